@@ -1,0 +1,163 @@
+//! Attributes: what shapes an op's code (a dim, a dtype, a reduction), as opposed to the numbers that are
+//! operands. Each kind prints and parses back.
+
+use crate::{DType, Device, Dims, Scalar, Shape};
+
+/// How a loss is reduced.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Reduction {
+    /// One loss per sample.
+    None,
+    /// The mean over the samples.
+    Mean,
+    /// The sum over the samples.
+    Sum,
+}
+
+/// Which form of GELU.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Approximate {
+    /// The exact form, with the error function.
+    #[default]
+    None,
+    /// The approximation with tanh.
+    Tanh,
+}
+
+/// A kind of attribute: how it prints, and how that text is read.
+pub trait Attribute: Sized {
+    /// The text form.
+    fn print(&self) -> String;
+    /// Reads the text form.
+    fn parse(text: &str) -> Option<Self>;
+}
+
+impl Attribute for bool {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<bool> {
+        text.parse().ok()
+    }
+}
+
+impl Attribute for usize {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<usize> {
+        text.parse().ok()
+    }
+}
+
+impl Attribute for i64 {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<i64> {
+        text.parse().ok()
+    }
+}
+
+fn parse_list(text: &str) -> Option<Vec<usize>> {
+    let inner = text.strip_prefix('[')?.strip_suffix(']')?.trim();
+    if inner.is_empty() {
+        return Some(Vec::new());
+    }
+    inner.split(',').map(|n| n.trim().parse().ok()).collect()
+}
+
+impl Attribute for Shape {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<Shape> {
+        parse_list(text).map(Shape::from)
+    }
+}
+
+impl Attribute for Dims {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<Dims> {
+        parse_list(text).map(Dims::from)
+    }
+}
+
+impl Attribute for DType {
+    fn print(&self) -> String {
+        self.name().to_string()
+    }
+    fn parse(text: &str) -> Option<DType> {
+        DType::from_name(text)
+    }
+}
+
+impl Attribute for Device {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<Device> {
+        match text.split_once(':') {
+            None if text == "cpu" => Some(Device::Cpu),
+            Some(("cuda", index)) => index.parse().ok().map(Device::Cuda),
+            _ => None,
+        }
+    }
+}
+
+impl Attribute for Scalar {
+    fn print(&self) -> String {
+        self.to_string()
+    }
+    fn parse(text: &str) -> Option<Scalar> {
+        match text {
+            "true" => Some(Scalar::Bool(true)),
+            "false" => Some(Scalar::Bool(false)),
+            "nan" => Some(Scalar::Float(f64::NAN)),
+            "inf" => Some(Scalar::Float(f64::INFINITY)),
+            "-inf" => Some(Scalar::Float(f64::NEG_INFINITY)),
+            _ => match text.parse::<i64>() {
+                Ok(i) => Some(Scalar::Int(i)),
+                Err(_) => text.parse().ok().map(Scalar::Float),
+            },
+        }
+    }
+}
+
+impl Attribute for Reduction {
+    fn print(&self) -> String {
+        match self {
+            Reduction::None => "none",
+            Reduction::Mean => "mean",
+            Reduction::Sum => "sum",
+        }
+        .to_string()
+    }
+    fn parse(text: &str) -> Option<Reduction> {
+        match text {
+            "none" => Some(Reduction::None),
+            "mean" => Some(Reduction::Mean),
+            "sum" => Some(Reduction::Sum),
+            _ => None,
+        }
+    }
+}
+
+impl Attribute for Approximate {
+    fn print(&self) -> String {
+        match self {
+            Approximate::None => "none",
+            Approximate::Tanh => "tanh",
+        }
+        .to_string()
+    }
+    fn parse(text: &str) -> Option<Approximate> {
+        match text {
+            "none" => Some(Approximate::None),
+            "tanh" => Some(Approximate::Tanh),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Errors, in three families: the user's (an op that can't be), ours (a pass that broke a graph) and the
+//! environment's (no memory, no compiler).
+
+use std::fmt;
+
+use crate::{DType, Loc, Shape, VerifyError};
+
+/// Kiln's result type.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Anything that can go wrong in Kiln.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The user asked for something an op can't do.
+    #[error("{0}")]
+    Op(Box<OpError>),
+    /// Text that is not a graph.
+    #[error("line {line}: {message}")]
+    Parse {
+        /// 1-based line of the text.
+        line: usize,
+        /// What was wrong there.
+        message: String,
+    },
+    /// A pass of Kiln left a graph that breaks the rules: a bug of ours.
+    #[error("{0}")]
+    Verify(Box<VerifyError>),
+    /// The machine can't do it: memory, compiler, device.
+    #[error("{0}")]
+    Environment(String),
+    /// An option that does not exist, with those that do.
+    #[error("{option}: unknown value {value:?}; valid are {valid}")]
+    Option {
+        /// The option's name.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// The valid values.
+        valid: String,
+    },
+    /// A graph break where `fullgraph` forbids one.
+    #[error("fullgraph: the graph breaks at {loc}: {reason}")]
+    GraphBreak {
+        /// The line that needs a value.
+        loc: Loc,
+        /// Why it needs one.
+        reason: String,
+    },
+    /// State that does not fit a module.
+    #[error("{0}")]
+    State(String),
+}
+
+/// An op that can't be done, with everything needed to find and mend it.
+#[derive(Debug)]
+pub struct OpError {
+    /// The op, as the user called it.
+    pub op: String,
+    /// The operands: `f32[32, 10]`, `2.0`.
+    pub operands: Vec<String>,
+    /// What is wrong.
+    pub why: Why,
+    /// The module in which it was called: `layers.3.fc`.
+    pub module: Option<String>,
+    /// The user's line.
+    pub loc: Loc,
+}
+
+impl fmt::Display for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.op)?;
+        if !self.operands.is_empty() {
+            write!(f, "{}: ", self.operands.join(" × "))?;
+        }
+        write!(f, "{}", self.why)?;
+        if let Some(module) = &self.module {
+            write!(f, ", at {module}")?;
+        }
+        if self.loc.is_known() {
+            write!(f, ", {}{}", if self.module.is_none() { "at " } else { "" }, self.loc)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for OpError {}
+
+/// The reason an op can't be done.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Why {
+    /// A matrix product whose inner sizes differ.
+    #[error("inner sizes {left} and {right} differ")]
+    InnerSizes {
+        /// Columns of the left operand.
+        left: usize,
+        /// Rows of the right operand.
+        right: usize,
+    },
+    /// Shapes that do not broadcast.
+    #[error("shapes {left} and {right} don't broadcast together")]
+    Broadcast {
+        /// One shape.
+        left: Shape,
+        /// The other.
+        right: Shape,
+    },
+    /// A dim outside the tensor's rank.
+    #[error("dim {dim} is out of range for a tensor of {rank} dims")]
+    Dim {
+        /// The dim as given.
+        dim: i64,
+        /// The tensor's rank.
+        rank: usize,
+    },
+    /// A dim named twice.
+    #[error("dim {dim} is named twice")]
+    DimTwice {
+        /// The dim.
+        dim: usize,
+    },
+    /// An operand of the wrong rank.
+    #[error("{argument} must have {expected} dims, has {got}")]
+    Rank {
+        /// The operand's name.
+        argument: &'static str,
+        /// The ranks that are allowed, in words.
+        expected: &'static str,
+        /// The rank given.
+        got: usize,
+    },
+    /// An operand of a dtype the op is not defined for.
+    #[error("{argument} must be {expected}, is {got}")]
+    DType {
+        /// The operand's name.
+        argument: &'static str,
+        /// What is allowed, in words.
+        expected: &'static str,
+        /// What was given.
+        got: DType,
+    },
+    /// Operands on different devices.
+    #[error("operands are on {left} and {right}")]
+    Devices {
+        /// One device.
+        left: crate::Device,
+        /// The other.
+        right: crate::Device,
+    },
+    /// A reshape that would change the number of elements.
+    #[error("{from} has {} elements, {to} has {}", .from.numel(), .to.numel())]
+    Numel {
+        /// The tensor's shape.
+        from: Shape,
+        /// The shape asked for.
+        to: Shape,
+    },
+    /// Sizes that must be equal and are not.
+    #[error("{what}: {left} and {right} differ")]
+    Sizes {
+        /// Which sizes.
+        what: &'static str,
+        /// One.
+        left: usize,
+        /// The other.
+        right: usize,
+    },
+    /// A shape whose number of elements does not fit the address space.
+    #[error("shape {shape} has too many elements")]
+    TooLarge {
+        /// The shape.
+        shape: Shape,
+    },
+    /// A tensor larger than the machine's memory.
+    #[error("{bytes} bytes can't be had: {reason}")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the allocator said.
+        reason: String,
+    },
+    /// An index outside its dim.
+    #[error("index {index} is out of range for size {size}")]
+    Index {
+        /// The index.
+        index: i64,
+        /// The size of the dim.
+        size: usize,
+    },
+    /// A number the op is not defined for.
+    #[error("{argument} must be {expected}, is {got}")]
+    Number {
+        /// The operand's name.
+        argument: &'static str,
+        /// What is allowed, in words.
+        expected: &'static str,
+        /// What was given.
+        got: f64,
+    },
+    /// Too few or too many operands.
+    #[error("takes {expected} operands, got {got}")]
+    Arity {
+        /// How many it takes, in words.
+        expected: String,
+        /// How many were given.
+        got: usize,
+    },
+    /// A scalar or a list where a tensor is needed, or the like.
+    #[error("{argument} must be {expected}")]
+    Operand {
+        /// The operand's name.
+        argument: &'static str,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// An in-place op whose result does not fit its target.
+    #[error("the result {result} can't be written into {target} in place")]
+    InPlace {
+        /// The type of the result.
+        result: String,
+        /// The type of the target.
+        target: String,
+    },
+    /// An in-place op on a leaf that needs a gradient.
+    #[error("a leaf that requires a gradient is changed in place (use no_grad)")]
+    Leaf,
+    /// An in-place op on a tensor several of whose elements share memory.
+    #[error("the target is an expanded tensor: several elements share one place in memory")]
+    Overlap,
+    /// A tensor that backward needs was overwritten.
+    #[error("a tensor saved for backward was changed in place (saved at version {saved}, now {now})")]
+    Version {
+        /// Version when it was saved.
+        saved: u64,
+        /// Version now.
+        now: u64,
+    },
+    /// `backward()` a second time without `retain_graph`.
+    #[error(
+        "the graph's saved tensors are already freed (backward was called before; keep them with retain_graph)"
+    )]
+    Freed,
+    /// `backward()` on something that has no gradient.
+    #[error("the tensor does not require a gradient")]
+    NoGradient,
+    /// `backward()` without a gradient on a tensor that is not a single number.
+    #[error(
+        "backward needs a gradient for a tensor of shape {shape}: only a single number has an implicit one"
+    )]
+    ImplicitGradient {
+        /// The tensor's shape.
+        shape: Shape,
+    },
+    /// An op without a gradient.
+    #[error("not differentiable: {reason}")]
+    NotDifferentiable {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A device that is not there.
+    #[error("{device} is not available")]
+    Device {
+        /// The device.
+        device: crate::Device,
+    },
+    /// Anything else, in words.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Error {
+    /// An op error without operands.
+    pub fn op(op: &str, why: Why, loc: Loc) -> Error {
+        Error::Op(Box::new(OpError { op: op.to_string(), operands: Vec::new(), why, module: None, loc }))
+    }
+
+    /// The same error under another op name (an op that the user knows by that name).
+    pub fn named(mut self, name: &str) -> Error {
+        if let Error::Op(e) = &mut self {
+            e.op = name.to_string();
+        }
+        self
+    }
+
+    /// The reason, if this is the user's error about an op.
+    pub fn why(&self) -> Option<&Why> {
+        match self {
+            Error::Op(e) => Some(&e.why),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What rows compute, element by element, in double precision or 64-bit integers: the plain definition that
+//! the reference evaluator of the tests uses. Deliberately independent of [`math`](crate::math).
+
+use smallvec::SmallVec;
+
+use crate::{Approximate, DType, Op, Scalar, ScalarKind, Ty};
+
+/// The element-by-element meaning of a row.
+#[derive(Copy, Clone)]
+pub enum Eval {
+    /// One function for floats, one for integers (truth values are 0 and 1).
+    Pointwise {
+        /// On doubles.
+        float: fn(&[f64]) -> f64,
+        /// On integers; `None` if integers are computed as floats.
+        int: Option<fn(&[i64]) -> i64>,
+    },
+    /// A function on doubles that looks at the attributes.
+    Attributes(fn(&Op, &[f64]) -> f64),
+    /// A comparison.
+    Compare {
+        /// Of doubles.
+        float: fn(&[f64]) -> bool,
+        /// Of integers.
+        int: fn(&[i64]) -> bool,
+    },
+    /// A conversion to another dtype.
+    Convert,
+    /// A reduction; the evaluator has one loop for each.
+    Reduce,
+    /// Not element by element (views, products, composites): the evaluator says it in loops or decomposes.
+    Structural,
+}
+
+impl Eval {
+    pub(crate) const fn both(float: fn(&[f64]) -> f64, int: fn(&[i64]) -> i64) -> Eval {
+        Eval::Pointwise { float, int: Some(int) }
+    }
+
+    pub(crate) const fn float(float: fn(&[f64]) -> f64) -> Eval {
+        Eval::Pointwise { float, int: None }
+    }
+
+    pub(crate) const fn float_op(float: fn(&Op, &[f64]) -> f64) -> Eval {
+        Eval::Attributes(float)
+    }
+
+    pub(crate) const fn compare(float: fn(&[f64]) -> bool, int: fn(&[i64]) -> bool) -> Eval {
+        Eval::Compare { float, int }
+    }
+}
+
+impl Op {
+    /// The result of the op on numbers alone, as a run-time number; `None` if it isn't defined for numbers.
+    pub fn fold(&self, args: &[Scalar]) -> Option<Scalar> {
+        // Runs on every call of a compiled program: nothing here may allocate.
+        let tys: SmallVec<[Ty; 4]> = args.iter().map(|x| Ty::Scalar(x.kind())).collect();
+        let Ty::Scalar(kind) = self.infer(&tys).ok()?.first()?.clone() else { return None };
+        let floats: SmallVec<[f64; 4]> = args.iter().map(|x| x.as_f64()).collect();
+        let ints: SmallVec<[i64; 4]> = args.iter().map(|x| x.as_i64()).collect();
+        let any_float = args.iter().any(|x| x.kind() == ScalarKind::Float);
+        Some(match self.row().eval {
+            Eval::Pointwise { int: Some(int), .. } if kind != ScalarKind::Float => {
+                Scalar::Int(int(&ints)).to_kind(kind)
+            }
+            Eval::Pointwise { float, .. } => Scalar::Float(float(&floats)).to_kind(kind),
+            Eval::Attributes(float) => Scalar::Float(float(self, &floats)).to_kind(kind),
+            Eval::Compare { float, .. } if any_float => Scalar::Bool(float(&floats)),
+            Eval::Compare { int, .. } => Scalar::Bool(int(&ints)),
+            Eval::Convert => match self {
+                // A number converted to f32 keeps f32's precision.
+                Op::To { dtype: DType::F32 } => Scalar::Float(f64::from(args[0].as_f64() as f32)),
+                _ => args[0].to_kind(kind),
+            },
+            Eval::Reduce | Eval::Structural => return None,
+        })
+    }
+}
+
+/// The optional third operand of add and sub.
+pub(crate) fn alpha(args: &[f64]) -> f64 {
+    args.get(2).copied().unwrap_or(1.0)
+}
+
+pub(crate) fn alpha_int(args: &[i64]) -> i64 {
+    args.get(2).copied().unwrap_or(1)
+}
+
+/// The larger, NaN if either is NaN.
+pub(crate) fn nan_max(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
+/// Integer power, wrapping; negative exponents give what exact arithmetic truncates to.
+pub(crate) fn int_pow(base: i64, exponent: i64) -> i64 {
+    match (base, exponent) {
+        (1, _) => 1,
+        (-1, e) => {
+            if e % 2 == 0 {
+                1
+            } else {
+                -1
+            }
+        }
+        (_, e) if e < 0 => 0,
+        (b, e) => {
+            let (mut result, mut b, mut e) = (1i64, b, e);
+            while e > 0 {
+                if e & 1 == 1 {
+                    result = result.wrapping_mul(b);
+                }
+                b = b.wrapping_mul(b);
+                e >>= 1;
+            }
+            result
+        }
+    }
+}
+
+/// Exponents whose power is computed by other means than the general function.
+pub(crate) fn power_class(operand: usize, value: Scalar) -> u8 {
+    if operand != 1 {
+        return 0;
+    }
+    match value.as_f64() {
+        0.0 => 1,
+        1.0 => 2,
+        2.0 => 3,
+        3.0 => 4,
+        0.5 => 5,
+        -0.5 => 6,
+        -1.0 => 7,
+        _ => 0,
+    }
+}
+
+pub(crate) fn eval_gelu(op: &Op, args: &[f64]) -> f64 {
+    let x = args[0];
+    match op {
+        Op::Gelu { approximate: Approximate::Tanh } => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        _ => 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+    }
+}
+
+/// The error function to about 1e-15: the Taylor series near zero, the continued fraction of erfc beyond.
+pub(crate) fn erf(x: f64) -> f64 {
+    if x.is_nan() {
+        return f64::NAN;
+    }
+    let a = x.abs();
+    let value = if a < 2.5 {
+        let (mut term, mut sum, mut n) = (a, a, 0.0);
+        while term.abs() > 1e-17 * sum.abs() {
+            n += 1.0;
+            term *= -a * a / n;
+            sum += term / (2.0 * n + 1.0);
+            if n > 200.0 {
+                break;
+            }
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    } else if a > 6.0 {
+        1.0
+    } else {
+        let mut fraction = 0.0;
+        for k in (1..=120).rev() {
+            fraction = f64::from(k) * 0.5 / (a + fraction);
+        }
+        1.0 - (-a * a).exp() / (std::f64::consts::PI.sqrt() * (a + fraction))
+    };
+    value.copysign(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn erf_has_its_textbook_values() {
+        for (x, want) in [(0.5, 0.5204998778130465), (1.0, 0.8427007929497149), (3.0, 0.9999779095030014)] {
+            assert!((erf(x) - want).abs() < 1e-14, "erf({x}) = {}", erf(x));
+            assert!((erf(-x) + want).abs() < 1e-14);
+        }
+    }
+
+    #[test]
+    fn integer_powers_wrap() {
+        assert_eq!(int_pow(3, 4), 81);
+        assert_eq!(int_pow(2, 64), 0);
+        assert_eq!(int_pow(2, -1), 0);
+        assert_eq!(int_pow(-1, -3), -1);
+    }
+}

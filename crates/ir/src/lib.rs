@@ -1,0 +1,49 @@
+//! Kiln's vocabulary: dtypes, shapes, THE OP TABLE, graphs, their text form and the verifier.
+//!
+//! This crate says what programs *are*; it knows nothing of how they are executed. Everything else in Kiln
+//! is an interpretation of what is defined here:
+//!
+//! - [`table`] has one row per operator: its arguments, attributes, type rule, gradient, decomposition and
+//!   sample inputs. The [`Op`] enum, the parser, the printer and the `Tensor` methods are derived from it.
+//! - [`Graph`] is a list of op nodes over typed values; it prints as text that parses back.
+//! - [`Emit`] is the one interface against which gradients and decompositions are written; eager autograd
+//!   runs what is emitted, capture and passes record it.
+//! - [`math`] defines every scalar function once, for eager loops and for generated C alike.
+
+mod attr;
+mod decompose;
+mod dtype;
+mod emit;
+mod error;
+mod eval;
+mod gradient;
+mod graph;
+mod layout;
+mod loc;
+pub mod math;
+mod op;
+mod parse;
+mod print;
+mod promote;
+mod samples;
+mod shape;
+pub mod table;
+mod ty;
+mod types;
+mod verify;
+
+pub use attr::{Approximate, Attribute, Reduction};
+pub use dtype::{DType, Device, Scalar, ScalarKind};
+pub use emit::{Emit, EmitExt, Value, Values};
+pub use error::{Error, OpError, Result, Why};
+pub use eval::Eval;
+pub use gradient::carries_gradient;
+pub use graph::{Def, Graph, Node, Write};
+pub use layout::Layout;
+pub use loc::{Behalf, Loc};
+pub use op::{Class, Grad, GradCall, Level, Op, Row, Saves};
+pub use promote::result_dtype;
+pub use samples::{Domain, Sample, SampleArg};
+pub use shape::{Dims, Shape, Strides, broadcast};
+pub use ty::{TensorTy, Ty, Tys};
+pub use verify::{Stage, VerifyError};

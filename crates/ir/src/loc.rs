@@ -1,0 +1,73 @@
+//! Source locations: which line of the user's program asked for an op.
+
+use std::cell::Cell;
+use std::fmt;
+use std::panic::Location;
+
+/// A line of the user's program. Capture puts one on every node.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Loc(Option<&'static Location<'static>>);
+
+impl Loc {
+    /// A location that nobody knows (parsed graphs, generated nodes).
+    pub const UNKNOWN: Loc = Loc(None);
+
+    /// The caller's line; for a line of library code that works on somebody's behalf, theirs.
+    #[track_caller]
+    #[inline]
+    pub fn caller() -> Loc {
+        let here = Location::caller();
+        match BEHALF.get() {
+            Some((caller, library)) if here.file().starts_with(library) => caller,
+            _ => Loc(Some(here)),
+        }
+    }
+
+    /// Until the returned value is dropped, ops that files below the folder `library` ask for are put down to
+    /// this line (an optimizer's to the line that called `step`). Of nested ones the outermost counts.
+    pub fn on_behalf(self, library: &'static str) -> Behalf {
+        let previous = BEHALF.get();
+        if previous.is_none() {
+            BEHALF.set(Some((self, library)));
+        }
+        Behalf { previous, _not_send: std::marker::PhantomData }
+    }
+
+    /// Whether a line is known.
+    pub fn is_known(self) -> bool {
+        self.0.is_some()
+    }
+
+    /// File and line, if known. The file is shortened to its last component.
+    pub fn file_line(self) -> Option<(&'static str, u32)> {
+        self.0.map(|l| (l.file().rsplit(['/', '\\']).next().unwrap_or(l.file()), l.line()))
+    }
+}
+
+thread_local! {
+    /// On whose behalf which folder of library code works now.
+    static BEHALF: Cell<Option<(Loc, &'static str)>> = const { Cell::new(None) };
+}
+
+/// See [`Loc::on_behalf`].
+#[must_use = "it lasts as long as this value"]
+pub struct Behalf {
+    previous: Option<(Loc, &'static str)>,
+    /// It is the thread's.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for Behalf {
+    fn drop(&mut self) {
+        BEHALF.set(self.previous);
+    }
+}
+
+impl fmt::Display for Loc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.file_line() {
+            Some((file, line)) => write!(f, "{file}:{line}"),
+            None => f.write_str("unknown location"),
+        }
+    }
+}

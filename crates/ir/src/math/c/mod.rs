@@ -1,0 +1,163 @@
+//! C text for the scalar functions, in GCC/Clang vector extensions.
+//!
+//! A source begins with [`prelude`], then holds each needed [`function`] once. Nothing is included:
+//! system headers cost more compile time than a kernel.
+//!
+//! **Flags.** [`FLAGS`] are required: without them the compiler may contract or reorder operations.
+//!
+//! **Types.** For a lane count L the prelude defines `f32v`, `f64v`, `i32v`, `i64v`, `u32v`, `u64v` and
+//! `u8v`, vectors of L elements. Helpers exist for the formats whose vectors fit a register: with 64-byte
+//! registers L = 16 serves `f32` only, L = 8 serves both formats. L is 4, 8 or 16.
+//!
+//! **Masks.** A comparison of `f32v` is an `i32v`, of `f64v` an `i64v`, with lanes 0 or −1.
+//! `kiln_widen_mask` and `kiln_narrow_mask` convert between them; `kiln_mask_f32_from_bool` (a `u8v` of
+//! 0/1 to `i32v`) and `kiln_bool_from_mask_f32` convert from and to memory, likewise `_f64`.
+//!
+//! **Scalars.** [`scalar_function`] gives `float kiln_exp_f32_s(float)`: broadcast, the vector function,
+//! lane 0. So it has the vector function's bits by construction.
+
+mod prelude;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use prelude::prelude;
+pub use text::CText;
+
+use super::function::Function;
+use super::lane::{Lane, Width};
+use std::fmt::Write;
+
+/// Compiler flags under which the text means what [`Lane`] says, beside the optimisation level and the
+/// [`CIsa::flags`].
+pub const FLAGS: &[&str] =
+    &["-ffp-contract=off", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"];
+
+/// The instruction set that a source is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CIsa {
+    /// x86-64 with AVX-512 F, DQ, BW and VL: 64-byte registers.
+    Avx512,
+    /// x86-64 with AVX2 and FMA: 32-byte registers.
+    Avx2,
+    /// Portable C: per-lane builtins.
+    Plain,
+}
+
+impl CIsa {
+    /// The compiler flags that allow its instructions.
+    pub const fn flags(self) -> &'static [&'static str] {
+        match self {
+            CIsa::Avx512 => {
+                &["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mbmi2"]
+            }
+            CIsa::Avx2 => &["-mavx2", "-mfma", "-mbmi2"],
+            CIsa::Plain => &[],
+        }
+    }
+
+    /// Size of a vector register in bytes; plain C has vectors of 4 floats.
+    pub const fn register_bytes(self) -> usize {
+        match self {
+            CIsa::Avx512 => 64,
+            CIsa::Avx2 => 32,
+            CIsa::Plain => 16,
+        }
+    }
+
+    /// The lane count for a kernel whose widest element has this many bytes.
+    pub const fn lanes(self, widest_bytes: usize) -> usize {
+        match self {
+            CIsa::Avx512 if widest_bytes <= 4 => 16,
+            CIsa::Avx512 => 8,
+            CIsa::Avx2 if widest_bytes <= 4 => 8,
+            CIsa::Avx2 | CIsa::Plain => 4,
+        }
+    }
+
+    /// Whether the prelude for this lane count has helpers for the format.
+    pub const fn has_helpers(self, lanes: usize, width: Width) -> bool {
+        match self {
+            CIsa::Plain => true,
+            CIsa::Avx512 | CIsa::Avx2 => lanes * width.bytes() <= self.register_bytes(),
+        }
+    }
+}
+
+/// The C names that belong to a format.
+#[derive(Clone, Copy, Debug)]
+struct Names {
+    /// Vector of numbers.
+    vector: &'static str,
+    /// Vector of integers, and of comparison results.
+    int: &'static str,
+    /// One number.
+    scalar: &'static str,
+    /// Ending of function names.
+    suffix: &'static str,
+}
+
+const fn names(width: Width) -> Names {
+    match width {
+        Width::F32 => Names { vector: "f32v", int: "i32v", scalar: "float", suffix: "f32" },
+        Width::F64 => Names { vector: "f64v", int: "i64v", scalar: "double", suffix: "f64" },
+    }
+}
+
+/// The name of a function in C: `kiln_exp_f32`.
+pub fn function_name(function: Function, width: Width) -> String {
+    format!("kiln_{}_{}", function.name(), names(width).suffix)
+}
+
+const PARAMETERS: [[&str; 4]; 4] =
+    [["x", "", "", ""], ["x", "y", "", ""], ["x", "y", "z", ""], ["x", "a", "b", "value"]];
+
+fn parameters(function: Function) -> &'static [&'static str] {
+    &PARAMETERS[function.arity() - 1][..function.arity()]
+}
+
+/// The definition of one function: `static inline f32v kiln_exp_f32(f32v x) { … }`.
+pub fn function(function: Function, width: Width) -> String {
+    match width {
+        Width::F32 => write_function(function, CText::<32>::new()),
+        Width::F64 => write_function(function, CText::<64>::new()),
+    }
+}
+
+fn write_function<const BITS: usize>(function: Function, mut cx: CText<BITS>) -> String
+where
+    CText<BITS>: Lane<F = text::Node>,
+{
+    let width = <CText<BITS> as Lane>::WIDTH;
+    let names = names(width);
+    let parameters = parameters(function);
+    let args: Vec<text::Node> = parameters.iter().map(|p| cx.parameter(p)).collect();
+    let result = function.apply(&mut cx, &args);
+    let list: Vec<String> = parameters.iter().map(|p| format!("{} {p}", names.vector)).collect();
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "KILN_INLINE {} {}({}) {{",
+        names.vector,
+        function_name(function, width),
+        list.join(", ")
+    );
+    out.push_str(&cx.statements(result));
+    out.push_str("}\n");
+    out
+}
+
+/// The same function of scalars, `float kiln_exp_f32_s(float x)`; needs [`function`]'s text before it.
+pub fn scalar_function(function: Function, width: Width) -> String {
+    let names = names(width);
+    let parameters = parameters(function);
+    let list: Vec<String> = parameters.iter().map(|p| format!("{} {p}", names.scalar)).collect();
+    let args: Vec<String> = parameters.iter().map(|p| format!("kiln_splat_{}({p})", names.suffix)).collect();
+    let name = function_name(function, width);
+    format!(
+        "KILN_INLINE {} {name}_s({}) {{\n    return {name}({})[0];\n}}\n",
+        names.scalar,
+        list.join(", "),
+        args.join(", ")
+    )
+}

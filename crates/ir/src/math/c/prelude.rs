@@ -1,0 +1,207 @@
+//! What every C source begins with: vector types and the operations C has no operator for.
+
+use super::super::lane::Width;
+use super::{CIsa, Names, names};
+use std::fmt::Write;
+
+/// The opening of a C source for vectors of `lanes` elements.
+///
+/// Beside the types it defines, for each format with helpers (shown for f32): `kiln_splat_f32`,
+/// `kiln_load_f32`, `kiln_store_f32`, `kiln_load_part_f32(p, n)` (the first n lanes, others 0),
+/// `kiln_store_part_f32(p, v, n)`, `kiln_fma_f32`, `kiln_root_f32` (√), `kiln_absolute_f32`,
+/// `kiln_min_f32`/`kiln_max_f32` (of the unordered the second operand), `kiln_round_even_f32`,
+/// `kiln_round_down_f32`, `kiln_select_f32(mask, a, b)` and `kiln_scale_f32`; load, store and splat also
+/// for `i64` and (as `u8v`) `bool`.
+pub fn prelude(lanes: usize, isa: CIsa) -> String {
+    let mut out = types(lanes);
+    for width in [Width::F32, Width::F64] {
+        if isa.has_helpers(lanes, width) {
+            out.push_str(&helpers(isa, width));
+        }
+    }
+    out
+}
+
+fn types(lanes: usize) -> String {
+    let mut out = format!("enum {{ KILN_LANES = {lanes} }};\n");
+    out.push_str("#define KILN_INLINE static inline __attribute__((always_inline, unused))\n");
+    let elements = [
+        ("float", "f32v", 4),
+        ("double", "f64v", 8),
+        ("int", "i32v", 4),
+        ("unsigned int", "u32v", 4),
+        ("long long", "i64v", 8),
+        ("unsigned long long", "u64v", 8),
+        ("unsigned char", "u8v", 1),
+    ];
+    for (scalar, vector, bytes) in elements {
+        let size = bytes * lanes;
+        let _ = writeln!(out, "typedef {scalar} {vector} __attribute__((vector_size({size})));");
+    }
+    for (scalar, vector, suffix) in [
+        ("float", "f32v", "f32"),
+        ("double", "f64v", "f64"),
+        ("long long", "i64v", "i64"),
+        ("unsigned char", "u8v", "bool"),
+    ] {
+        // Arrays in memory are aligned for their elements only.
+        let _ = write!(
+            out,
+            "typedef {vector} {vector}_memory __attribute__((aligned(1), may_alias));
+KILN_INLINE {vector} kiln_load_{suffix}(const void *p) {{ return *(const {vector}_memory *)p; }}
+KILN_INLINE void kiln_store_{suffix}(void *p, {vector} v) {{ *({vector}_memory *)p = v; }}
+KILN_INLINE {vector} kiln_load_part_{suffix}(const void *p, long n) {{
+    {vector} v = {{0}};
+    __builtin_memcpy(&v, p, (unsigned long)n * sizeof({scalar}));
+    return v;
+}}
+KILN_INLINE void kiln_store_part_{suffix}(void *p, {vector} v, long n) {{
+    __builtin_memcpy(p, &v, (unsigned long)n * sizeof({scalar}));
+}}
+"
+        );
+    }
+    // x - 0 keeps the sign of a zero, x + 0 would not.
+    out.push_str(
+        "KILN_INLINE f32v kiln_splat_f32(float x) { return x - (f32v){0}; }
+KILN_INLINE f64v kiln_splat_f64(double x) { return x - (f64v){0}; }
+KILN_INLINE i64v kiln_splat_i64(long long x) { return x - (i64v){0}; }
+KILN_INLINE i64v kiln_widen_mask(i32v m) { return __builtin_convertvector(m, i64v); }
+KILN_INLINE i32v kiln_narrow_mask(i64v m) { return __builtin_convertvector(m, i32v); }
+KILN_INLINE i32v kiln_mask_f32_from_bool(u8v b) { return __builtin_convertvector(b, i32v) != 0; }
+KILN_INLINE i64v kiln_mask_f64_from_bool(u8v b) { return __builtin_convertvector(b, i64v) != 0; }
+KILN_INLINE u8v kiln_bool_from_mask_f32(i32v m) { return __builtin_convertvector(m & 1, u8v); }
+KILN_INLINE u8v kiln_bool_from_mask_f64(i64v m) { return __builtin_convertvector(m & 1, u8v); }
+KILN_INLINE i64v kiln_select_i64(i64v m, i64v a, i64v b) { return (m & a) | (~m & b); }
+#define KILN_EACH1(type, f, x) ({ const type x_ = (x); type r_; for (int i_ = 0; i_ < KILN_LANES; i_++) r_[i_] = __builtin_##f(x_[i_]); r_; })
+#define KILN_EACH2(type, f, x, y) ({ const type x_ = (x), y_ = (y); type r_; for (int i_ = 0; i_ < KILN_LANES; i_++) r_[i_] = __builtin_##f(x_[i_], y_[i_]); r_; })
+",
+    );
+    out
+}
+
+fn helpers(isa: CIsa, width: Width) -> String {
+    let Names { vector, int, suffix, .. } = names(width);
+    let magnitude_mask = match width {
+        Width::F32 => "0x7fffffff",
+        Width::F64 => "0x7fffffffffffffffLL",
+    };
+    let mut out = format!(
+        "KILN_INLINE {vector} kiln_absolute_{suffix}({vector} x) {{ return ({vector})(({int})x & {magnitude_mask}); }}\n"
+    );
+    match isa {
+        CIsa::Avx512 | CIsa::Avx2 => out.push_str(&x86_helpers(isa, width)),
+        CIsa::Plain => out.push_str(&plain_helpers(width)),
+    }
+    out
+}
+
+/// One instruction each; asm without side effects may be moved and merged freely.
+fn x86_helpers(isa: CIsa, width: Width) -> String {
+    let Names { vector, int, suffix, .. } = names(width);
+    let packed = match width {
+        Width::F32 => "ps",
+        Width::F64 => "pd",
+    };
+    let round = match isa {
+        CIsa::Avx512 => "vrndscale",
+        CIsa::Avx2 | CIsa::Plain => "vround",
+    };
+    let mut out = format!(
+        "KILN_INLINE {vector} kiln_fma_{suffix}({vector} a, {vector} b, {vector} c) {{
+    __asm__(\"vfmadd213{packed} %2, %1, %0\" : \"+v\"(a) : \"v\"(b), \"v\"(c));
+    return a;
+}}
+KILN_INLINE {vector} kiln_root_{suffix}({vector} x) {{
+    __asm__(\"vsqrt{packed} %1, %0\" : \"=v\"(x) : \"v\"(x));
+    return x;
+}}
+KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{
+    __asm__(\"vmin{packed} %2, %1, %0\" : \"=v\"(a) : \"v\"(a), \"v\"(b));
+    return a;
+}}
+KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{
+    __asm__(\"vmax{packed} %2, %1, %0\" : \"=v\"(a) : \"v\"(a), \"v\"(b));
+    return a;
+}}
+KILN_INLINE {vector} kiln_round_even_{suffix}({vector} x) {{
+    __asm__(\"{round}{packed} $8, %1, %0\" : \"=v\"(x) : \"v\"(x));
+    return x;
+}}
+KILN_INLINE {vector} kiln_round_down_{suffix}({vector} x) {{
+    __asm__(\"{round}{packed} $9, %1, %0\" : \"=v\"(x) : \"v\"(x));
+    return x;
+}}
+"
+    );
+    out.push_str(&match isa {
+        CIsa::Avx512 => format!(
+            "KILN_INLINE {vector} kiln_select_{suffix}({int} m, {vector} a, {vector} b) {{
+    __asm__(\"vpternlogd $0xca, %2, %1, %0\" : \"+v\"(m) : \"v\"(a), \"v\"(b));
+    return ({vector})m;
+}}
+KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
+    (void)n_int;
+    __asm__(\"vscalef{packed} %2, %1, %0\" : \"=v\"(x) : \"v\"(x), \"v\"(n));
+    return x;
+}}
+"
+        ),
+        CIsa::Avx2 | CIsa::Plain => format!(
+            "KILN_INLINE {vector} kiln_select_{suffix}({int} m, {vector} a, {vector} b) {{
+    __asm__(\"vblendv{packed} %3, %2, %1, %0\" : \"=x\"(a) : \"x\"(b), \"x\"(a), \"x\"(m));
+    return a;
+}}
+{}",
+            general_scale(width)
+        ),
+    });
+    out
+}
+
+/// [`Lane::scale`](crate::math::Lane::scale) as it is defined: two products, the first one exact.
+fn general_scale(width: Width) -> String {
+    let Names { vector, int, suffix, .. } = names(width);
+    let (bias, mantissa) = (width.bias(), width.mantissa_bits());
+    format!(
+        "KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
+    (void)n;
+    const {int} half = n_int >> 1;
+    const {int} rest = n_int - half;
+    return (x * ({vector})((half + {bias}) << {mantissa})) * ({vector})((rest + {bias}) << {mantissa});
+}}
+"
+    )
+}
+
+fn plain_helpers(width: Width) -> String {
+    let Names { vector, int, suffix, .. } = names(width);
+    let f = match width {
+        Width::F32 => "f",
+        Width::F64 => "",
+    };
+    let mut out = format!(
+        "KILN_INLINE {vector} kiln_select_{suffix}({int} m, {vector} a, {vector} b) {{
+    return ({vector})((m & ({int})a) | (~m & ({int})b));
+}}
+KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{ return kiln_select_{suffix}(a < b, a, b); }}
+KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{ return kiln_select_{suffix}(a > b, a, b); }}
+KILN_INLINE {vector} kiln_fma_{suffix}({vector} a, {vector} b, {vector} c) {{
+    for (int i = 0; i < KILN_LANES; i++) a[i] = __builtin_fma{f}(a[i], b[i], c[i]);
+    return a;
+}}
+"
+    );
+    for (name, builtin) in [("root", "sqrt"), ("round_even", "rint"), ("round_down", "floor")] {
+        let _ = write!(
+            out,
+            "KILN_INLINE {vector} kiln_{name}_{suffix}({vector} x) {{
+    for (int i = 0; i < KILN_LANES; i++) x[i] = __builtin_{builtin}{f}(x[i]);
+    return x;
+}}
+"
+        );
+    }
+    out.push_str(&general_scale(width));
+    out
+}

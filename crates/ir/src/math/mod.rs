@@ -1,0 +1,28 @@
+//! One definition of the mathematics.
+//!
+//! Each scalar function is written once, generic over [`Lane`]: a context of exact IEEE and integer
+//! operations with explicit fma. [`ScalarF32`] and [`ScalarF64`] perform the operations (eager kernels
+//! are loops over them that the compiler vectorises); [`c::CText`] writes them down as C. So eager and
+//! compiled results agree bit for bit, and the accuracy is proved once.
+//!
+//! ```
+//! use kiln_ir::math::{c, Function, Width};
+//! assert_eq!(Function::Exp.eval_f32(&[0.0]), 1.0);
+//! assert!(c::function(Function::Exp, Width::F32).contains("kiln_exp_f32(f32v x)"));
+//! ```
+
+pub mod c;
+mod composite;
+mod error_function;
+mod exponential;
+mod function;
+mod lane;
+mod logarithm;
+mod scalar;
+
+#[cfg(test)]
+mod accuracy;
+
+pub use function::Function;
+pub use lane::{Lane, Libm, Whole, Width};
+pub use scalar::{ScalarF32, ScalarF64};

@@ -1,0 +1,292 @@
+//! [`Op`] and its [`Row`], made from the op table.
+
+use crate::eval::{alpha, alpha_int, erf, eval_gelu, int_pow, nan_max, power_class};
+use crate::{
+    Approximate, Attribute, DType, Device, Dims, Emit, Error, Eval, Loc, OpError, Reduction, Result, Sample,
+    Scalar, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
+};
+
+/// What kind of op a row is; passes look at this before they look at the op.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Class {
+    /// Element by element, with broadcasting.
+    Pointwise,
+    /// Over dims.
+    Reduction,
+    /// Another look at the same elements.
+    View,
+    /// Picks, places or joins elements.
+    Index,
+    /// From nothing.
+    Create,
+    /// From a random stream.
+    Random,
+    /// Matrix products.
+    Contraction,
+    /// Several of the above.
+    Composite,
+    /// A number of the program text.
+    Constant,
+    /// Packs and unpacks lists.
+    List,
+}
+
+macro_rules! class {
+    (pointwise) => {
+        Class::Pointwise
+    };
+    (activation) => {
+        Class::Pointwise
+    };
+    (choice) => {
+        Class::Pointwise
+    };
+    (convert) => {
+        Class::Pointwise
+    };
+    (copy) => {
+        Class::Pointwise
+    };
+    (reduction) => {
+        Class::Reduction
+    };
+    (view) => {
+        Class::View
+    };
+    (index) => {
+        Class::Index
+    };
+    (create) => {
+        Class::Create
+    };
+    (random) => {
+        Class::Random
+    };
+    (contraction) => {
+        Class::Contraction
+    };
+    (composite) => {
+        Class::Composite
+    };
+    (constant) => {
+        Class::Constant
+    };
+    (list) => {
+        Class::List
+    };
+}
+
+/// Whether inductor lowers an op itself.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Level {
+    /// Inductor lowers it (without its optional operands; with operands of one dtype and shape).
+    Prim,
+    /// It has a decomposition.
+    Composite,
+}
+
+/// A gradient rule: given the call and the gradients of its results, emits the gradients of its operands.
+pub type GradFn = fn(&mut dyn Emit, &GradCall<'_>) -> Result<Vec<Option<Value>>>;
+
+/// How an op is differentiated. Never absent.
+#[derive(Copy, Clone)]
+pub enum Grad {
+    /// By this rule.
+    Fn(GradFn),
+    /// The derivative is zero wherever it exists.
+    Zero,
+    /// By differentiating its decomposition.
+    Decompose,
+    /// It has none, for this reason.
+    NotDifferentiable(&'static str),
+}
+
+/// Which values of a call its gradient rule reads (eager keeps only those).
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Saves {
+    /// Only types.
+    Nothing,
+    /// The operands.
+    Inputs,
+    /// The results.
+    Outputs,
+    /// Both.
+    InputsAndOutputs,
+}
+
+impl Saves {
+    /// Whether operands are read.
+    pub fn inputs(self) -> bool {
+        matches!(self, Saves::Inputs | Saves::InputsAndOutputs)
+    }
+
+    /// Whether results are read.
+    pub fn outputs(self) -> bool {
+        matches!(self, Saves::Outputs | Saves::InputsAndOutputs)
+    }
+}
+
+/// What a gradient rule sees of the call it differentiates.
+pub struct GradCall<'a> {
+    /// The op.
+    pub op: &'a Op,
+    /// Its operands.
+    pub inputs: &'a [Value],
+    /// Its results.
+    pub outputs: &'a [Value],
+    /// The gradients of its results; `None` where there is none.
+    pub grads: &'a [Option<Value>],
+    /// For which operands a gradient is wanted.
+    pub needs: &'a [bool],
+}
+
+impl GradCall<'_> {
+    /// Whether operand `i` is there and wants a gradient.
+    pub fn wants(&self, i: usize) -> bool {
+        self.needs.get(i).copied().unwrap_or(false)
+    }
+}
+
+/// A decomposition: emits simpler ops that compute the same.
+pub type DecomposeFn = fn(&mut dyn Emit, &Op, &[Value]) -> Result<Values>;
+
+/// One row of the op table.
+pub struct Row {
+    /// PyTorch's name.
+    pub name: &'static str,
+    /// What it computes, in a line.
+    pub doc: &'static str,
+    /// Names of the operands.
+    pub args: &'static [&'static str],
+    /// Names of the operands that may be left out.
+    pub optional: &'static [&'static str],
+    /// Names of the attributes.
+    pub attributes: &'static [&'static str],
+    /// Takes any number of operands.
+    pub variadic: bool,
+    /// Kind of op.
+    pub class: Class,
+    /// Prim or composite.
+    pub level: Level,
+    /// Types of the results from the types of the operands.
+    pub ty: fn(&Op, &[Ty]) -> Result<Tys, Why>,
+    /// Classes of a run-time number that need different code (operand, value); capture keys on the class.
+    pub scalar_class: Option<fn(usize, Scalar) -> u8>,
+    /// What it computes, element by element.
+    pub eval: Eval,
+    /// Its gradient.
+    pub grad: Grad,
+    /// What the gradient reads.
+    pub saves: Saves,
+    /// Its decomposition.
+    pub decompose: Option<DecomposeFn>,
+    /// Calls that show what it can do, for the sweep tests.
+    pub samples: fn() -> Vec<Sample>,
+}
+
+macro_rules! define_ops {
+    ($( $(#[doc = $doc:literal])*
+        [$class:ident $method:ident $inplace:ident] $name:literal $Variant:ident
+        ($($arg:ident),*) ($($optional:ident),*) { $($attr:ident : $AttrTy:ty),* }
+        { ty: $ty:expr, grad: $grad:expr $(, $field:ident : $value:expr)* $(,)? };
+    )*) => {
+        /// An operator with its attributes. One variant per row of the op table.
+        #[derive(Clone, PartialEq, Debug)]
+        pub enum Op {
+            $( $(#[doc = $doc])* $Variant { $(#[doc = "Attribute."] $attr: $AttrTy),* }, )*
+        }
+
+        impl Op {
+            /// Every row, in the table's order.
+            pub const ROWS: &'static [Row] = &[
+                $( Row {
+                    $($field: $value,)*
+                    ..Row {
+                        name: $name,
+                        doc: concat!($($doc),*),
+                        args: &[$(stringify!($arg)),*],
+                        optional: &[$(stringify!($optional)),*],
+                        attributes: &[$(stringify!($attr)),*],
+                        variadic: false,
+                        class: class!($class),
+                        level: Level::Prim,
+                        ty: $ty,
+                        scalar_class: None,
+                        eval: Eval::Structural,
+                        grad: $grad,
+                        saves: Saves::Nothing,
+                        decompose: None,
+                        samples: samples::none,
+                    }
+                }, )*
+            ];
+
+            /// This op's index in the table.
+            #[inline]
+            pub fn index(&self) -> usize {
+                #[allow(non_camel_case_types, dead_code)]
+                enum Index { $($Variant),* }
+                match self { $( Op::$Variant { .. } => Index::$Variant as usize, )* }
+            }
+
+            /// The attributes as text: `("dims", "[0]")`.
+            pub fn attributes(&self) -> Vec<(&'static str, String)> {
+                match self {
+                    $( Op::$Variant { $($attr),* } => vec![$((stringify!($attr), Attribute::print($attr))),*], )*
+                }
+            }
+
+            /// The op with this name and these attributes (all of them, by name).
+            pub fn parse(name: &str, attribute: &mut dyn FnMut(&str) -> Option<String>) -> Option<Op> {
+                match name {
+                    $( $name => Some(Op::$Variant { $($attr: <$AttrTy as Attribute>::parse(&attribute(stringify!($attr))?)?),* }), )*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+crate::op_table!(define_ops);
+
+impl Op {
+    /// The op's row.
+    #[inline]
+    pub fn row(&self) -> &'static Row {
+        &Op::ROWS[self.index()]
+    }
+
+    /// PyTorch's name.
+    pub fn name(&self) -> &'static str {
+        self.row().name
+    }
+
+    /// The types of the results for operands of these types; pointwise ops map over lists.
+    pub fn infer(&self, args: &[Ty]) -> Result<Tys, Why> {
+        let row = self.row();
+        let most = row.args.len() + row.optional.len();
+        if !row.variadic && (args.len() < row.args.len() || args.len() > most) {
+            let expected = if row.optional.is_empty() {
+                most.to_string()
+            } else {
+                format!("{} to {most}", row.args.len())
+            };
+            return Err(Why::Arity { expected, got: args.len() });
+        }
+        let is_list = |ty: &Ty| matches!(ty, Ty::List(_));
+        if row.class == Class::Pointwise && args.iter().any(is_list) {
+            return types::over_lists(self, args);
+        }
+        if row.class != Class::List && args.iter().any(is_list) {
+            return Err(Why::Operand { argument: "every operand", expected: "a tensor or a number" });
+        }
+        (row.ty)(self, args)
+    }
+
+    /// An error about this op on these operands.
+    pub fn error(&self, args: &[Ty], why: Why, loc: Loc) -> Error {
+        let list = args.iter().any(|ty| matches!(ty, Ty::List(_)));
+        let op = if list { format!("foreach_{}", self.name()) } else { self.name().to_string() };
+        let operands = args.iter().take(6).map(Ty::to_string).collect();
+        Error::Op(Box::new(OpError { op, operands, why, module: None, loc }))
+    }
+}

@@ -1,0 +1,554 @@
+//! Type rules: the types of an op's results from the types of its operands, or why there are none.
+
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::{
+    DType, Device, Dims, Op, Reduction, Scalar, ScalarKind, Shape, TensorTy, Ty, Tys, Why, broadcast,
+    result_dtype,
+};
+
+type Rule = Result<Tys, Why>;
+
+fn one(ty: impl Into<Ty>) -> Rule {
+    Ok(smallvec![ty.into()])
+}
+
+fn tensor<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
+    args[i].as_tensor().ok_or(Why::Operand { argument, expected: "a tensor" })
+}
+
+fn checked(ty: TensorTy) -> Rule {
+    match ty.shape.checked_numel().and_then(|n| n.checked_mul(ty.dtype.size())) {
+        Some(bytes) if bytes <= isize::MAX as usize => one(ty),
+        _ => Err(Why::TooLarge { shape: ty.shape }),
+    }
+}
+
+fn common_device(args: &[Ty]) -> Result<Device, Why> {
+    let mut device = None;
+    for t in args.iter().filter_map(Ty::as_tensor) {
+        match device {
+            None => device = Some(t.device),
+            Some(left) if left != t.device => return Err(Why::Devices { left, right: t.device }),
+            Some(_) => {}
+        }
+    }
+    Ok(device.unwrap_or_default())
+}
+
+/// The broadcast shape of all tensor operands, computed in `dtype`. Numbers alone give a number.
+fn broadcast_all(args: &[Ty], dtype: DType) -> Rule {
+    let device = common_device(args)?;
+    let mut shape: Option<Shape> = None;
+    for t in args.iter().filter_map(Ty::as_tensor) {
+        shape = Some(match shape {
+            None => t.shape.clone(),
+            Some(left) => match broadcast(&left, &t.shape) {
+                Some(both) => both,
+                None => return Err(Why::Broadcast { left, right: t.shape.clone() }),
+            },
+        });
+    }
+    match shape {
+        Some(shape) => checked(TensorTy { dtype, device, shape }),
+        None => one(Ty::Scalar(dtype.kind())),
+    }
+}
+
+/// A pointwise op over lists: the rule element by element; numbers and single tensors serve every element.
+pub(crate) fn over_lists(op: &Op, args: &[Ty]) -> Rule {
+    let mut len = None;
+    for items in args.iter().filter_map(Ty::as_list) {
+        match len {
+            None => len = Some(items.len()),
+            Some(left) if left != items.len() => {
+                return Err(Why::Sizes { what: "lengths of the lists", left, right: items.len() });
+            }
+            Some(_) => {}
+        }
+    }
+    let n = len.unwrap_or(0);
+    let lists: SmallVec<[&Arc<[TensorTy]>; 4]> = args.iter().filter_map(Ty::as_list).collect();
+    // Neighbours are mostly of one type, and results mostly of the type of an operand: with a thousand
+    // parameters that saves most of the work and nearly all of the memory.
+    let mut like: SmallVec<[&Arc<[TensorTy]>; 4]> = lists.clone();
+    let mut results: Vec<TensorTy> = Vec::new();
+    let mut current: Option<TensorTy> = None;
+    for i in 0..n {
+        let repeated = i > 0 && lists.iter().all(|l| l[i] == l[i - 1]);
+        let result = match current.take() {
+            Some(before) if repeated => before,
+            _ => {
+                let element: SmallVec<[Ty; 4]> = args
+                    .iter()
+                    .map(|ty| ty.as_list().map_or_else(|| ty.clone(), |items| Ty::Tensor(items[i].clone())))
+                    .collect();
+                match (op.row().ty)(op, &element)?.remove(0) {
+                    Ty::Tensor(t) => t,
+                    _ => return Err(Why::Operand { argument: "the lists", expected: "lists of tensors" }),
+                }
+            }
+        };
+        if results.is_empty() {
+            let candidate = like.first().copied();
+            like.retain(|l| l[i] == result);
+            if let (Some(before), true) = (candidate, like.is_empty()) {
+                results.extend(before[..i].iter().cloned());
+            }
+        }
+        if like.is_empty() {
+            results.push(result.clone());
+        }
+        current = Some(result);
+    }
+    match like.first() {
+        Some(&same) => one(Ty::List(same.clone())),
+        None => one(Ty::List(results.into())),
+    }
+}
+
+pub(crate) fn arithmetic(_: &Op, args: &[Ty]) -> Rule {
+    broadcast_all(args, result_dtype(args))
+}
+
+pub(crate) fn arithmetic_not_bool(_: &Op, args: &[Ty]) -> Rule {
+    match result_dtype(args) {
+        DType::Bool => Err(Why::DType { argument: "every operand", expected: "a number", got: DType::Bool }),
+        dtype => broadcast_all(args, dtype),
+    }
+}
+
+/// Integers are computed as f32, like PyTorch's default dtype.
+pub(crate) fn float_arithmetic(_: &Op, args: &[Ty]) -> Rule {
+    let dtype = result_dtype(args);
+    let alone = args.iter().all(Ty::is_scalar);
+    broadcast_all(
+        args,
+        if dtype.is_float() {
+            dtype
+        } else if alone {
+            DType::F64
+        } else {
+            DType::F32
+        },
+    )
+}
+
+pub(crate) fn float_only(_: &Op, args: &[Ty]) -> Rule {
+    match result_dtype(args) {
+        dtype if dtype.is_float() => broadcast_all(args, dtype),
+        got => Err(Why::DType { argument: "every operand", expected: "floating point", got }),
+    }
+}
+
+pub(crate) fn power(op: &Op, args: &[Ty]) -> Rule {
+    arithmetic_not_bool(op, args)
+}
+
+pub(crate) fn compare(_: &Op, args: &[Ty]) -> Rule {
+    broadcast_all(args, DType::Bool)
+}
+
+pub(crate) fn choose(_: &Op, args: &[Ty]) -> Rule {
+    match &args[0] {
+        Ty::Tensor(t) if t.dtype != DType::Bool => {
+            return Err(Why::DType { argument: "condition", expected: "bool", got: t.dtype });
+        }
+        Ty::Scalar(kind) if *kind != ScalarKind::Bool => {
+            return Err(Why::DType { argument: "condition", expected: "bool", got: kind.dtype() });
+        }
+        _ => {}
+    }
+    broadcast_all(args, result_dtype(&args[1..]))
+}
+
+pub(crate) fn convert(op: &Op, args: &[Ty]) -> Rule {
+    let Op::To { dtype } = op else { return arithmetic(op, args) };
+    match &args[0] {
+        Ty::Tensor(t) => one(TensorTy { dtype: *dtype, ..t.clone() }),
+        Ty::Scalar(_) => one(Ty::Scalar(dtype.kind())),
+        Ty::List(_) => Err(Why::Operand { argument: "x", expected: "a tensor or a number" }),
+    }
+}
+
+pub(crate) fn same(_: &Op, args: &[Ty]) -> Rule {
+    one(args[0].clone())
+}
+
+pub(crate) fn copy(_: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    if let Some(src) = args[1].as_tensor() {
+        common_device(args)?;
+        if broadcast(&x.shape, &src.shape).as_ref() != Some(&x.shape) {
+            return Err(Why::Broadcast { left: x.shape.clone(), right: src.shape.clone() });
+        }
+    }
+    one(x.clone())
+}
+
+fn check_dims(dims: &Dims, rank: usize) -> Result<(), Why> {
+    for (i, &dim) in dims.iter().enumerate() {
+        if dim >= rank {
+            return Err(Why::Dim { dim: dim as i64, rank });
+        }
+        if dims[..i].contains(&dim) {
+            return Err(Why::DimTwice { dim });
+        }
+    }
+    Ok(())
+}
+
+fn reduce(op: &Op, x: &TensorTy, dtype: DType) -> Rule {
+    let (Op::Sum { dims, keepdim } | Op::Mean { dims, keepdim } | Op::Amax { dims, keepdim }) = op else {
+        return one(x.clone());
+    };
+    check_dims(dims, x.shape.rank())?;
+    one(TensorTy { dtype, device: x.device, shape: x.shape.reduced(dims, *keepdim) })
+}
+
+pub(crate) fn sum(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    reduce(op, x, if x.dtype.is_float() { x.dtype } else { DType::I64 })
+}
+
+pub(crate) fn mean(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    if !x.dtype.is_float() {
+        return Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype });
+    }
+    reduce(op, x, x.dtype)
+}
+
+pub(crate) fn amax(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    if let Op::Amax { dims, .. } = op {
+        check_dims(dims, x.shape.rank())?;
+        if dims.iter().any(|&d| x.shape[d] == 0) {
+            return Err(Why::Other("the largest of no elements is not defined".into()));
+        }
+    }
+    reduce(op, x, x.dtype)
+}
+
+pub(crate) fn softmax(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    if !x.dtype.is_float() {
+        return Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype });
+    }
+    if let Op::Softmax { dim } | Op::LogSoftmax { dim } = op
+        && *dim >= x.shape.rank().max(1)
+    {
+        return Err(Why::Dim { dim: *dim as i64, rank: x.shape.rank() });
+    }
+    one(x.clone())
+}
+
+fn matrix<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
+    let t = tensor(args, i, argument)?;
+    if t.shape.rank() != 2 {
+        return Err(Why::Rank { argument, expected: "2", got: t.shape.rank() });
+    }
+    Ok(t)
+}
+
+fn same_dtype(argument: &'static str, x: &TensorTy, y: &TensorTy) -> Result<(), Why> {
+    match x.dtype == y.dtype {
+        true if x.dtype == DType::Bool => {
+            Err(Why::DType { argument, expected: "a number", got: DType::Bool })
+        }
+        true => Ok(()),
+        false => Err(Why::DType { argument, expected: "of the other operand's dtype", got: y.dtype }),
+    }
+}
+
+pub(crate) fn mm(_: &Op, args: &[Ty]) -> Rule {
+    let (x, y) = (matrix(args, 0, "x")?, matrix(args, 1, "y")?);
+    let device = common_device(args)?;
+    same_dtype("y", x, y)?;
+    if x.shape[1] != y.shape[0] {
+        return Err(Why::InnerSizes { left: x.shape[1], right: y.shape[0] });
+    }
+    checked(TensorTy { dtype: x.dtype, device, shape: Shape::from([x.shape[0], y.shape[1]]) })
+}
+
+pub(crate) fn addmm(op: &Op, args: &[Ty]) -> Rule {
+    let input = tensor(args, 0, "input")?;
+    let product = mm(op, &args[1..])?;
+    common_device(args)?;
+    if let Ty::Tensor(t) = &product[0] {
+        same_dtype("input", t, input)?;
+        if broadcast(&t.shape, &input.shape).as_ref() != Some(&t.shape) {
+            return Err(Why::Broadcast { left: t.shape.clone(), right: input.shape.clone() });
+        }
+    }
+    Ok(product)
+}
+
+pub(crate) fn linear(_: &Op, args: &[Ty]) -> Rule {
+    let (x, weight) = (tensor(args, 0, "x")?, matrix(args, 1, "weight")?);
+    let device = common_device(args)?;
+    same_dtype("weight", x, weight)?;
+    let Some(&inner) = x.shape.last() else {
+        return Err(Why::Rank { argument: "x", expected: "1 or more", got: 0 });
+    };
+    if inner != weight.shape[1] {
+        return Err(Why::InnerSizes { left: inner, right: weight.shape[1] });
+    }
+    let mut shape = x.shape.clone();
+    let last = shape.rank() - 1;
+    shape[last] = weight.shape[0];
+    if args.len() > 2 {
+        let bias = tensor(args, 2, "bias")?;
+        same_dtype("bias", x, bias)?;
+        if *bias.shape != [weight.shape[0]] {
+            return Err(Why::Broadcast { left: shape, right: bias.shape.clone() });
+        }
+    }
+    checked(TensorTy { dtype: x.dtype, device, shape })
+}
+
+pub(crate) fn reshape(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    let Op::Reshape { shape } = op else { return one(x.clone()) };
+    match shape.checked_numel() {
+        None => Err(Why::TooLarge { shape: shape.clone() }),
+        Some(n) if n != x.shape.numel() => Err(Why::Numel { from: x.shape.clone(), to: shape.clone() }),
+        Some(_) => one(TensorTy { shape: shape.clone(), ..x.clone() }),
+    }
+}
+
+pub(crate) fn permute(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    let Op::Permute { dims } = op else { return one(x.clone()) };
+    if dims.len() != x.shape.rank() {
+        return Err(Why::Sizes {
+            what: "dims named and dims there",
+            left: dims.len(),
+            right: x.shape.rank(),
+        });
+    }
+    check_dims(dims, x.shape.rank())?;
+    one(TensorTy { shape: dims.iter().map(|&d| x.shape[d]).collect(), ..x.clone() })
+}
+
+pub(crate) fn transpose(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    let Op::Transpose { dim0, dim1 } = op else { return one(x.clone()) };
+    for &dim in [dim0, dim1] {
+        if dim >= x.shape.rank() {
+            return Err(Why::Dim { dim: dim as i64, rank: x.shape.rank() });
+        }
+    }
+    let mut shape = x.shape.clone();
+    shape.swap(*dim0, *dim1);
+    one(TensorTy { shape, ..x.clone() })
+}
+
+pub(crate) fn expand(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    let Op::Expand { shape } = op else { return one(x.clone()) };
+    if broadcast(&x.shape, shape).as_ref() != Some(shape) {
+        return Err(Why::Broadcast { left: x.shape.clone(), right: shape.clone() });
+    }
+    checked(TensorTy { shape: shape.clone(), ..x.clone() })
+}
+
+fn sliced(x: &TensorTy, dim: usize, start: usize, end: usize, step: usize) -> Result<Shape, Why> {
+    if dim >= x.shape.rank() {
+        return Err(Why::Dim { dim: dim as i64, rank: x.shape.rank() });
+    }
+    if start > end || end > x.shape[dim] {
+        return Err(Why::Index { index: end as i64, size: x.shape[dim] });
+    }
+    if step == 0 {
+        return Err(Why::Number { argument: "step", expected: "1 or more", got: 0.0 });
+    }
+    let mut shape = x.shape.clone();
+    shape[dim] = (end - start).div_ceil(step);
+    Ok(shape)
+}
+
+pub(crate) fn slice(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    let Op::Slice { dim, start, end, step } = *op else { return one(x.clone()) };
+    one(TensorTy { shape: sliced(x, dim, start, end, step)?, ..x.clone() })
+}
+
+pub(crate) fn slice_scatter(op: &Op, args: &[Ty]) -> Rule {
+    let (x, src) = (tensor(args, 0, "x")?, tensor(args, 1, "src")?);
+    let Op::SliceScatter { dim, start, end, step } = *op else { return one(x.clone()) };
+    let window = sliced(x, dim, start, end, step)?;
+    common_device(args)?;
+    same_kind_of(x, src)?;
+    if window != src.shape {
+        return Err(Why::Broadcast { left: window, right: src.shape.clone() });
+    }
+    one(x.clone())
+}
+
+fn same_kind_of(x: &TensorTy, src: &TensorTy) -> Result<(), Why> {
+    match x.dtype == src.dtype {
+        true => Ok(()),
+        false => {
+            Err(Why::DType { argument: "src", expected: "of the other operand's dtype", got: src.dtype })
+        }
+    }
+}
+
+pub(crate) fn cat(op: &Op, args: &[Ty]) -> Rule {
+    let Op::Cat { dim } = *op else { return Err(Why::Arity { expected: "1 or more".into(), got: 0 }) };
+    if args.is_empty() {
+        return Err(Why::Arity { expected: "1 or more".into(), got: 0 });
+    }
+    let first = tensor(args, 0, "every operand")?;
+    let device = common_device(args)?;
+    if dim >= first.shape.rank() {
+        return Err(Why::Dim { dim: dim as i64, rank: first.shape.rank() });
+    }
+    let mut shape = first.shape.clone();
+    for i in 1..args.len() {
+        let t = tensor(args, i, "every operand")?;
+        let fits = t.shape.rank() == shape.rank()
+            && (0..shape.rank()).all(|d| d == dim || t.shape[d] == first.shape[d]);
+        if !fits {
+            return Err(Why::Broadcast { left: first.shape.clone(), right: t.shape.clone() });
+        }
+        shape[dim] = shape[dim].saturating_add(t.shape[dim]);
+    }
+    checked(TensorTy { dtype: result_dtype(args), device, shape })
+}
+
+pub(crate) fn gather(op: &Op, args: &[Ty]) -> Rule {
+    let (x, index) = (tensor(args, 0, "x")?, tensor(args, 1, "index")?);
+    let Op::Gather { dim } = *op else { return one(x.clone()) };
+    common_device(args)?;
+    check_index(x.shape.rank(), index, dim)?;
+    for d in 0..x.shape.rank() {
+        if d != dim && index.shape[d] > x.shape[d] {
+            return Err(Why::Sizes { what: "sizes of index and x", left: index.shape[d], right: x.shape[d] });
+        }
+    }
+    one(TensorTy { shape: index.shape.clone(), ..x.clone() })
+}
+
+fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(), Why> {
+    if index.dtype != DType::I64 {
+        return Err(Why::DType { argument: "index", expected: "i64", got: index.dtype });
+    }
+    if index.shape.rank() != rank {
+        return Err(Why::Rank { argument: "index", expected: "as many as x", got: index.shape.rank() });
+    }
+    if dim >= rank {
+        return Err(Why::Dim { dim: dim as i64, rank });
+    }
+    Ok(())
+}
+
+pub(crate) fn gather_backward(op: &Op, args: &[Ty]) -> Rule {
+    let (src, index) = (tensor(args, 0, "src")?, tensor(args, 1, "index")?);
+    let Op::GatherBackward { dim, size } = *op else { return one(src.clone()) };
+    common_device(args)?;
+    check_index(src.shape.rank(), index, dim)?;
+    if src.shape != index.shape {
+        return Err(Why::Broadcast { left: src.shape.clone(), right: index.shape.clone() });
+    }
+    let mut shape = src.shape.clone();
+    shape[dim] = size;
+    checked(TensorTy { shape, ..src.clone() })
+}
+
+pub(crate) fn constant(op: &Op, _: &[Ty]) -> Rule {
+    let kind = match op {
+        Op::Constant { value } => Scalar::kind(*value),
+        _ => ScalarKind::Float,
+    };
+    one(Ty::Scalar(kind))
+}
+
+fn numbers(args: &[Ty]) -> Result<(), Why> {
+    match args.iter().all(Ty::is_scalar) {
+        true => Ok(()),
+        false => Err(Why::Operand { argument: "every operand", expected: "a number" }),
+    }
+}
+
+pub(crate) fn full(op: &Op, args: &[Ty]) -> Rule {
+    numbers(args)?;
+    let Op::Full { shape, dtype, device } = op else { return numbers(args).and(one(args[0].clone())) };
+    checked(TensorTy { dtype: *dtype, device: *device, shape: shape.clone() })
+}
+
+pub(crate) fn arange(op: &Op, args: &[Ty]) -> Rule {
+    numbers(args)?;
+    let Op::Arange { len, dtype, device } = op else { return one(args[0].clone()) };
+    if *dtype == DType::Bool {
+        return Err(Why::DType { argument: "dtype", expected: "a number", got: DType::Bool });
+    }
+    checked(TensorTy { dtype: *dtype, device: *device, shape: Shape::from([*len]) })
+}
+
+fn random_ty(shape: &Shape, dtype: DType, device: Device) -> Rule {
+    if !dtype.is_float() {
+        return Err(Why::DType { argument: "dtype", expected: "floating point", got: dtype });
+    }
+    checked(TensorTy { dtype, device, shape: shape.clone() })
+}
+
+pub(crate) fn random(op: &Op, args: &[Ty]) -> Rule {
+    numbers(args)?;
+    match op {
+        Op::Rand { shape, dtype, device } | Op::Randn { shape, dtype, device } => {
+            random_ty(shape, *dtype, *device)
+        }
+        _ => one(args[0].clone()),
+    }
+}
+
+pub(crate) fn uniform(op: &Op, args: &[Ty]) -> Rule {
+    numbers(args)?;
+    match op {
+        Op::Uniform { shape, dtype, device } => random_ty(shape, *dtype, *device),
+        _ => one(args[0].clone()),
+    }
+}
+
+pub(crate) fn nll_loss(op: &Op, args: &[Ty]) -> Rule {
+    let (input, target) = (tensor(args, 0, "input")?, tensor(args, 1, "target")?);
+    let (Op::NllLoss { reduction, .. } | Op::CrossEntropy { reduction, .. }) = op else {
+        return one(input.clone());
+    };
+    let device = common_device(args)?;
+    if !input.dtype.is_float() {
+        return Err(Why::DType { argument: "input", expected: "floating point", got: input.dtype });
+    }
+    if target.dtype != DType::I64 {
+        return Err(Why::DType { argument: "target", expected: "i64 class numbers", got: target.dtype });
+    }
+    let samples: Shape = match input.shape.rank() {
+        1 => Shape::scalar(),
+        2 => Shape::from([input.shape[0]]),
+        got => return Err(Why::Rank { argument: "input", expected: "1 or 2", got }),
+    };
+    if target.shape != samples {
+        return Err(Why::Broadcast { left: samples, right: target.shape.clone() });
+    }
+    let shape = if *reduction == Reduction::None { samples } else { Shape::scalar() };
+    one(TensorTy { dtype: input.dtype, device, shape })
+}
+
+pub(crate) fn list(_: &Op, args: &[Ty]) -> Rule {
+    let items: Option<Arc<[TensorTy]>> = args.iter().map(|ty| ty.as_tensor().cloned()).collect();
+    one(Ty::List(items.ok_or(Why::Operand { argument: "every operand", expected: "a tensor" })?))
+}
+
+pub(crate) fn list_get(op: &Op, args: &[Ty]) -> Rule {
+    let (Op::ListGet { index }, Ty::List(items)) = (op, &args[0]) else {
+        return Err(Why::Operand { argument: "list", expected: "a list" });
+    };
+    match items.get(*index) {
+        Some(t) => one(t.clone()),
+        None => Err(Why::Index { index: *index as i64, size: items.len() }),
+    }
+}
