@@ -1,0 +1,258 @@
+//! The C compiler: found once, identified without running it, and called with a time limit.
+//!
+//! One call of the driver does everything. For a small kernel most of the time (about 20 ms) is the compiler
+//! proper starting up; `-pipe` lets the assembler run beside it and `-nostdlib` spares the linker the
+//! start-up files and libraries, together about a third of the whole. Calling assembler and linker directly
+//! would save no more than a further millisecond.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+/// How long one compilation may take unless told otherwise.
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// Flags of every kernel. They keep IEEE semantics: no contraction to fma, no reassociation; what is given up
+/// is only `errno` and the floating-point exception flags, which kernels never read. Memory is planned by
+/// bytes, so one buffer may hold different types one after the other: no type-based aliasing.
+const FLAGS: &[&str] = &[
+    "-x",
+    "c",
+    "-w",
+    "-pipe",
+    "-shared",
+    "-fPIC",
+    "-nostdlib",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fno-asynchronous-unwind-tables",
+    "-fno-stack-protector",
+];
+
+/// Why there is no object to load.
+#[derive(Debug, Clone, Error)]
+pub enum CcError {
+    /// The user asked for none.
+    #[error("C compiler switched off by KILN_CC=none")]
+    Disabled,
+    /// None of the usual names is on the path.
+    #[error("no C compiler found (tried {tried}); install gcc or clang, or set KILN_CC")]
+    Missing {
+        /// The names that were looked for.
+        tried: String,
+    },
+    /// A compiler or file operation could not be started.
+    #[error("cannot {action} {path}: {reason}")]
+    System {
+        /// What was to be done.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's message.
+        reason: String,
+    },
+    /// The compiler reported an error.
+    #[error("C compiler failed ({status}) on {saved}\n{command}\n{stderr}", saved = saved_source.display())]
+    Failed {
+        /// The command line.
+        command: String,
+        /// Its exit status.
+        status: String,
+        /// What it wrote.
+        stderr: String,
+        /// Where the source was kept.
+        saved_source: PathBuf,
+    },
+    /// The compiler was stopped.
+    #[error("C compiler stopped after {limit:?} on {saved}\n{command}", saved = saved_source.display())]
+    TimedOut {
+        /// The command line.
+        command: String,
+        /// The time it was given.
+        limit: Duration,
+        /// Where the source was kept.
+        saved_source: PathBuf,
+    },
+}
+
+impl CcError {
+    pub(crate) fn system(action: &'static str, path: &Path, reason: impl ToString) -> CcError {
+        CcError::System { action, path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// A C compiler on this machine.
+#[derive(Debug, Clone)]
+pub struct Compiler {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    identity: String,
+    time_limit: Duration,
+}
+
+impl Compiler {
+    /// The machine's compiler: `KILN_CC` (`none` for none), `CC`, then cc, gcc, clang. Looked for once.
+    pub fn find() -> Result<&'static Compiler, CcError> {
+        static FOUND: OnceLock<Result<Compiler, CcError>> = OnceLock::new();
+        FOUND.get_or_init(Compiler::search).as_ref().map_err(Clone::clone)
+    }
+
+    fn search() -> Result<Compiler, CcError> {
+        match std::env::var("KILN_CC") {
+            Ok(command) if command == "none" => return Err(CcError::Disabled),
+            // Who names a compiler does not want another one in its place.
+            Ok(command) if !command.is_empty() => return Compiler::named(&command),
+            _ => {}
+        }
+        let asked = std::env::var("CC").ok().filter(|command| !command.is_empty());
+        let names: Vec<&str> = asked.as_deref().into_iter().chain(["cc", "gcc", "clang"]).collect();
+        let found = names.iter().find_map(|name| Compiler::named(name).ok());
+        found.ok_or_else(|| CcError::Missing { tried: names.join(", ") })
+    }
+
+    /// The compiler started by `command`: a name on the path or a file, and arguments after it.
+    pub fn named(command: &str) -> Result<Compiler, CcError> {
+        let missing = || CcError::Missing { tried: command.to_owned() };
+        let mut words = command.split_whitespace();
+        let name = words.next().ok_or_else(missing)?;
+        let program = on_path(name).ok_or_else(missing)?;
+        let arguments: Vec<OsString> = words.map(OsString::from).collect();
+        // A new version is a new file: path, size and date say which, without starting a process.
+        let real = fs::canonicalize(&program).map_err(|_| missing())?;
+        let data = fs::metadata(&real).map_err(|_| missing())?;
+        let identity = format!(
+            "{} {arguments:?} {} {}.{}",
+            real.display(),
+            data.size(),
+            data.mtime(),
+            data.mtime_nsec()
+        );
+        Ok(Compiler { program, arguments, identity, time_limit: TIME_LIMIT })
+    }
+
+    /// The same compiler with another time limit.
+    pub fn with_time_limit(self, time_limit: Duration) -> Compiler {
+        Compiler { time_limit, ..self }
+    }
+
+    /// Tells this compiler from others and from other versions of itself.
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Compiles `source` to a shared object at `object`.
+    ///
+    /// `flags` follow the source on the command line, so they may name libraries. The source is written to
+    /// `object` with the ending `.c` and stays there.
+    pub fn compile_shared(&self, source: &str, flags: &[&str], object: &Path) -> Result<(), CcError> {
+        let source_path = object.with_extension("c");
+        fs::write(&source_path, source).map_err(|error| CcError::system("write", &source_path, error))?;
+        let log_path = object.with_extension("log");
+        let log = File::create(&log_path).map_err(|error| CcError::system("write", &log_path, error))?;
+
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).args(FLAGS).arg("-o").arg(object).arg(&source_path);
+        // What comes next is linked, not compiled, unless it is a flag.
+        command.args(["-x", "none"]).args(flags);
+        // A file, not a pipe: nobody has to read it while the compiler runs.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // A group of its own, so that the driver's children can be stopped with it.
+        command.process_group(0);
+        let text = format!("{command:?}");
+
+        let child = command.spawn().map_err(|error| CcError::system("start", &self.program, error));
+        let ended = child.and_then(|child| wait(child, self.time_limit, &self.program));
+        let stderr = fs::read(&log_path).unwrap_or_default();
+        // Only a leftover if it fails.
+        let _ = fs::remove_file(&log_path);
+        match ended? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(CcError::Failed {
+                command: text,
+                status: status.to_string(),
+                stderr: String::from_utf8_lossy(&stderr).into_owned(),
+                saved_source: source_path,
+            }),
+            None => {
+                Err(CcError::TimedOut { command: text, limit: self.time_limit, saved_source: source_path })
+            }
+        }
+    }
+}
+
+/// Waits for the process; after `limit` its whole group is killed and the answer is `None`.
+fn wait(mut child: Child, limit: Duration, program: &Path) -> Result<Option<ExitStatus>, CcError> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(Some(status)),
+            Ok(None) if start.elapsed() < limit => std::thread::sleep(Duration::from_micros(250)),
+            Ok(None) => {
+                // SAFETY: the group is the one made for this child, which has not been waited for yet.
+                unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+                child.wait().map_err(|error| CcError::system("stop", program, error))?;
+                return Ok(None);
+            }
+            Err(error) => return Err(CcError::system("wait for", program, error)),
+        }
+    }
+}
+
+fn on_path(name: &str) -> Option<PathBuf> {
+    let runnable = |path: &Path| {
+        fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        let path = std::path::absolute(name).ok()?;
+        return runnable(&path).then_some(path);
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| runnable(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Folder;
+
+    #[test]
+    fn a_missing_compiler_is_an_error_with_its_name() {
+        let error = Compiler::named("/nowhere/kiln-cc").unwrap_err();
+        assert!(matches!(&error, CcError::Missing { tried } if tried == "/nowhere/kiln-cc"), "{error}");
+        assert!(Compiler::named("").is_err());
+    }
+
+    #[test]
+    fn a_bad_source_is_kept_and_named() {
+        let folder = Folder::new("cc-bad");
+        let error =
+            Compiler::find().unwrap().compile_shared("int f( {", &["-O1"], &folder.path().join("k.so"));
+        let Err(CcError::Failed { command, stderr, saved_source, .. }) = error else { panic!("{error:?}") };
+        assert!(command.contains("-shared") && stderr.contains("error"), "{command}\n{stderr}");
+        assert_eq!(fs::read_to_string(saved_source).unwrap(), "int f( {");
+        assert!(!folder.path().join("k.log").exists());
+    }
+
+    #[test]
+    fn a_compiler_that_hangs_is_stopped() {
+        let folder = Folder::new("cc-hang");
+        let script = folder.path().join("slow-cc");
+        fs::write(&script, "#!/bin/sh\nsleep 100\n").unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+        let compiler = Compiler::named(script.to_str().unwrap()).unwrap();
+        let compiler = compiler.with_time_limit(Duration::from_millis(100));
+        let start = Instant::now();
+        let error = compiler.compile_shared("", &[], &folder.path().join("k.so")).unwrap_err();
+        assert!(matches!(error, CcError::TimedOut { .. }), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}

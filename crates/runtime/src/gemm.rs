@@ -1,0 +1,408 @@
+//! Matrix products over arbitrary strides: `dst = lhs · rhs`, or `dst += lhs · rhs`.
+//!
+//! The single-threaded kernels are in `panel.rs`; this file cuts a product into tiles for the
+//! thread pool and brings the operands into the orientation those kernels like:
+//!
+//! - `dst` is contiguous along its rows, else the transposed product is computed: twice as fast.
+//! - So is `rhs`. In the common `x · wᵀ` it is not: with few rows or columns the results are dot products,
+//!   with more of them `w` is transposed first, block by block, which costs far less than the kernels' own
+//!   packing of such a matrix.
+
+use crate::panel::Float;
+use crate::scratch;
+use crate::threads::{self, Shared, parallel_for};
+
+/// A strided matrix in memory: element `(i, j)` is at `pointer + i·row + j·column`, counted in elements.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<T> {
+    /// Element (0, 0).
+    pub pointer: *mut T,
+    /// Distance between rows.
+    pub row: isize,
+    /// Distance between columns.
+    pub column: isize,
+}
+
+impl<T> Matrix<T> {
+    /// A matrix from its first element and strides.
+    pub fn new(pointer: *mut T, row: isize, column: isize) -> Matrix<T> {
+        Matrix { pointer, row, column }
+    }
+
+    pub(crate) fn transposed(self) -> Matrix<T> {
+        Matrix { pointer: self.pointer, row: self.column, column: self.row }
+    }
+
+    /// The matrix that begins at `(i, j)`.
+    #[inline(always)]
+    pub(crate) fn at(self, i: usize, j: usize) -> Matrix<T> {
+        let pointer = self.pointer.wrapping_offset(i as isize * self.row + j as isize * self.column);
+        Matrix { pointer, ..self }
+    }
+
+    /// Contiguous along its columns only.
+    pub(crate) fn is_turned(&self) -> bool {
+        self.row == 1 && self.column != 1
+    }
+}
+
+/// `m × n` results, each a sum of `k` products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows of `lhs` and `dst`.
+    pub m: usize,
+    /// Columns of `rhs` and `dst`.
+    pub n: usize,
+    /// Columns of `lhs`, rows of `rhs`.
+    pub k: usize,
+}
+
+/// One product: the operands every step passes on.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<T> {
+    pub(crate) shape: Shape,
+    pub(crate) dst: Matrix<T>,
+    pub(crate) accumulate: bool,
+    pub(crate) lhs: Matrix<T>,
+    pub(crate) rhs: Matrix<T>,
+}
+
+impl<T: Copy> Product<T> {
+    /// The part that computes `shape` results from `(i, j)` on.
+    fn part(&self, i: usize, j: usize, shape: Shape) -> Product<T> {
+        Product { shape, dst: self.dst.at(i, j), lhs: self.lhs.at(i, 0), rhs: self.rhs.at(0, j), ..*self }
+    }
+
+    fn transposed(&self) -> Product<T> {
+        let Shape { m, n, k } = self.shape;
+        let (lhs, rhs) = (self.rhs.transposed(), self.lhs.transposed());
+        Product { shape: Shape { m: n, n: m, k }, dst: self.dst.transposed(), lhs, rhs, ..*self }
+    }
+}
+
+/// `dst = lhs · rhs` in f32, or `dst += lhs · rhs` with `accumulate`.
+///
+/// # Safety
+/// All elements the shape and strides reach must be valid: `lhs` and `rhs` to read, `dst` to write (and
+/// read with `accumulate`). No two elements of `dst` share memory, and none with an operand.
+pub unsafe fn gemm_f32(shape: Shape, dst: Matrix<f32>, accumulate: bool, lhs: Matrix<f32>, rhs: Matrix<f32>) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }) }
+}
+
+/// `dst = lhs · rhs` in f64, or `dst += lhs · rhs` with `accumulate`.
+///
+/// # Safety
+/// As for [`gemm_f32()`].
+pub unsafe fn gemm_f64(shape: Shape, dst: Matrix<f64>, accumulate: bool, lhs: Matrix<f64>, rhs: Matrix<f64>) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }) }
+}
+
+/// `dst = lhs · rhs` in i64, or `dst += lhs · rhs` with `accumulate`; wraps on overflow.
+///
+/// # Safety
+/// As for [`gemm_f32()`].
+pub unsafe fn gemm_i64(shape: Shape, dst: Matrix<i64>, accumulate: bool, lhs: Matrix<i64>, rhs: Matrix<i64>) {
+    let Shape { m, n, k } = shape;
+    let (dst, lhs, rhs) = (Shared(dst), Shared(lhs), Shared(rhs));
+    let grain = (1 << 16) / (n * k).max(1);
+    parallel_for(m, grain, |begin, end| {
+        for i in begin..end {
+            // SAFETY: all indices are within the shape; rows of one region are disjoint.
+            unsafe {
+                if !accumulate {
+                    (0..n).for_each(|j| *dst.get().at(i, j).pointer = 0);
+                }
+                for p in 0..k {
+                    let factor = *lhs.get().at(i, p).pointer;
+                    for j in 0..n {
+                        let place = dst.get().at(i, j).pointer;
+                        *place = (*place).wrapping_add(factor.wrapping_mul(*rhs.get().at(p, j).pointer));
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Work below which a second thread costs more than it brings, in multiply-adds.
+const TASK: usize = 1 << 16;
+/// Work for each thread from which it is cut into several tiles, so that a slower core gets fewer.
+const BALANCED: usize = 1 << 26;
+const BALANCE: usize = 4;
+/// Tiles are cut at multiples of the widest vector's elements, and are at least so many columns wide.
+const STEP: usize = 16;
+const NARROWEST: usize = 4 * STEP;
+/// What reading a turned operand costs, against one that lies right.
+const TURNED_COST: usize = 4;
+/// The most a copied block spans each way: 1 MiB of f32, so that it stays in the core's own cache.
+const BLOCK: usize = 512;
+/// Up to so many rows or columns, a product of contiguous rows is best taken as dot products.
+const FEW: usize = 16;
+/// The most results the library computes as dot products in one call.
+const DOTS: usize = 256;
+
+/// # Safety
+/// As for [`gemm_f32()`]; so for all functions below.
+unsafe fn gemm<T: Float>(product: Product<T>) {
+    let Product { shape: Shape { m, n, k }, dst, accumulate, .. } = product;
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        for i in 0..if accumulate { 0 } else { m } {
+            // SAFETY: within the shape.
+            (0..n).for_each(|j| unsafe { *dst.at(i, j).pointer = T::ZERO });
+        }
+        return;
+    }
+    // A single column is a single row of the transposed product.
+    let turn = if m == 1 || n == 1 { m > 1 } else { dst.is_turned() };
+    // SAFETY: the same elements, if under other names.
+    unsafe { tiles(if turn { product.transposed() } else { product }) }
+}
+
+/// Cuts `dst` into a grid of tiles and computes them on the pool.
+unsafe fn tiles<T: Float>(product: Product<T>) {
+    let Shape { m, n, k } = product.shape;
+    let costs = [product.lhs, product.rhs].map(|operand| if operand.is_turned() { TURNED_COST } else { 1 });
+    let (rows, columns) = grid(product.shape, threads::count(), costs);
+    let cut = |size: usize, parts: usize| {
+        if parts == 1 { size } else { size.div_ceil(parts).next_multiple_of(STEP) }
+    };
+    let (height, width) = (cut(m, rows), cut(n, columns));
+    let (rows, columns) = (m.div_ceil(height), n.div_ceil(width));
+    let product = Shared(product);
+    parallel_for(rows * columns, 1, |begin, end| {
+        for index in begin..end {
+            // Neighbours in a thread's share use the same columns of `rhs`.
+            let (i, j) = (index % rows * height, index / rows * width);
+            let shape = Shape { m: height.min(m - i), n: width.min(n - j), k };
+            // SAFETY: tiles lie within the shape and are disjoint in `dst`.
+            unsafe { tile(product.get().part(i, j, shape)) }
+        }
+    });
+}
+
+/// How many tiles to cut rows and columns into: as many as keep all threads busy, shaped to read little.
+fn grid(shape: Shape, threads: usize, [lhs_cost, rhs_cost]: [usize; 2]) -> (usize, usize) {
+    let Shape { m, n, k } = shape;
+    let work = m.saturating_mul(n).saturating_mul(k);
+    if threads == 1 || work < 2 * TASK {
+        return (1, 1);
+    }
+    let wanted = if work >= threads * BALANCED { BALANCE * threads } else { threads.min(work / TASK) };
+    let (most_rows, most_columns) = ((m / STEP).max(1), (n / NARROWEST).max(1));
+    // A tile costs what it reads of the operands: its two sides, and a turned one more, as it is copied.
+    let exact = (1..=wanted.min(most_columns))
+        .filter(|columns| wanted.is_multiple_of(*columns) && wanted / columns <= most_rows)
+        .min_by_key(|columns| (lhs_cost * m / (wanted / columns) + rhs_cost * n / columns, wanted - columns))
+        .map(|columns| (wanted / columns, columns));
+    exact.unwrap_or_else(|| {
+        let columns = wanted.min(most_columns);
+        (wanted.div_ceil(columns).min(most_rows), columns)
+    })
+}
+
+/// One tile on the calling thread.
+unsafe fn tile<T: Float>(product: Product<T>) {
+    let Product { shape: Shape { m, n, .. }, dst, lhs, rhs, .. } = product;
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        if m == 1 && dst.column == 1 && rhs.column == 1 {
+            T::row(product)
+        } else if m == 1 || !rhs.is_turned() {
+            T::panel(product)
+        } else if m.min(n) <= FEW && lhs.column == 1 {
+            dots(product)
+        } else {
+            straightened(product)
+        }
+    }
+}
+
+/// Cuts the longer side so that the library chooses its dot-product kernels.
+unsafe fn dots<T: Float>(product: Product<T>) {
+    let Shape { m, n, k } = product.shape;
+    let (height, width) = if m <= n { (m, DOTS / m) } else { (DOTS / n, n) };
+    for i in (0..m).step_by(height) {
+        for j in (0..n).step_by(width) {
+            let shape = Shape { m: height.min(m - i), n: width.min(n - j), k };
+            // SAFETY: within the shape.
+            unsafe { T::panel(product.part(i, j, shape)) }
+        }
+    }
+}
+
+/// A product whose `rhs` lies the wrong way: block by block it is copied the right way round.
+unsafe fn straightened<T: Float>(product: Product<T>) {
+    let Product { shape: Shape { m, n, k }, accumulate, lhs, rhs, .. } = product;
+    let (width, depth) = (n.min(BLOCK), k.min(BLOCK));
+    let copied = scratch::with(depth * width * size_of::<T>(), |copy| {
+        let copy = copy.cast::<T>();
+        for p in (0..k).step_by(depth) {
+            for j in (0..n).step_by(width) {
+                let shape = Shape { m, n: width.min(n - j), k: depth.min(k - p) };
+                let block = Product {
+                    accumulate: accumulate || p > 0,
+                    lhs: lhs.at(0, p),
+                    rhs: Matrix::new(copy, shape.n as isize, 1),
+                    ..product.part(0, j, shape)
+                };
+                // SAFETY: the block is within the shape, and its copy within the scratch.
+                unsafe {
+                    T::straighten(rhs.at(p, j), copy, shape.k, shape.n);
+                    T::panel(block);
+                }
+            }
+        }
+    });
+    if copied.is_err() {
+        // No memory for the copy: the kernels can do without.
+        // SAFETY: the caller's promise is passed on.
+        unsafe { T::panel(product) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A matrix of `rows × columns` in memory of its own, in one of several layouts, and its strided view.
+    struct Owned<T> {
+        values: Vec<T>,
+        offset: usize,
+        row: isize,
+        column: isize,
+    }
+
+    impl<T: Copy> Owned<T> {
+        fn new(rows: usize, columns: usize, layout: usize, mut value: impl FnMut() -> T) -> Owned<T> {
+            let (row, column) = match layout {
+                0 => (columns, 1),
+                1 => (1, rows),
+                2 => (columns + 3, 1),
+                3 => (1, rows + 5),
+                _ => (3 * columns + 1, 3),
+            };
+            let length = 1 + rows.saturating_sub(1) * row + columns.saturating_sub(1) * column;
+            let values = (0..length).map(|_| value()).collect();
+            // Every other layout runs its columns backwards.
+            if layout >= 4 {
+                let offset = columns.saturating_sub(1) * column;
+                return Owned { values, offset, row: row as isize, column: -(column as isize) };
+            }
+            Owned { values, offset: 0, row: row as isize, column: column as isize }
+        }
+
+        fn matrix(&mut self) -> Matrix<T> {
+            Matrix::new(self.values.as_mut_ptr().wrapping_add(self.offset), self.row, self.column)
+        }
+
+        fn get(&self, i: usize, j: usize) -> T {
+            self.values[(self.offset as isize + i as isize * self.row + j as isize * self.column) as usize]
+        }
+    }
+
+    struct Words(u64);
+    impl Words {
+        fn next(&mut self) -> u32 {
+            self.0 += 1;
+            crate::random::philox(self.0, 5)[0]
+        }
+        fn below(&mut self, end: usize) -> usize {
+            self.next() as usize % end
+        }
+        fn unit(&mut self) -> f64 {
+            f64::from(self.next()) / 2f64.powi(31) - 1.0
+        }
+    }
+
+    fn shapes(words: &mut Words) -> Vec<Shape> {
+        let mut shapes =
+            vec![(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1), (1, 300, 70), (300, 1, 70), (64, 256, 256)];
+        shapes.extend([(16, 530, 600), (20, 530, 1030), (200, 10, 300), (9, 256, 64), (1, 1, 3000)]);
+        shapes.extend((0..40).map(|_| (1 + words.below(70), 1 + words.below(70), words.below(70))));
+        shapes.into_iter().map(|(m, n, k)| Shape { m, n, k }).collect()
+    }
+
+    macro_rules! float_test {
+        ($name:ident, $type:ty, $gemm:ident, $tolerance:expr) => {
+            #[test]
+            fn $name() {
+                let mut words = Words(1);
+                for shape in shapes(&mut words) {
+                    let Shape { m, n, k } = shape;
+                    for round in 0..6 {
+                        let layouts: [usize; 3] = std::array::from_fn(|_| words.below(5));
+                        let accumulate = round % 2 == 1;
+                        let mut value = || words.unit() as $type;
+                        let mut lhs = Owned::new(m, k, layouts[0], &mut value);
+                        let mut rhs = Owned::new(k, n, layouts[1], &mut value);
+                        let mut dst = Owned::new(m, n, layouts[2], &mut value);
+                        if !accumulate {
+                            dst.values.fill(<$type>::NAN);
+                        }
+                        let before = dst.values.clone();
+                        // SAFETY: three matrices of these shapes in memory of their own.
+                        unsafe { $gemm(shape, dst.matrix(), accumulate, lhs.matrix(), rhs.matrix()) };
+                        let after = std::mem::replace(&mut dst.values, before);
+                        let mut touched = 0;
+                        for i in 0..m {
+                            for j in 0..n {
+                                let old = if accumulate { f64::from(dst.get(i, j)) } else { 0.0 };
+                                let exact: f64 = (0..k)
+                                    .map(|p| f64::from(lhs.get(i, p)) * f64::from(rhs.get(p, j)))
+                                    .sum::<f64>()
+                                    + old;
+                                let at = dst.offset as isize + i as isize * dst.row + j as isize * dst.column;
+                                let got = f64::from(after[at as usize]);
+                                let error = (got - exact).abs();
+                                assert!(
+                                    error <= $tolerance * (k as f64 + 2.0),
+                                    "{shape:?} {layouts:?} ({i}, {j}): {got} {exact}"
+                                );
+                                touched += 1;
+                            }
+                        }
+                        let changed =
+                            after.iter().zip(&dst.values).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                        assert!(changed <= touched, "{shape:?} {layouts:?}: wrote between the elements");
+                    }
+                }
+            }
+        };
+    }
+
+    float_test!(f32_against_naive, f32, gemm_f32, 1e-6);
+    float_test!(f64_against_naive, f64, gemm_f64, 1e-15);
+
+    #[test]
+    fn i64_wraps() {
+        let mut words = Words(9);
+        for shape in shapes(&mut words).into_iter().skip(12) {
+            let Shape { m, n, k } = shape;
+            let mut value = || i64::from(words.next()) << 31;
+            let mut lhs = Owned::new(m, k, 0, &mut value);
+            let mut rhs = Owned::new(k, n, 3, &mut value);
+            let mut dst = Owned::new(m, n, 4, &mut value);
+            // SAFETY: three matrices of these shapes in memory of their own.
+            unsafe { gemm_i64(shape, dst.matrix(), false, lhs.matrix(), rhs.matrix()) };
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let exact =
+                    (0..k).fold(0i64, |sum, p| sum.wrapping_add(lhs.get(i, p).wrapping_mul(rhs.get(p, j))));
+                assert_eq!(dst.get(i, j), exact);
+            }
+        }
+    }
+
+    #[test]
+    fn grids_cover_the_threads() {
+        assert_eq!(grid(Shape { m: 4, n: 4, k: 4 }, 8, [1, 1]), (1, 1));
+        assert_eq!(grid(Shape { m: 64, n: 256, k: 256 }, 2, [1, 4]), (1, 2));
+        let (rows, columns) = grid(Shape { m: 4096, n: 64, k: 4096 }, 16, [1, 1]);
+        assert!(rows * columns >= 16);
+        assert_eq!(grid(Shape { m: 4096, n: 4096, k: 4096 }, 16, [1, 4]), (4, 16));
+    }
+}

@@ -1,0 +1,66 @@
+//! Kiln's runtime: what compiled and eager code run on. It knows nothing of graphs or tensors.
+//!
+//! | module      | what it is                                                        |
+//! |-------------|-------------------------------------------------------------------|
+//! | [`pool`]    | the caching storage pool: [`Buffer`]                              |
+//! | [`threads`] | the one thread pool: [`parallel_for`]                             |
+//! | [`scratch`] | memory a thread keeps for itself                                  |
+//! | [`cpu`]     | the machine's vector instructions: [`Isa`]                        |
+//! | [`gemm`]    | matrix products over strided memory                               |
+//! | [`random`]  | Philox                                                            |
+//! | [`cc`]      | the C compiler                                                    |
+//! | [`cache`]   | the kernel cache, memory then disk: [`KernelCache`]               |
+//! | [`kernel`]  | the signature of compiled functions and their launch: [`Kernel`]  |
+//! | [`program`] | lists of launches and library calls over a table of buffers       |
+//! | [`owner`]   | a lock for data that one thread uses almost always                |
+//! | [`warn`]    | warnings, each given once                                         |
+//!
+//! A kernel from C text to its result:
+//!
+//! ```
+//! use kiln_runtime::{Args, Kernel, KernelCache, Source};
+//!
+//! let text = "int twice(char *const *bufs, const long *ints, const double *scalars,
+//!                       long begin, long end, char *scratch) {
+//!     float *x = (float *)bufs[0];
+//!     for (long i = begin; i < end; i++) x[i] = 2.0f * x[i];
+//!     return 0;
+//! }";
+//! # let folder = std::env::temp_dir().join(format!("kiln-doc-{}", std::process::id()));
+//! # let cache = KernelCache::at(&folder);
+//! # #[cfg(any())]
+//! let cache = KernelCache::global();
+//! let loaded = cache.load(&Source::new(text, &["-O2"]))?;
+//! let twice = Kernel::new(loaded.library, "twice").expect("the text defines it");
+//!
+//! let mut x = vec![1.5f32; 1000];
+//! let args = Args { bufs: &[x.as_mut_ptr().cast()], ints: &[], scalars: &[] };
+//! // SAFETY: the kernel touches x[begin..end] only.
+//! let status = unsafe { twice.launch(&args, 1000, 256, 0) };
+//! assert_eq!((status, x[999]), (0, 3.0));
+//! # std::fs::remove_dir_all(folder).ok();
+//! # Ok::<(), kiln_runtime::CacheError>(())
+//! ```
+
+pub mod cache;
+pub mod cc;
+pub mod cpu;
+pub mod gemm;
+pub mod kernel;
+pub mod owner;
+mod panel;
+pub mod pool;
+pub mod program;
+pub mod random;
+pub mod scratch;
+#[cfg(test)]
+mod testing;
+pub mod threads;
+pub mod warn;
+
+pub use cache::{CacheError, KernelCache, Library, Loaded, Origin, Source};
+pub use cc::{CcError, Compiler};
+pub use cpu::Isa;
+pub use kernel::{Args, Kernel, KernelFn};
+pub use pool::{AllocError, Buffer};
+pub use threads::parallel_for;

@@ -1,0 +1,228 @@
+//! A lock for data that one thread uses almost always. For that thread, its *owner*, taking the lock is a plain
+//! store and a load; the price is paid by the others, who come once in a blue moon.
+//!
+//! The owner says "I am inside", then looks whether somebody revoked its right; a stranger revokes it, then
+//! looks whether the owner is inside. Each must see the other's store, which takes a full fence on both sides,
+//! and a full fence costs as much as any lock. Linux lets the stranger pay for both: `membarrier` makes every
+//! running thread of the process pass a fence. Where there is no such call, the owner uses a real fence.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence, fence};
+
+use parking_lot::{Mutex, MutexGuard};
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct OwnerLock<T> {
+    /// The owner's mark (see [`this_thread`]).
+    owner: AtomicUsize,
+    /// The owner is inside.
+    inside: AtomicBool,
+    /// A stranger is inside, or about to be.
+    revoked: AtomicBool,
+    /// Strangers take turns, and changes of owner with them.
+    strangers: Mutex<()>,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached only through a guard, and there is one at a time.
+unsafe impl<T: Send> Sync for OwnerLock<T> {}
+
+/// Tells threads apart: the address of something only this thread has.
+#[inline]
+fn this_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| std::ptr::from_ref(mark) as usize)
+}
+
+/// Whether strangers can pass a fence on the owner's behalf.
+#[cfg(target_os = "linux")]
+#[inline]
+fn has_membarrier() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED.get_or_init(|| {
+        // SAFETY: this command takes no pointers; it only registers the process for expedited barriers.
+        unsafe {
+            libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0
+        }
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn has_membarrier() -> bool {
+    static NEVER: OnceLock<bool> = OnceLock::new();
+    *NEVER.get_or_init(|| false)
+}
+
+/// A fence for this thread and, if [`has_membarrier`], for every other.
+fn heavy_fence() {
+    fence(Ordering::SeqCst);
+    #[cfg(target_os = "linux")]
+    if has_membarrier() {
+        // SAFETY: this command takes no pointers; the process was registered for it.
+        unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
+    }
+}
+
+impl<T> OwnerLock<T> {
+    /// A lock around a value; nobody owns it yet.
+    pub fn new(value: T) -> OwnerLock<T> {
+        OwnerLock {
+            owner: AtomicUsize::new(0),
+            inside: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            strangers: Mutex::new(()),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Makes this thread the owner.
+    pub fn own(&self) {
+        if self.is_own() {
+            return;
+        }
+        let guard = self.lock_as_stranger();
+        self.owner.store(this_thread(), Ordering::Release);
+        drop(guard);
+    }
+
+    /// Whether this thread is the owner.
+    #[inline]
+    pub fn is_own(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == this_thread()
+    }
+
+    /// Takes the lock, waiting if need be. The owner must not hold it already.
+    #[inline]
+    pub fn lock(&self) -> OwnerGuard<'_, T> {
+        if !self.is_own() {
+            return self.lock_as_stranger();
+        }
+        debug_assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
+        loop {
+            self.inside.store(true, Ordering::Relaxed);
+            match has_membarrier() {
+                true => compiler_fence(Ordering::SeqCst),
+                false => fence(Ordering::SeqCst),
+            }
+            if !self.revoked.load(Ordering::Acquire) {
+                return OwnerGuard { lock: self, stranger: None, _not_send: std::marker::PhantomData };
+            }
+            self.step_aside();
+        }
+    }
+
+    /// Takes the lock unless it is this thread's own and held.
+    pub fn lock_unless_inside(&self) -> Option<OwnerGuard<'_, T>> {
+        match self.is_own() && self.inside.load(Ordering::Relaxed) {
+            true => None,
+            false => Some(self.lock()),
+        }
+    }
+
+    #[cold]
+    fn step_aside(&self) {
+        self.inside.store(false, Ordering::Release);
+        while self.revoked.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[cold]
+    fn lock_as_stranger(&self) -> OwnerGuard<'_, T> {
+        let turn = self.strangers.lock();
+        self.revoked.store(true, Ordering::SeqCst);
+        heavy_fence();
+        while self.inside.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        OwnerGuard { lock: self, stranger: Some(turn), _not_send: std::marker::PhantomData }
+    }
+}
+
+/// The lock, held.
+pub struct OwnerGuard<'a, T> {
+    lock: &'a OwnerLock<T>,
+    /// Set if it is a stranger who holds it.
+    stranger: Option<MutexGuard<'a, ()>>,
+    /// Given up where it was taken.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl<T> Deref for OwnerGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for OwnerGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard holds the lock, and is borrowed mutably.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for OwnerGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        match &self.stranger {
+            None => self.lock.inside.store(false, Ordering::Release),
+            // Before the turn is passed on: the next stranger revokes anew.
+            Some(_) => self.lock.revoked.store(false, Ordering::Release),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owner_and_strangers_take_turns() {
+        let lock = OwnerLock::new([0u64; 2]);
+        lock.own();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..2_000 {
+                        let mut both = lock.lock();
+                        both[0] += 1;
+                        both[1] += 1;
+                        assert_eq!(both[0], both[1]);
+                    }
+                });
+            }
+            for _ in 0..500_000 {
+                let mut both = lock.lock();
+                both[0] += 1;
+                both[1] += 1;
+                assert_eq!(both[0], both[1]);
+            }
+        });
+        assert_eq!(*lock.lock(), [506_000; 2]);
+    }
+
+    #[test]
+    fn ownership_moves() {
+        let lock = OwnerLock::new(1);
+        lock.own();
+        let held = lock.lock();
+        assert!(lock.lock_unless_inside().is_none());
+        drop(held);
+        assert!(lock.lock_unless_inside().is_some());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                lock.own();
+                *lock.lock() += 1;
+            });
+        });
+        assert!(!lock.is_own());
+        assert_eq!(*lock.lock(), 2);
+    }
+}

@@ -1,0 +1,440 @@
+//! The storage pool: memory blocks that are kept and handed out again instead of going back to the system.
+//!
+//! Sizes are rounded up to classes, four to each power of two, so at most a fifth of a block is unused. Each
+//! class has a free list threaded through the free blocks themselves: neither taking a cached block nor
+//! giving one back calls the global allocator. Blocks of 2 MiB and more come from the system directly,
+//! aligned so that they can be backed by huge pages: a fresh 16 MiB block otherwise costs thousands of page
+//! faults.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use thiserror::Error;
+
+use crate::threads::{Shared, parallel_for};
+
+/// Alignment of every buffer.
+pub const ALIGNMENT: usize = 64;
+/// From this size on blocks are mapped from the system, at multiples of this size.
+const BIG: usize = 2 << 20;
+const CLASSES: usize = 4 * usize::BITS as usize;
+
+/// Why a buffer could not be had.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AllocError {
+    /// More than the machine could ever give.
+    #[error("a buffer of {requested} bytes is larger than this machine's memory of {machine} bytes")]
+    TooLarge {
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes of memory the process may use.
+        machine: usize,
+    },
+    /// Together with the live buffers, more than the machine has.
+    #[error("no memory for {requested} bytes: {live} of {machine} bytes are in use by live buffers")]
+    Exhausted {
+        /// Bytes asked for.
+        requested: usize,
+        /// Bytes in live buffers.
+        live: usize,
+        /// Bytes of memory the process may use.
+        machine: usize,
+    },
+}
+
+/// What the pool holds, in bytes rounded up to size classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes in live buffers.
+    pub live_bytes: usize,
+    /// Bytes in free blocks kept for reuse.
+    pub cached_bytes: usize,
+    /// The most `live_bytes` has been since the last [`reset_peak`].
+    pub peak_live_bytes: usize,
+    /// Blocks taken from the system so far.
+    pub system_allocations: usize,
+}
+
+/// An owned block of raw memory; dropping it returns it to the pool.
+///
+/// The memory is aligned to 64 bytes and not initialised unless stated. The type hands out only a raw
+/// pointer: who may read and write when is decided by the owner.
+#[derive(Debug)]
+pub struct Buffer {
+    pointer: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a buffer owns its block, and access to the memory goes through raw pointers in unsafe code that
+// has to order its own accesses.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; a shared buffer only shows its address and size.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A buffer of `bytes` bytes with unspecified contents.
+    pub fn alloc(bytes: usize) -> Result<Buffer, AllocError> {
+        Ok(Buffer::take(bytes)?.0)
+    }
+
+    /// A buffer of `bytes` zero bytes.
+    pub fn zeroed(bytes: usize) -> Result<Buffer, AllocError> {
+        let (buffer, known_zero) = Buffer::take(bytes)?;
+        if !known_zero {
+            let start = Shared(buffer.as_ptr());
+            parallel_for(bytes, 1 << 20, |begin, end| {
+                // SAFETY: ranges are disjoint and within the block, which nobody else knows of yet.
+                unsafe { std::ptr::write_bytes(start.get().add(begin), 0, end - begin) }
+            });
+        }
+        Ok(buffer)
+    }
+
+    /// The first byte. Dangling (but aligned) when the buffer has no bytes.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pointer.as_ptr()
+    }
+
+    /// The size asked for.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The buffer, and whether its bytes are known to be zero.
+    #[inline]
+    fn take(bytes: usize) -> Result<(Buffer, bool), AllocError> {
+        if bytes == 0 {
+            let pointer =
+                NonNull::without_provenance(const { std::num::NonZero::new(ALIGNMENT).expect("not 0") });
+            return Ok((Buffer { pointer, bytes }, true));
+        }
+        let too_large = || AllocError::TooLarge { requested: bytes, machine: machine_bytes() };
+        let class = Class::of(bytes).ok_or_else(too_large)?;
+        let (pointer, fresh) = match POOL.pop(class) {
+            Some(pointer) => (pointer, false),
+            None => (POOL.fresh(class, bytes)?, class.is_big()),
+        };
+        let live = POOL.live.fetch_add(class.bytes, Ordering::Relaxed) + class.bytes;
+        if live > POOL.peak.load(Ordering::Relaxed) {
+            POOL.peak.fetch_max(live, Ordering::Relaxed);
+        }
+        Ok((Buffer { pointer, bytes }, fresh))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let class = Class::of(self.bytes).expect("the class existed when the buffer was made");
+        POOL.live.fetch_sub(class.bytes, Ordering::Relaxed);
+        if POOL.cached() > machine_bytes() / 2 {
+            // SAFETY: the block came from `fresh` with this class and is not used any more.
+            unsafe { give_back(self.pointer, class) };
+        } else {
+            POOL.push(class, self.pointer);
+        }
+    }
+}
+
+/// What the pool holds now.
+pub fn stats() -> Stats {
+    Stats {
+        live_bytes: POOL.live.load(Ordering::Relaxed),
+        cached_bytes: POOL.cached(),
+        peak_live_bytes: POOL.peak.load(Ordering::Relaxed),
+        system_allocations: POOL.system_allocations.load(Ordering::Relaxed),
+    }
+}
+
+/// Starts a new measurement of the peak from what is live now.
+pub fn reset_peak() {
+    POOL.peak.store(POOL.live.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Returns all cached blocks to the system.
+pub fn clear() {
+    for index in 0..CLASSES {
+        let Some(class) = Class::at(index) else { return };
+        while let Some(block) = POOL.pop(class) {
+            // SAFETY: a cached block belongs to the pool alone and was made with its list's class.
+            unsafe { give_back(block, class) };
+        }
+    }
+}
+
+/// Bytes of memory the process may use: the machine's, or its control group's if that is less.
+pub fn machine_bytes() -> usize {
+    static BYTES: OnceLock<usize> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        // SAFETY: sysconf has no preconditions.
+        let (pages, page) =
+            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        let physical = match (usize::try_from(pages), usize::try_from(page)) {
+            (Ok(pages), Ok(page)) if pages > 0 => pages.saturating_mul(page),
+            _ => isize::MAX as usize,
+        };
+        let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max");
+        let group = group.ok().and_then(|text| text.trim().parse::<usize>().ok());
+        physical.min(group.unwrap_or(usize::MAX))
+    })
+}
+
+/// A size class: its list's index and the size of its blocks.
+#[derive(Clone, Copy)]
+struct Class {
+    index: usize,
+    bytes: usize,
+}
+
+impl Class {
+    /// The class for a request of `bytes > 0`, unless the rounded size would not be a valid one.
+    #[inline]
+    fn of(bytes: usize) -> Option<Class> {
+        let last = (bytes - 1) / ALIGNMENT;
+        if last < 4 {
+            return Class::at(last);
+        }
+        let shift = last.ilog2() as usize - 2;
+        Class::at(4 * shift + (last >> shift))
+    }
+
+    /// Indices 0..8 are 1..=8 units of 64 bytes; from there on each four double the step.
+    #[inline]
+    fn at(index: usize) -> Option<Class> {
+        let (units, shift) = if index < 4 { (index + 1, 0) } else { (index % 4 + 5, index / 4 - 1) };
+        let bytes = (shift < 56).then(|| (units * ALIGNMENT).checked_mul(1 << shift)).flatten()?;
+        (bytes <= isize::MAX as usize / 2).then_some(Class { index, bytes })
+    }
+
+    fn is_big(self) -> bool {
+        self.bytes >= BIG
+    }
+}
+
+/// The first free block of a class; each free block holds the address of the next in its first bytes.
+#[repr(align(64))]
+struct FreeList(Mutex<Option<Link>>);
+
+#[derive(Clone, Copy)]
+struct Link(NonNull<u8>);
+// SAFETY: a free block belongs to whoever takes it off the list, on any thread.
+unsafe impl Send for Link {}
+
+struct Pool {
+    lists: [FreeList; CLASSES],
+    /// Bytes in live buffers.
+    live: AtomicUsize,
+    /// Bytes taken from the system and not given back: the cached bytes are what of these is not live.
+    held: AtomicUsize,
+    peak: AtomicUsize,
+    system_allocations: AtomicUsize,
+}
+
+static POOL: Pool = Pool {
+    lists: [const { FreeList(Mutex::new(None)) }; CLASSES],
+    live: AtomicUsize::new(0),
+    held: AtomicUsize::new(0),
+    peak: AtomicUsize::new(0),
+    system_allocations: AtomicUsize::new(0),
+};
+
+impl Pool {
+    fn cached(&self) -> usize {
+        // Two counters read one after the other may for a moment not fit together.
+        self.held.load(Ordering::Relaxed).saturating_sub(self.live.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn pop(&self, class: Class) -> Option<NonNull<u8>> {
+        let mut head = self.lists[class.index].0.lock();
+        let Link(block) = (*head)?;
+        // SAFETY: `push` wrote a link at the start of every block on the list.
+        *head = unsafe { block.cast::<Option<Link>>().read() };
+        Some(block)
+    }
+
+    #[inline]
+    fn push(&self, class: Class, block: NonNull<u8>) {
+        let mut head = self.lists[class.index].0.lock();
+        // SAFETY: the block is at least 64 bytes, aligned, and no longer used by its former owner.
+        unsafe { block.cast::<Option<Link>>().write(*head) };
+        *head = Some(Link(block));
+    }
+
+    /// A block from the system; cached blocks are given up before it is refused.
+    #[cold]
+    fn fresh(&self, class: Class, requested: usize) -> Result<NonNull<u8>, AllocError> {
+        let machine = machine_bytes();
+        if requested > machine {
+            return Err(AllocError::TooLarge { requested, machine });
+        }
+        let live = self.live.load(Ordering::Relaxed);
+        let exhausted = AllocError::Exhausted { requested, live, machine };
+        // The system would promise more than it has and end the process later.
+        if live.saturating_add(requested) > machine {
+            return Err(exhausted);
+        }
+        if live + requested + self.cached() > machine {
+            clear();
+        }
+        let block = from_system(class).or_else(|| {
+            clear();
+            from_system(class)
+        });
+        let block = block.ok_or(exhausted)?;
+        self.system_allocations.fetch_add(1, Ordering::Relaxed);
+        self.held.fetch_add(class.bytes, Ordering::Relaxed);
+        Ok(block)
+    }
+}
+
+fn small_layout(class: Class) -> Layout {
+    Layout::from_size_align(class.bytes, ALIGNMENT).expect("class sizes are valid layouts")
+}
+
+fn from_system(class: Class) -> Option<NonNull<u8>> {
+    if class.is_big() {
+        return map_big(class.bytes);
+    }
+    // SAFETY: class sizes are not zero.
+    NonNull::new(unsafe { std::alloc::alloc(small_layout(class)) })
+}
+
+/// Maps `bytes` (a multiple of the page size), zeroed, at a multiple of 2 MiB.
+fn map_big(bytes: usize) -> Option<NonNull<u8>> {
+    let padded = bytes.checked_add(BIG)?;
+    // SAFETY: an anonymous mapping at an address the system chooses.
+    let start = unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(std::ptr::null_mut(), padded, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    if start == libc::MAP_FAILED {
+        return None;
+    }
+    let before = (start as usize).next_multiple_of(BIG) - start as usize;
+    // SAFETY: the three parts lie within the mapping just made; the outer two are cut off.
+    unsafe {
+        let block = start.byte_add(before);
+        if before > 0 {
+            libc::munmap(start, before);
+        }
+        if before < BIG {
+            libc::munmap(block.byte_add(bytes), BIG - before);
+        }
+        #[cfg(target_os = "linux")]
+        // Advice only: without huge pages the block works all the same.
+        libc::madvise(block, bytes, libc::MADV_HUGEPAGE);
+        NonNull::new(block.cast())
+    }
+}
+
+/// # Safety
+/// `block` came from `from_system(class)` and is not used any more.
+unsafe fn give_back(block: NonNull<u8>, class: Class) {
+    POOL.held.fetch_sub(class.bytes, Ordering::Relaxed);
+    if class.is_big() {
+        // SAFETY: exactly the range that `map_big` kept.
+        unsafe { libc::munmap(block.as_ptr().cast(), class.bytes) };
+    } else {
+        // SAFETY: allocated with the same layout.
+        unsafe { std::alloc::dealloc(block.as_ptr(), small_layout(class)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pool is shared by all tests of the process: those that count take turns.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    #[test]
+    fn classes_are_tight_and_ordered() {
+        let mut last = 0;
+        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 3 << 20, (16 << 20) - 1, 16 << 20, 1 << 40]) {
+            let class = Class::of(bytes).unwrap();
+            assert!(class.bytes >= bytes && class.bytes <= (bytes * 5 / 4).max(bytes + 64), "{bytes}");
+            assert_eq!(Class::at(class.index).unwrap().bytes, class.bytes);
+            assert!(class.index >= last);
+            last = class.index;
+        }
+        assert_eq!(Class::of(16 << 20).unwrap().bytes, 16 << 20);
+        assert!(Class::of(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn a_freed_block_comes_back() {
+        let _turn = TURN.lock();
+        for bytes in [1000, 5 << 20] {
+            let first = Buffer::alloc(bytes).unwrap();
+            let address = first.as_ptr();
+            assert_eq!(address as usize % if bytes >= BIG { BIG } else { ALIGNMENT }, 0);
+            drop(first);
+            assert_eq!(Buffer::alloc(bytes - 1).unwrap().as_ptr(), address);
+        }
+    }
+
+    #[test]
+    fn peak_follows_live_bytes() {
+        let _turn = TURN.lock();
+        clear();
+        reset_peak();
+        let before = stats();
+        let big = Buffer::alloc(64 << 20).unwrap();
+        drop(big);
+        let after = stats();
+        assert!(after.peak_live_bytes >= before.live_bytes + (64 << 20));
+        assert!(after.cached_bytes >= 64 << 20);
+        clear();
+        assert!(stats().cached_bytes < 64 << 20);
+    }
+
+    #[test]
+    fn zeroed_after_use() {
+        for bytes in [0, 100, 3 << 20] {
+            for _ in 0..2 {
+                let buffer = Buffer::zeroed(bytes).unwrap();
+                // SAFETY: zeroed buffers are initialised, and this one is ours alone.
+                let slice = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), bytes) };
+                assert!(slice.iter().all(|byte| *byte == 0));
+                slice.fill(7);
+            }
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused() {
+        for bytes in [usize::MAX, isize::MAX as usize, 1 << 60, machine_bytes() + 1] {
+            assert!(
+                matches!(Buffer::alloc(bytes), Err(AllocError::TooLarge { requested, .. }) if requested == bytes)
+            );
+        }
+    }
+
+    #[test]
+    fn threads_never_share_a_block() {
+        std::thread::scope(|scope| {
+            for tag in 0..4u8 {
+                scope.spawn(move || {
+                    for round in 0..2000usize {
+                        let bytes = 64 + round % 300;
+                        let buffer = Buffer::alloc(bytes).unwrap();
+                        // SAFETY: the buffer is ours; every byte is written before it is read.
+                        unsafe {
+                            std::ptr::write_bytes(buffer.as_ptr(), tag, bytes);
+                            std::hint::black_box(buffer.as_ptr());
+                            assert!((0..bytes).all(|i| *buffer.as_ptr().add(i) == tag));
+                        }
+                    }
+                });
+            }
+        });
+    }
+}

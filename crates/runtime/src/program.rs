@@ -1,0 +1,219 @@
+//! Programs: a list of kernel launches and library calls over a table of buffers, ready to run again and
+//! again without asking the allocator for anything.
+
+use crate::gemm::{self, Matrix};
+use crate::kernel::{Args, Kernel};
+use crate::pool::{AllocError, Buffer};
+use crate::random;
+
+/// Where a buffer of a program lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// The memory passed as this input.
+    Input(usize),
+    /// The memory passed as this output.
+    Output(usize),
+    /// The run's arena, at this byte.
+    Arena(usize),
+}
+
+/// The element types library calls know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// Single precision.
+    F32,
+    /// Double precision.
+    F64,
+    /// 64-bit integers.
+    I64,
+}
+
+/// A strided matrix in a buffer; offset and strides count elements.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixAt {
+    /// The buffer.
+    pub buffer: usize,
+    /// Its first element.
+    pub offset: isize,
+    /// From row to row.
+    pub row: isize,
+    /// From column to column.
+    pub column: isize,
+}
+
+/// One thing a program does.
+#[derive(Debug)]
+pub enum Step {
+    /// Launches a kernel.
+    Kernel {
+        /// The kernel.
+        kernel: Kernel,
+        /// Its buffers and byte offsets into them.
+        bufs: Vec<(usize, isize)>,
+        /// Sizes, strides, offsets.
+        ints: Vec<i64>,
+        /// Which of the run's numbers it gets.
+        scalars: Vec<usize>,
+        /// Items to split over threads.
+        items: i64,
+        /// Fewest items worth a thread.
+        grain: i64,
+        /// Scratch memory per thread.
+        scratch_bytes: usize,
+    },
+    /// A matrix product.
+    Gemm {
+        /// Sizes.
+        shape: gemm::Shape,
+        /// Result.
+        dst: MatrixAt,
+        /// Left operand.
+        lhs: MatrixAt,
+        /// Right operand.
+        rhs: MatrixAt,
+        /// Whether to add to what is there.
+        accumulate: bool,
+        /// Element type.
+        element: Element,
+    },
+    /// Fills a dense buffer with random numbers.
+    Random {
+        /// Standard normal instead of uniform.
+        normal: bool,
+        /// The buffer.
+        buffer: usize,
+        /// How many.
+        count: usize,
+        /// Element type.
+        element: Element,
+        /// Which of the run's numbers is the seed.
+        seed: usize,
+        /// Which of the run's numbers is the first counter.
+        offset: usize,
+    },
+    /// Calls back to the host with this number.
+    Host(usize),
+}
+
+/// A program: see the [module](self).
+#[derive(Debug)]
+pub struct Program {
+    /// What to do, in order.
+    pub steps: Vec<Step>,
+    /// Where every buffer lives.
+    pub places: Vec<Place>,
+    /// Size of the arena.
+    pub arena_bytes: usize,
+}
+
+/// Why a program stopped.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Stopped<E> {
+    /// There was no memory for the arena.
+    Memory(AllocError),
+    /// A kernel found a data-dependent error.
+    Status {
+        /// The step.
+        step: usize,
+        /// The code the kernel returned.
+        code: i32,
+    },
+    /// A host step failed.
+    Host(E),
+}
+
+/// What a run works with; kept between runs so that none of them allocates.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    pointers: Vec<*mut u8>,
+    bufs: Vec<*mut u8>,
+    scalars: Vec<u64>,
+}
+
+// SAFETY: the pointers are scratch, filled and used within one run.
+unsafe impl Send for Workspace {}
+
+impl Program {
+    /// Runs all steps; stops at the first that fails.
+    ///
+    /// # Safety
+    /// `inputs` and `outputs` point to memory as large as the steps' accesses reach, of their element types;
+    /// nobody else writes what is read or touches what is written until the run returns; the steps are what a
+    /// correct lowering made (in bounds for these sizes, disjoint between threads).
+    pub unsafe fn run<E>(
+        &self,
+        inputs: &[*mut u8],
+        outputs: &[*mut u8],
+        scalars: &[u64],
+        workspace: &mut Workspace,
+        host: &mut dyn FnMut(usize, &[*mut u8]) -> Result<(), E>,
+    ) -> Result<(), Stopped<E>> {
+        let arena = Buffer::alloc(self.arena_bytes).map_err(Stopped::Memory)?;
+        let Workspace { pointers, bufs, scalars: numbers } = workspace;
+        pointers.clear();
+        pointers.extend(self.places.iter().map(|place| match *place {
+            Place::Input(i) => inputs[i],
+            Place::Output(i) => outputs[i],
+            Place::Arena(offset) => arena.as_ptr().wrapping_add(offset),
+        }));
+        for (index, step) in self.steps.iter().enumerate() {
+            match step {
+                Step::Kernel { kernel, bufs: wanted, ints, scalars: used, items, grain, scratch_bytes } => {
+                    bufs.clear();
+                    bufs.extend(
+                        wanted.iter().map(|&(buffer, offset)| pointers[buffer].wrapping_offset(offset)),
+                    );
+                    numbers.clear();
+                    numbers.extend(used.iter().map(|&i| scalars[i]));
+                    let args = Args { bufs, ints, scalars: numbers };
+                    // SAFETY: the caller's promise about the steps is passed on.
+                    let code = unsafe { kernel.launch(&args, *items, *grain, *scratch_bytes) };
+                    if code != 0 {
+                        return Err(Stopped::Status { step: index, code });
+                    }
+                }
+                Step::Gemm { shape, dst, lhs, rhs, accumulate, element } => {
+                    macro_rules! product {
+                        ($gemm:path, $ty:ty) => {{
+                            let matrix = |m: &MatrixAt| {
+                                let first = pointers[m.buffer].cast::<$ty>().wrapping_offset(m.offset);
+                                Matrix::new(first, m.row, m.column)
+                            };
+                            // SAFETY: the caller's promise about the steps is passed on.
+                            unsafe { $gemm(*shape, matrix(dst), *accumulate, matrix(lhs), matrix(rhs)) }
+                        }};
+                    }
+                    match element {
+                        Element::F32 => product!(gemm::gemm_f32, f32),
+                        Element::F64 => product!(gemm::gemm_f64, f64),
+                        Element::I64 => product!(gemm::gemm_i64, i64),
+                    }
+                }
+                Step::Random { normal, buffer, count, element, seed, offset } => {
+                    let (seed, offset) = (scalars[*seed], scalars[*offset]);
+                    let first = pointers[*buffer];
+                    if *count == 0 {
+                        continue;
+                    }
+                    macro_rules! fill {
+                        ($ty:ty, $uniform:path, $normal:path) => {{
+                            // SAFETY: the caller promises that the buffer holds `count` elements that only
+                            // this run touches.
+                            let to = unsafe { std::slice::from_raw_parts_mut(first.cast::<$ty>(), *count) };
+                            match normal {
+                                true => $normal(to, seed, offset, 0.0, 1.0),
+                                false => $uniform(to, seed, offset, 0.0, 1.0),
+                            }
+                        }};
+                    }
+                    match element {
+                        Element::F64 => fill!(f64, random::fill_uniform_f64, random::fill_normal_f64),
+                        _ => fill!(f32, random::fill_uniform_f32, random::fill_normal_f32),
+                    }
+                }
+                Step::Host(call) => host(*call, pointers).map_err(Stopped::Host)?,
+            }
+        }
+        Ok(())
+    }
+}
