@@ -1,0 +1,132 @@
+//! Runs what gradient rules and decompositions emit, on real tensors.
+
+use smallvec::smallvec;
+
+use kiln_ir::{Emit, Error, Loc, Op, Result, Scalar, Ty, Value, Values, Why};
+
+use super::node::Saved;
+use crate::dispatch::execute;
+use crate::hook::{Arg, Call, Output};
+use crate::{Tensor, TensorList};
+
+enum Item {
+    Tensor(Tensor),
+    Number(Scalar),
+    List(TensorList),
+    /// Only the type is known: a rule that reads it says so in its row.
+    Nothing,
+}
+
+/// An emitter that executes ops at once.
+pub struct EagerEmit {
+    items: Vec<(Item, Ty)>,
+    grad_enabled: bool,
+    loc: Loc,
+}
+
+impl EagerEmit {
+    /// An emitter whose ops are recorded on the tape, or not.
+    pub fn new(grad_enabled: bool, loc: Loc) -> EagerEmit {
+        EagerEmit { items: Vec::with_capacity(16), grad_enabled, loc }
+    }
+
+    fn push(&mut self, item: Item, ty: Ty) -> Value {
+        self.items.push((item, ty));
+        Value(self.items.len() as u32 - 1)
+    }
+
+    /// Makes a tensor a value.
+    pub fn tensor(&mut self, tensor: &Tensor) -> Value {
+        self.push(Item::Tensor(tensor.clone()), tensor.ty().into())
+    }
+
+    /// Makes an operand a value.
+    pub fn arg(&mut self, arg: &Arg<'_>, ty: &Ty) -> Value {
+        let item = match arg {
+            Arg::Tensor(t) => Item::Tensor((*t).clone()),
+            Arg::Number(x) => Item::Number(*x),
+            Arg::List(l) => Item::List((*l).clone()),
+        };
+        self.push(item, ty.clone())
+    }
+
+    pub(crate) fn saved(&mut self, saved: Saved) -> Value {
+        match saved {
+            Saved::Type(ty) => self.push(Item::Nothing, ty),
+            Saved::Number(x) => self.push(Item::Number(x), Ty::Scalar(x.kind())),
+            Saved::Tensor(tensor, _) => {
+                let ty = tensor.ty().into();
+                self.push(Item::Tensor(tensor), ty)
+            }
+        }
+    }
+
+    /// The tensor behind a value.
+    pub fn take(&mut self, value: Value) -> Result<Tensor> {
+        match &self.items[value.index()].0 {
+            Item::Tensor(t) => Ok(t.clone()),
+            Item::Number(x) => Tensor::scalar(*x, self.loc),
+            Item::List(_) | Item::Nothing => Err(self.unsaved("its result")),
+        }
+    }
+
+    fn unsaved(&self, what: &str) -> Error {
+        Error::op(
+            "autograd",
+            Why::Other(format!("a rule reads {what}, which its row does not save")),
+            self.loc,
+        )
+    }
+}
+
+impl Emit for EagerEmit {
+    fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        if let Op::Constant { value } = op {
+            return Ok(smallvec![self.push(Item::Number(value), Ty::Scalar(value.kind()))]);
+        }
+        let mut operands: smallvec::SmallVec<[Arg<'_>; 6]> = smallvec![];
+        for &value in args {
+            operands.push(match &self.items[value.index()].0 {
+                Item::Tensor(t) => Arg::Tensor(t),
+                Item::Number(x) => Arg::Number(*x),
+                Item::List(l) => Arg::List(l),
+                Item::Nothing => return Err(self.unsaved(&format!("%{} in {}", value.0, op.name()))),
+            });
+        }
+        // Arithmetic of numbers stays with the numbers.
+        if !operands.is_empty() && operands.iter().all(|a| matches!(a, Arg::Number(_))) {
+            let numbers: Vec<Scalar> = operands
+                .iter()
+                .filter_map(|a| if let Arg::Number(x) = a { Some(*x) } else { None })
+                .collect();
+            if let Some(x) = op.fold(&numbers) {
+                drop(operands);
+                return Ok(smallvec![self.push(Item::Number(x), Ty::Scalar(x.kind()))]);
+            }
+        }
+        let call = Call {
+            op: &op,
+            args: &operands,
+            in_place: false,
+            grad_enabled: self.grad_enabled,
+            loc: self.loc,
+        };
+        let output = execute(&call)?;
+        drop(operands);
+        let (item, ty) = match output {
+            Output::Tensor(t) => {
+                let ty = t.ty().into();
+                (Item::Tensor(t), ty)
+            }
+            Output::List(l) => {
+                let tys = l.items()?.iter().map(Tensor::ty).collect();
+                (Item::List(l), Ty::List(tys))
+            }
+        };
+        Ok(smallvec![self.push(item, ty)])
+    }
+
+    fn ty(&self, value: Value) -> &Ty {
+        &self.items[value.index()].1
+    }
+}

@@ -1,0 +1,184 @@
+//! Reverse-mode differentiation of eager programs: ops leave nodes on a tape, `backward` walks it.
+//!
+//! The rules are the op table's; the engine runs them through [`Emit`](kiln_ir::Emit) on real tensors.
+
+mod emit;
+mod engine;
+mod mode;
+mod node;
+
+use kiln_ir::{Error, Loc, Result, Why, carries_gradient};
+
+pub use emit::EagerEmit;
+pub use mode::{GradMode, enable_grad, grad_enabled, no_grad};
+pub(crate) use node::{Edge, GradNode, as_before, overwritten, record};
+pub use node::{Function, attach};
+
+use crate::Tensor;
+use crate::hook::{self, Access};
+
+/// A tensor's autograd state; most tensors have none.
+#[derive(Default)]
+pub(crate) struct Meta {
+    /// The accumulated gradient of a leaf.
+    pub(crate) grad: Option<Tensor>,
+    /// How the tensor was computed.
+    pub(crate) history: Option<(std::sync::Arc<GradNode>, usize)>,
+    /// The parameter's name in its model.
+    pub(crate) label: Option<String>,
+}
+
+impl Tensor {
+    pub(crate) fn with_meta<R>(&self, body: impl FnOnce(&mut Meta) -> R) -> R {
+        body(self.slot.meta.lock().get_or_insert_default())
+    }
+
+    pub(crate) fn history(&self) -> Option<(std::sync::Arc<GradNode>, usize)> {
+        self.slot.meta.lock().as_ref().and_then(|meta| meta.history.clone())
+    }
+
+    /// Whether it was made by the user rather than by a differentiated op.
+    pub fn is_leaf(&self) -> bool {
+        if self.is_lazy() {
+            return !self.requires_grad(); // a run makes its tensors by ops
+        }
+        self.slot.meta.lock().as_ref().is_none_or(|meta| meta.history.is_none())
+    }
+
+    /// Asks for a gradient (or no longer does).
+    #[track_caller]
+    pub fn requires_grad_(&self, on: bool) -> Result<&Tensor> {
+        let loc = Loc::caller();
+        hook::host_access(self, Access::State, "requires_grad_", loc)?;
+        let ty = self.ty();
+        if on && !carries_gradient(&ty.clone().into()) {
+            let why = Why::DType {
+                argument: "a tensor that requires a gradient",
+                expected: "floating point",
+                got: ty.dtype,
+            };
+            return Err(Error::op("requires_grad_", why, loc));
+        }
+        if !self.is_leaf() {
+            let why =
+                Why::Other("only leaves can be told whether they require a gradient; use detach()".into());
+            return Err(Error::op("requires_grad_", why, loc));
+        }
+        self.mark_requires_grad(on);
+        Ok(self)
+    }
+
+    /// The gradient that `backward` left, if any.
+    pub fn grad(&self) -> Option<Tensor> {
+        self.slot.meta.lock().as_ref().and_then(|meta| meta.grad.clone())
+    }
+
+    /// Puts or takes away the gradient.
+    pub fn set_grad(&self, grad: Option<Tensor>) {
+        match grad {
+            Some(_) => self.with_meta(|meta| drop(std::mem::replace(&mut meta.grad, grad))),
+            None => {
+                let old = self.slot.meta.lock().as_mut().and_then(|meta| meta.grad.take());
+                drop(old);
+            }
+        }
+    }
+
+    /// The parameter's name in its model, if it was given one.
+    pub fn label(&self) -> Option<String> {
+        self.slot.meta.lock().as_ref().and_then(|meta| meta.label.clone())
+    }
+
+    /// Names the tensor for error messages; of two names the longer (from further up the model) stays.
+    pub fn set_label(&self, label: &str) {
+        self.with_meta(|meta| {
+            if meta.label.as_ref().is_none_or(|old| old.len() < label.len()) {
+                meta.label = Some(label.to_string());
+            }
+        });
+    }
+
+    /// Computes the gradient of this single number with respect to the leaves it was computed from, and adds
+    /// it to their `grad`.
+    #[track_caller]
+    pub fn backward(&self) -> Result<()> {
+        backward(self, None, false, Loc::caller())
+    }
+
+    /// `backward` for any shape, from a given gradient; keeps the tape for another pass if told to.
+    #[track_caller]
+    pub fn backward_with(&self, gradient: Option<&Tensor>, retain_graph: bool) -> Result<()> {
+        backward(self, gradient, retain_graph, Loc::caller())
+    }
+
+    /// Becomes what `other` is: its memory, its place on the tape. Only for a lazy tensor whose run was
+    /// executed op by op.
+    pub fn adopt(&self, other: &Tensor) -> Result<()> {
+        self.publish(other.ready()?.clone());
+        self.mark_requires_grad(other.requires_grad());
+        if let Some(history) = other.history() {
+            self.with_meta(|meta| meta.history = Some(history));
+        }
+        Ok(())
+    }
+
+    /// The same elements, cut off from the tape.
+    #[track_caller]
+    pub fn detach(&self) -> Result<Tensor> {
+        crate::dispatch::dispatch_tensor(
+            &kiln_ir::Op::Detach {},
+            &[hook::Arg::Tensor(self)],
+            false,
+            Loc::caller(),
+        )
+    }
+}
+
+fn backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
+    let recorded =
+        hook::with_current(|recorder| recorder.map(|r| r.backward(root, gradient, retain_graph, loc)));
+    match recorded {
+        Some(result) => result,
+        None => run_backward(root, gradient, retain_graph, loc),
+    }
+}
+
+/// Goes on with a backward pass that a run began: each tensor with the gradient that reached it.
+pub fn backward_from(seeds: &[(Tensor, Tensor)], retain_graph: bool, loc: Loc) -> Result<()> {
+    let _eager = hook::Scope::suspend();
+    let _mode = no_grad();
+    engine::run(seeds, retain_graph, loc)
+}
+
+/// Why a backward pass from these tensors on would fail, if it would: part of the tape was used up, or a saved
+/// tensor was overwritten.
+pub fn check_tape(tensors: &[Tensor]) -> Result<()> {
+    engine::check(tensors)
+}
+
+/// What `backward` may be asked of; the same for eager and captured programs.
+pub fn check_backward(root: &Tensor, gradient: Option<&Tensor>, loc: Loc) -> Result<()> {
+    let ty = root.ty();
+    let fail = |why| Err(kiln_ir::Op::Detach {}.error(&[ty.clone().into()], why, loc).named("backward"));
+    if !root.requires_grad() {
+        return fail(Why::NoGradient);
+    }
+    match gradient {
+        None if ty.shape.numel() != 1 => fail(Why::ImplicitGradient { shape: ty.shape.clone() }),
+        Some(g) if g.ty() != ty => fail(Why::InPlace { result: g.ty().to_string(), target: ty.to_string() }),
+        _ => Ok(()),
+    }
+}
+
+/// `backward` by the eager engine, whatever recorder is set.
+pub fn run_backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
+    check_backward(root, gradient, loc)?;
+    let _eager = hook::Scope::suspend();
+    let _mode = no_grad();
+    let ty = root.ty();
+    let seed = match gradient {
+        Some(g) => g.clone(),
+        None => Tensor::full_in(ty.shape, 1.0, ty.dtype, ty.device, loc)?,
+    };
+    engine::run(&[(root.clone(), seed)], retain_graph, loc)
+}

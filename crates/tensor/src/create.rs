@@ -1,0 +1,223 @@
+//! Making tensors: from numbers, from host data, from random streams.
+
+use kiln_ir::{DType, Device, Error, Layout, Loc, Op, Result, Scalar, Shape, TensorTy, Why};
+use kiln_runtime::pool::Buffer;
+
+use crate::dispatch::dispatch_tensor;
+use crate::hook::Arg;
+use crate::host::Element;
+use crate::storage::Storage;
+use crate::tensor::Ready;
+use crate::{Tensor, random};
+
+/// Fresh row-major memory for a tensor of this type, its elements not yet set.
+pub(crate) fn allocate(ty: &TensorTy, op: &str, loc: Loc) -> Result<Ready> {
+    if ty.device != Device::Cpu {
+        return Err(Error::op(op, Why::Device { device: ty.device }, loc));
+    }
+    let buffer = Buffer::alloc(ty.bytes())
+        .map_err(|e| Error::op(op, Why::Memory { bytes: ty.bytes(), reason: e.to_string() }, loc))?;
+    Ok(Ready {
+        storage: Storage::new(buffer),
+        layout: Layout::contiguous(ty.shape.clone()),
+        dtype: ty.dtype,
+        device: ty.device,
+        view_version: None,
+    })
+}
+
+/// [`allocate`] with a tensor's type.
+pub(crate) fn allocate_like(model: &Ready, op: &str, loc: Loc) -> Result<Ready> {
+    let bytes = model.layout.shape.numel() * model.dtype.size();
+    let buffer =
+        Buffer::alloc(bytes).map_err(|e| Error::op(op, Why::Memory { bytes, reason: e.to_string() }, loc))?;
+    Ok(Ready {
+        storage: Storage::new(buffer),
+        layout: Layout::contiguous(Shape::from(&model.layout.shape[..])),
+        dtype: model.dtype,
+        device: model.device,
+        view_version: None,
+    })
+}
+
+impl Tensor {
+    pub(crate) fn full_in(
+        shape: Shape,
+        value: impl Into<Scalar>,
+        dtype: DType,
+        device: Device,
+        loc: Loc,
+    ) -> Result<Tensor> {
+        let op = Op::Full { shape, dtype, device };
+        dispatch_tensor(&op, &[Arg::Number(value.into())], false, loc)
+    }
+
+    /// A 0-d tensor of the number's own dtype.
+    pub(crate) fn scalar(value: Scalar, loc: Loc) -> Result<Tensor> {
+        Tensor::full_in(Shape::scalar(), value, value.kind().dtype(), Device::Cpu, loc)
+    }
+
+    /// A tensor filled with a number: f32 for floats, i64 for integers, bool for truth values.
+    #[track_caller]
+    pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>, device: &Device) -> Result<Tensor> {
+        let value = value.into();
+        let dtype = match value {
+            Scalar::Float(_) => DType::F32,
+            other => other.kind().dtype(),
+        };
+        Tensor::full_in(shape.into(), value, dtype, *device, Loc::caller())
+    }
+
+    /// A tensor of a dtype filled with a number.
+    #[track_caller]
+    pub fn full_of(
+        shape: impl Into<Shape>,
+        value: impl Into<Scalar>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        Tensor::full_in(shape.into(), value, dtype, *device, Loc::caller())
+    }
+
+    /// Zeros, f32.
+    #[track_caller]
+    pub fn zeros(shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+        Tensor::full_in(shape.into(), 0.0, DType::F32, *device, Loc::caller())
+    }
+
+    /// Ones, f32.
+    #[track_caller]
+    pub fn ones(shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+        Tensor::full_in(shape.into(), 1.0, DType::F32, *device, Loc::caller())
+    }
+
+    /// Zeros of this tensor's type.
+    #[track_caller]
+    pub fn zeros_like(&self) -> Result<Tensor> {
+        let ty = self.ty();
+        Tensor::full_in(ty.shape, 0.0, ty.dtype, ty.device, Loc::caller())
+    }
+
+    /// Ones of this tensor's type.
+    #[track_caller]
+    pub fn ones_like(&self) -> Result<Tensor> {
+        let ty = self.ty();
+        Tensor::full_in(ty.shape, 1.0, ty.dtype, ty.device, Loc::caller())
+    }
+
+    /// The integers `start..end`, i64.
+    #[track_caller]
+    pub fn arange(start: i64, end: i64, device: &Device) -> Result<Tensor> {
+        let len = end.saturating_sub(start).max(0) as usize;
+        let op = Op::Arange { len, dtype: DType::I64, device: *device };
+        dispatch_tensor(
+            &op,
+            &[Arg::Number(Scalar::Int(start)), Arg::Number(Scalar::Int(1))],
+            false,
+            Loc::caller(),
+        )
+    }
+
+    /// start, start + step, … before end, f32.
+    #[track_caller]
+    pub fn arange_step(start: f64, end: f64, step: f64, device: &Device) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let steps = ((end - start) / step).ceil();
+        if step == 0.0 || !steps.is_finite() || steps < 0.0 {
+            let why = Why::Number { argument: "step", expected: "a step from start towards end", got: step };
+            return Err(Error::op("arange", why, loc));
+        }
+        let op = Op::Arange { len: steps as usize, dtype: DType::F32, device: *device };
+        dispatch_tensor(
+            &op,
+            &[Arg::Number(Scalar::Float(start)), Arg::Number(Scalar::Float(step))],
+            false,
+            loc,
+        )
+    }
+
+    fn random(op: Op, bounds: &[Arg<'_>], shape: &Shape, dtype: DType, loc: Loc) -> Result<Tensor> {
+        let (seed, offset) = random::advance(shape.checked_numel().unwrap_or(0), dtype);
+        let mut args = bounds.to_vec();
+        args.extend([Arg::Number(Scalar::Int(seed as i64)), Arg::Number(Scalar::Int(offset as i64))]);
+        dispatch_tensor(&op, &args, false, loc)
+    }
+
+    /// Uniform random numbers in [0, 1), f32.
+    #[track_caller]
+    pub fn rand(shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+        let shape = shape.into();
+        let op = Op::Rand { shape: shape.clone(), dtype: DType::F32, device: *device };
+        Tensor::random(op, &[], &shape, DType::F32, Loc::caller())
+    }
+
+    /// Uniform random numbers in [0, 1) of a dtype.
+    #[track_caller]
+    pub fn rand_of(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+        let shape = shape.into();
+        let op = Op::Rand { shape: shape.clone(), dtype, device: *device };
+        Tensor::random(op, &[], &shape, dtype, Loc::caller())
+    }
+
+    /// Standard normal random numbers, f32.
+    #[track_caller]
+    pub fn randn(shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+        let shape = shape.into();
+        let op = Op::Randn { shape: shape.clone(), dtype: DType::F32, device: *device };
+        Tensor::random(op, &[], &shape, DType::F32, Loc::caller())
+    }
+
+    /// Standard normal random numbers of a dtype.
+    #[track_caller]
+    pub fn randn_of(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+        let shape = shape.into();
+        let op = Op::Randn { shape: shape.clone(), dtype, device: *device };
+        Tensor::random(op, &[], &shape, dtype, Loc::caller())
+    }
+
+    /// Uniform random numbers in [low, high), f32.
+    #[track_caller]
+    pub fn uniform(shape: impl Into<Shape>, low: f64, high: f64, device: &Device) -> Result<Tensor> {
+        let shape = shape.into();
+        let op = Op::Uniform { shape: shape.clone(), dtype: DType::F32, device: *device };
+        let bounds = [Arg::Number(Scalar::Float(low)), Arg::Number(Scalar::Float(high))];
+        Tensor::random(op, &bounds, &shape, DType::F32, Loc::caller())
+    }
+
+    /// Random integers in `low..high`, i64.
+    #[track_caller]
+    pub fn randint(low: i64, high: i64, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+        let loc = Loc::caller();
+        if low >= high {
+            let why = Why::Number { argument: "high", expected: "more than low", got: high as f64 };
+            return Err(Error::op("randint", why, loc));
+        }
+        let shape = shape.into();
+        let op = Op::Rand { shape: shape.clone(), dtype: DType::F64, device: *device };
+        let unit = Tensor::random(op, &[], &shape, DType::F64, loc)?;
+        let scaled = unit.mul((high - low) as f64)?;
+        scaled.to_dtype(DType::I64)?.add(low)
+    }
+
+    /// A 1-d tensor of these elements.
+    #[track_caller]
+    pub fn from_slice<T: Element>(data: &[T]) -> Result<Tensor> {
+        Tensor::from_data(data, Shape::from(data.len()), Loc::caller())
+    }
+
+    /// A tensor of these elements, in row-major order.
+    #[track_caller]
+    pub fn from_vec<T: Element>(data: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+        Tensor::from_data(&data, shape.into(), Loc::caller())
+    }
+
+    fn from_data<T: Element>(data: &[T], shape: Shape, loc: Loc) -> Result<Tensor> {
+        if shape.checked_numel() != Some(data.len()) {
+            return Err(Error::op("from_vec", Why::Numel { from: Shape::from(data.len()), to: shape }, loc));
+        }
+        let ready = allocate(&TensorTy::new(T::DTYPE, shape), "from_vec", loc)?;
+        // SAFETY: the memory is fresh, dense, as long as `data`, and of its element type.
+        unsafe { T::write(data, ready.storage.pointer()) };
+        Ok(Tensor::from_ready(ready))
+    }
+}

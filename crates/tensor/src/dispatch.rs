@@ -1,0 +1,400 @@
+//! Dispatch: an op goes to the recorder if there is one, else it is executed and put on the tape.
+
+use smallvec::SmallVec;
+
+use kiln_ir::{Class, Error, Grad, Layout, Loc, Op, Result, Ty, Why, carries_gradient};
+
+use crate::autograd::{self, EagerEmit, Edge, grad_enabled};
+use crate::dense::DenseCall;
+use crate::hook::{self, Arg, Call, Output};
+use crate::tensor::Ready;
+use crate::{Tensor, TensorList, eager};
+
+/// An op on the user's behalf: recorded or executed.
+#[inline]
+pub(crate) fn dispatch(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Loc) -> Result<Output> {
+    let call = Call { op, args, in_place, grad_enabled: grad_enabled(), loc };
+    // The recorder's result is returned as it is: on replay even a copy of it would show.
+    hook::with_current(|recorder| match recorder {
+        Some(recorder) => recorder.call(&call),
+        None => {
+            hook::settle(args)?;
+            execute(&call)
+        }
+    })
+}
+
+/// [`dispatch`] of an op that gives a tensor.
+pub(crate) fn dispatch_tensor(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Loc) -> Result<Tensor> {
+    tensor(dispatch(op, args, in_place, loc)?, op, loc)
+}
+
+/// [`execute`] of an op that gives a tensor, off the tape.
+pub(crate) fn execute_tensor(op: &Op, args: &[Arg<'_>], loc: Loc) -> Result<Tensor> {
+    let call = Call { op, args, in_place: false, grad_enabled: false, loc };
+    tensor(execute(&call)?, op, loc)
+}
+
+fn tensor(output: Output, op: &Op, loc: Loc) -> Result<Tensor> {
+    match output {
+        Output::Tensor(t) => Ok(t),
+        Output::List(_) => Err(Error::op(
+            op.name(),
+            Why::Operand { argument: "every operand", expected: "a tensor or a number" },
+            loc,
+        )),
+    }
+}
+
+/// Runs an op of the table by its operands, recorded if a recorder is set: what the named methods do.
+#[track_caller]
+pub fn run_op(op: &Op, args: &[Arg<'_>]) -> Result<Output> {
+    dispatch(op, args, false, Loc::caller())
+}
+
+/// The types of operands.
+pub(crate) fn arg_tys(args: &[Arg<'_>]) -> Result<SmallVec<[Ty; 4]>> {
+    let mut tys = SmallVec::new();
+    for arg in args {
+        tys.push(match arg {
+            Arg::Tensor(t) => Ty::Tensor(t.ty()),
+            Arg::Number(x) => Ty::Scalar(x.kind()),
+            Arg::List(l) => Ty::List(l.items()?.iter().map(Tensor::ty).collect()),
+        });
+    }
+    Ok(tys)
+}
+
+/// Adds to an op's error the module whose parameter took part.
+pub fn with_module(mut error: Error, args: &[Arg<'_>]) -> Error {
+    let label = args.iter().find_map(|arg| match arg {
+        Arg::Tensor(t) => t.label(),
+        _ => None,
+    });
+    if let (Error::Op(e), Some(label)) = (&mut error, label)
+        && e.module.is_none()
+    {
+        // `layers.3.fc.weight` is the weight of the module `layers.3.fc`.
+        e.module = Some(label.rsplit_once('.').map_or(label.clone(), |(module, _)| module.to_string()));
+    }
+    error
+}
+
+/// Executes an op now and puts it on the tape, whatever recorder is set.
+pub fn execute(call: &Call<'_>) -> Result<Output> {
+    let list = call.args.iter().any(|arg| matches!(arg, Arg::List(_)));
+    match call.op {
+        Op::List {} => return pack(call),
+        Op::ListGet { index } => return unpack(call, *index),
+        _ if list => return execute_list(call),
+        _ => {}
+    }
+    execute_one(call).map(Output::Tensor).map_err(|error| with_module(error, call.args))
+}
+
+fn pack(call: &Call<'_>) -> Result<Output> {
+    let tensors = call.args.iter().map(|arg| match arg {
+        Arg::Tensor(t) => Ok((*t).clone()),
+        _ => {
+            Err(Error::op("list", Why::Operand { argument: "every operand", expected: "a tensor" }, call.loc))
+        }
+    });
+    Ok(Output::List(TensorList::new(tensors.collect::<Result<_>>()?)))
+}
+
+fn unpack(call: &Call<'_>, index: usize) -> Result<Output> {
+    let [Arg::List(list)] = call.args else {
+        return Err(Error::op("list_get", Why::Operand { argument: "list", expected: "a list" }, call.loc));
+    };
+    let items = list.items()?;
+    let missing = || Error::op("list_get", Why::Index { index: index as i64, size: items.len() }, call.loc);
+    Ok(Output::Tensor(items.get(index).cloned().ok_or_else(missing)?))
+}
+
+/// An operand of a list op.
+enum Column<'a> {
+    /// One tensor for each element.
+    List(&'a [Tensor]),
+    /// The same for every element.
+    Same(Arg<'a>),
+}
+
+/// A pointwise op over lists, element by element. All elements are checked before any is changed.
+fn execute_list(call: &Call<'_>) -> Result<Output> {
+    let mut columns: SmallVec<[Column<'_>; 4]> = SmallVec::new();
+    for arg in call.args {
+        columns.push(match arg {
+            Arg::List(l) => Column::List(l.items()?),
+            other => Column::Same(*other),
+        });
+    }
+    let lengths = || {
+        columns.iter().filter_map(|column| if let Column::List(l) = column { Some(l.len()) } else { None })
+    };
+    let n = lengths().next().unwrap_or(0);
+    let element = |i: usize| -> SmallVec<[Arg<'_>; 4]> {
+        let mut args = SmallVec::new();
+        for column in &columns {
+            args.push(match column {
+                Column::List(l) => Arg::Tensor(&l[i]),
+                Column::Same(arg) => *arg,
+            });
+        }
+        args
+    };
+    let dense =
+        || (0..n).map(|i| DenseCall::of(call.op, &element(i), call.in_place)).collect::<Option<Vec<_>>>();
+    let dense = if lengths().all(|length| length == n) { dense() } else { None };
+    let target = match call.args.first() {
+        Some(Arg::List(target)) if call.in_place => Some(*target),
+        _ => None,
+    };
+    debug_assert!(dense.is_none() || call.op.infer(&arg_tys(call.args)?).is_ok());
+    match dense {
+        // Off the tape, nothing but the types can forbid a dense call.
+        Some(calls) if !recording(call, &columns) => match target {
+            None if !call.in_place => {
+                let items = DenseCall::compute_all(&calls, call.op, call.loc)?;
+                return Ok(Output::List(items.into_iter().map(Tensor::from_ready).collect()));
+            }
+            Some(target) if DenseCall::compute_all_in_place(&calls) => {
+                return Ok(Output::List(target.clone()));
+            }
+            _ => {}
+        },
+        Some(_) => {}
+        None => {
+            let tys = arg_tys(call.args)?;
+            call.op.infer(&tys).map_err(|why| call.op.error(&tys, why, call.loc))?;
+        }
+    }
+    if call.in_place {
+        for i in 0..n {
+            check(&Call { args: &element(i), ..*call })?;
+        }
+    }
+    let mut items = Vec::with_capacity(if call.in_place { 0 } else { n });
+    for i in 0..n {
+        let item = execute_one(&Call { args: &element(i), ..*call })?;
+        if !call.in_place {
+            items.push(item);
+        }
+    }
+    match target {
+        Some(target) => Ok(Output::List(target.clone())),
+        None => Ok(Output::List(TensorList::new(items))),
+    }
+}
+
+/// Whether gradients are recorded and some tensor wants one.
+fn recording(call: &Call<'_>, columns: &[Column<'_>]) -> bool {
+    call.grad_enabled
+        && columns.iter().any(|column| match column {
+            Column::List(tensors) => tensors.iter().any(Tensor::requires_grad),
+            Column::Same(arg) => matches!(arg, Arg::Tensor(t) if t.requires_grad()),
+        })
+}
+
+/// Whether the op goes on the tape, given a result that can.
+fn differentiated(call: &Call<'_>) -> bool {
+    let wants = |arg: &Arg<'_>| matches!(arg, Arg::Tensor(t) if t.requires_grad());
+    call.grad_enabled
+        && match cuts(call) {
+            true => call.in_place && call.args.first().is_some_and(wants),
+            false => call.args.iter().any(wants),
+        }
+}
+
+/// Whether the op lets no gradient through. In place (`x.eq_(0)`) it still belongs on the tape: what was
+/// computed before no longer counts.
+fn cuts(call: &Call<'_>) -> bool {
+    matches!(call.op.row().grad, Grad::Zero)
+}
+
+/// What of a call's operands forbids to run it, other than their types, which fit.
+fn check_dense(call: &Call<'_>, dense: &DenseCall<'_>) -> Result<()> {
+    debug_assert_eq!(
+        call.op.infer(&arg_tys(call.args)?).ok().as_deref(),
+        Some(&[Ty::Tensor(dense.ty())][..])
+    );
+    match call.args.first() {
+        Some(Arg::Tensor(target)) if call.in_place => check_target(call, call.args, target)
+            .or_else(|why| Err(in_place_error(call, &arg_tys(call.args)?, why))),
+        _ => Ok(()),
+    }
+}
+
+/// The types of a call's operands and of its result, if it may run.
+fn check_typed(call: &Call<'_>) -> Result<(SmallVec<[Ty; 4]>, Ty)> {
+    let tys = arg_tys(call.args)?;
+    let result = call.op.infer(&tys).map_err(|why| call.op.error(&tys, why, call.loc))?.remove(0);
+    if call.in_place {
+        check_in_place_result(call, call.args, &tys, &result)?;
+    }
+    Ok((tys, result))
+}
+
+/// Whether a call may run.
+fn check(call: &Call<'_>) -> Result<()> {
+    match DenseCall::of(call.op, call.args, call.in_place) {
+        Some(dense) => check_dense(call, &dense),
+        None => check_typed(call).map(drop),
+    }
+}
+
+fn execute_one(call: &Call<'_>) -> Result<Tensor> {
+    let target = match call.args.first() {
+        Some(Arg::Tensor(target)) if call.in_place => Some(*target),
+        _ => None,
+    };
+    if let Some(dense) = DenseCall::of(call.op, call.args, call.in_place) {
+        check_dense(call, &dense)?;
+        let run = |_: &[Ty]| match target {
+            Some(target) => {
+                dense.compute_in_place();
+                Ok(target.clone())
+            }
+            None => Ok(Tensor::from_ready(dense.compute(call.op, call.loc)?)),
+        };
+        return match differentiated(call) {
+            true => on_tape(call, arg_tys(call.args)?, run),
+            false => run(&[]),
+        };
+    }
+    let (tys, result) = check_typed(call)?;
+    let Ty::Tensor(result_ty) = &result else { return numbers_alone(call, &tys) };
+    let run = |tys: &[Ty]| match target {
+        Some(target) => {
+            eager::compute_in_place(call.op, call.args, tys, result_ty, target, call.loc)?;
+            Ok(target.clone())
+        }
+        None => Ok(Tensor::from_ready(match view(call)? {
+            Some(ready) => ready,
+            None => eager::compute(call.op, call.args, tys, result_ty, call.loc)?,
+        })),
+    };
+    match differentiated(call) && (carries_gradient(&result) || cuts(call)) {
+        true => on_tape(call, tys, run),
+        false => run(&tys),
+    }
+}
+
+/// Runs a call and puts it on the tape.
+fn on_tape(
+    call: &Call<'_>,
+    tys: SmallVec<[Ty; 4]>,
+    run: impl FnOnce(&[Ty]) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if matches!(call.op.row().grad, Grad::Decompose) && !call.in_place {
+        return decomposed(call, &tys);
+    }
+    // Before the op runs: an in-place op replaces its target's history.
+    let mut edges: SmallVec<[Edge; 4]> = SmallVec::new();
+    for arg in call.args {
+        edges.push(edge(arg, call)?);
+    }
+    let kept = autograd::overwritten(call)?;
+    let tensor = run(&tys)?;
+    match kept.is_empty() {
+        true => autograd::record(call.op, call.args, tys, edges, &tensor, call.loc)?,
+        false => {
+            autograd::record(call.op, &autograd::as_before(call.args, &kept), tys, edges, &tensor, call.loc)?
+        }
+    }
+    Ok(tensor)
+}
+
+/// Numbers only: the user gets a 0-d tensor.
+fn numbers_alone(call: &Call<'_>, tys: &[Ty]) -> Result<Tensor> {
+    let numbers: Vec<_> =
+        call.args.iter().filter_map(|arg| if let Arg::Number(x) = arg { Some(*x) } else { None }).collect();
+    match call.op.fold(&numbers) {
+        Some(x) => Tensor::scalar(x, call.loc),
+        None => {
+            let why = Why::Operand { argument: "at least one operand", expected: "a tensor" };
+            Err(call.op.error(tys, why, call.loc))
+        }
+    }
+}
+
+/// A view shares its base's memory.
+fn view(call: &Call<'_>) -> Result<Option<Ready>> {
+    if call.op.row().class != Class::View {
+        return Ok(None);
+    }
+    let [Arg::Tensor(base)] = call.args else { return Ok(None) };
+    let ready = base.ready()?;
+    let layout: Option<Layout> = ready.layout.view(call.op);
+    Ok(layout.map(|layout| Ready {
+        layout,
+        view_version: Some(ready.view_version.unwrap_or(ready.storage.version())),
+        ..ready.clone()
+    }))
+}
+
+/// The edge to an operand; a view whose base was changed since has a history that is no longer true.
+fn edge(arg: &Arg<'_>, call: &Call<'_>) -> Result<Edge> {
+    let Arg::Tensor(t) = arg else { return Ok(Edge::None) };
+    let edge = Edge::to(t);
+    if let (Edge::Node(..), Some(saved)) = (&edge, t.ready()?.view_version) {
+        let now = t.ready()?.storage.version();
+        if now != saved {
+            return Err(Error::op(call.op.name(), Why::Version { saved, now }, call.loc));
+        }
+    }
+    Ok(edge)
+}
+
+/// What an in-place op may do to its target; the same for eager and captured programs.
+pub fn check_in_place(call: &Call<'_>, args: &[Arg<'_>], tys: &[Ty]) -> Result<()> {
+    let result = call.op.infer(tys).map_err(|why| call.op.error(tys, why, call.loc))?;
+    check_in_place_result(call, args, tys, &result[0])
+}
+
+fn in_place_error(call: &Call<'_>, tys: &[Ty], why: Why) -> Error {
+    call.op.error(tys, why, call.loc).named(&format!("{}_", call.op.name()))
+}
+
+fn check_in_place_result(call: &Call<'_>, args: &[Arg<'_>], tys: &[Ty], result: &Ty) -> Result<()> {
+    let fail = |why| Err(in_place_error(call, tys, why));
+    let (Some(Arg::Tensor(target)), Some(Ty::Tensor(target_ty)), Ty::Tensor(result)) =
+        (args.first(), tys.first(), result)
+    else {
+        return fail(Why::Operand { argument: "the target", expected: "a tensor" });
+    };
+    // Comparisons write truth values into any dtype; otherwise the category must not drop.
+    if result.shape != target_ty.shape || result.dtype.kind() > target_ty.dtype.kind() {
+        return fail(Why::InPlace { result: result.to_string(), target: target_ty.to_string() });
+    }
+    check_target(call, args, target).or_else(fail)
+}
+
+/// What of the target, other than its type, forbids to change it in place.
+fn check_target(call: &Call<'_>, args: &[Arg<'_>], target: &Tensor) -> Result<(), Why> {
+    let wants = |arg: &Arg<'_>| matches!(arg, Arg::Tensor(t) if t.requires_grad());
+    if call.grad_enabled && args.iter().any(wants) {
+        if target.requires_grad() && target.is_leaf() {
+            return Err(Why::Leaf);
+        }
+        if target.try_ready().is_some_and(|ready| ready.view_version.is_some()) {
+            let why = "a view is changed in place while gradients are recorded (change a copy, or use slice_scatter)";
+            return Err(Why::Other(why.into()));
+        }
+    }
+    match target.try_ready() {
+        Some(ready) if !ready.layout.is_contiguous() && ready.layout.overlaps_itself() => Err(Why::Overlap),
+        _ => Ok(()),
+    }
+}
+
+/// A composite whose gradient is that of its decomposition: the parts go on the tape.
+fn decomposed(call: &Call<'_>, tys: &[Ty]) -> Result<Tensor> {
+    let Some(decompose) = call.op.row().decompose else {
+        let why = Why::NotDifferentiable { reason: "its row has neither a gradient nor a decomposition" };
+        return Err(call.op.error(tys, why, call.loc));
+    };
+    let mut cx = EagerEmit::new(true, call.loc);
+    let args: SmallVec<[_; 4]> = call.args.iter().zip(tys).map(|(arg, ty)| cx.arg(arg, ty)).collect();
+    let values = decompose(&mut cx, call.op, &args)?;
+    cx.take(values[0])
+}

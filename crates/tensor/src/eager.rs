@@ -1,0 +1,746 @@
+//! Eager execution: from an op and its operands to a call of a kernel. Locks storages, converts and
+//! broadcasts operands, sends self-overlapping changes through a temporary.
+
+use smallvec::SmallVec;
+
+use kiln_ir::math::Function;
+use kiln_ir::{
+    Approximate, Class, DType, Dims, Layout, Loc, Op, Result, Scalar, Shape, TensorTy, Ty, Why, result_dtype,
+};
+use kiln_runtime::{gemm, random};
+
+use crate::Tensor;
+use crate::create::allocate;
+use crate::hook::Arg;
+use crate::kernels::{self, Comparison, Logical, Operand};
+use crate::storage::Guard;
+use crate::tensor::Ready;
+
+/// An operand made ready: a tensor, or a number waiting for its dtype.
+#[derive(Clone, Copy)]
+pub(crate) enum Input<'a> {
+    Tensor(&'a Ready),
+    Number(Scalar),
+}
+
+struct Job<'a> {
+    op: &'a Op,
+    tys: &'a [Ty],
+    loc: Loc,
+}
+
+/// The scalar function that a pointwise op with this many operands computes, for ops that are one.
+pub(crate) fn function(op: &Op, operands: usize) -> Option<Function> {
+    let function = match op {
+        Op::Add {} if operands == 3 => Function::AddAlpha,
+        Op::Add {} => Function::Add,
+        Op::Sub {} if operands == 3 => Function::SubAlpha,
+        Op::Sub {} => Function::Sub,
+        Op::Mul {} => Function::Mul,
+        Op::Div {} => Function::Div,
+        Op::Pow {} => Function::Pow,
+        Op::Maximum {} => Function::Maximum,
+        Op::Minimum {} => Function::Minimum,
+        Op::Neg {} => Function::Neg,
+        Op::Abs {} => Function::Abs,
+        Op::Reciprocal {} => Function::Reciprocal,
+        Op::Exp {} => Function::Exp,
+        Op::Log {} => Function::Log,
+        Op::Sqrt {} => Function::Sqrt,
+        Op::Rsqrt {} => Function::Rsqrt,
+        Op::Tanh {} => Function::Tanh,
+        Op::Erf {} => Function::Erf,
+        Op::Sigmoid {} => Function::Sigmoid,
+        Op::Relu {} => Function::Relu,
+        Op::Gelu { approximate: Approximate::None } => Function::Gelu,
+        Op::Gelu { approximate: Approximate::Tanh } => Function::GeluTanh,
+        Op::Lerp {} => Function::Lerp,
+        Op::Addcmul {} => Function::Addcmul,
+        Op::Addcdiv {} => Function::Addcdiv,
+        _ => return None,
+    };
+    (function.arity() == operands).then_some(function)
+}
+
+/// Runs an op into fresh memory.
+pub(crate) fn compute(op: &Op, args: &[Arg<'_>], tys: &[Ty], result: &TensorTy, loc: Loc) -> Result<Ready> {
+    let out = allocate(result, op.name(), loc)?;
+    let inputs = inputs(args)?;
+    let _lock = lock(&inputs, None);
+    Job { op, tys, loc }.run(&out, &inputs)?;
+    Ok(out)
+}
+
+/// Runs an op, whose result has this type, into its first operand.
+pub(crate) fn compute_in_place(
+    op: &Op,
+    args: &[Arg<'_>],
+    tys: &[Ty],
+    result: &TensorTy,
+    target: &Tensor,
+    loc: Loc,
+) -> Result<()> {
+    let target = target.ready()?;
+    let temporary;
+    let mut inputs = inputs(args)?;
+    let job = Job { op, tys, loc };
+    // `copy_` does not read its target, so only the source can overlap it.
+    let first_read = if matches!(op, Op::Copy {}) { 1 } else { 0 };
+    let clash = inputs[first_read..].iter().any(|input| match input {
+        Input::Tensor(t) => overlaps(t, target),
+        Input::Number(_) => false,
+    });
+    let direct = op.row().class == Class::Pointwise && result.dtype == target.dtype && !clash;
+    let _lock = lock(&inputs, Some(target));
+    if direct {
+        job.run(target, &inputs)?;
+    } else {
+        temporary = allocate(result, op.name(), loc)?;
+        if matches!(op, Op::Copy {}) {
+            inputs[0] = Input::Tensor(&temporary);
+        }
+        job.run(&temporary, &inputs)?;
+        // SAFETY: the target is locked for writing; the temporary is fresh and has the target's shape.
+        unsafe { kernels::convert(&operand(target), &operand(&temporary)) };
+    }
+    target.storage.bump_version();
+    Ok(())
+}
+
+/// Whether writing `target` element by element could change elements of `input` that are read later.
+pub(crate) fn overlaps(input: &Ready, target: &Ready) -> bool {
+    if std::ptr::eq(input, target)
+        || input.storage.address() != target.storage.address()
+        || input.layout == target.layout
+    {
+        return false;
+    }
+    let (a, b) = (input.layout.extent(), target.layout.extent());
+    a.start < b.end && b.start < a.end
+}
+
+fn inputs<'a>(args: &[Arg<'a>]) -> Result<SmallVec<[Input<'a>; 4]>> {
+    let mut inputs = SmallVec::new();
+    for arg in args {
+        inputs.push(match arg {
+            Arg::Tensor(t) => Input::Tensor(t.ready()?),
+            Arg::Number(x) => Input::Number(*x),
+            Arg::List(_) => Input::Number(Scalar::Int(0)),
+        });
+    }
+    Ok(inputs)
+}
+
+/// Locks what is read and what is written. Fresh memory needs no lock: nobody else knows it.
+pub(crate) fn lock<'a>(inputs: &[Input<'a>], target: Option<&'a Ready>) -> Guard<'a> {
+    let reads = inputs.iter().filter_map(|input| match input {
+        Input::Tensor(t) => Some((&t.storage, false)),
+        Input::Number(_) => None,
+    });
+    Guard::lock(reads.chain(target.map(|target| (&target.storage, true))))
+}
+
+fn operand(ready: &Ready) -> Operand<'_> {
+    Operand {
+        ptr: ready.pointer(),
+        dtype: ready.dtype,
+        shape: &ready.layout.shape,
+        strides: &ready.layout.strides,
+    }
+}
+
+/// The bytes of one element.
+pub(crate) fn element(value: Scalar, dtype: DType) -> u64 {
+    match dtype {
+        DType::Bool => u64::from(value.as_bool()),
+        DType::I64 => value.as_i64() as u64,
+        DType::F32 => u64::from((value.as_f64() as f32).to_bits()),
+        DType::F64 => value.as_f64().to_bits(),
+    }
+}
+
+/// A tensor operand broadcast to a shape and converted to a dtype, or a number as an element.
+enum Prepared<'a> {
+    Same(&'a Ready),
+    Changed(Box<Ready>),
+    Number { element: u64, dtype: DType },
+}
+
+impl Prepared<'_> {
+    /// As a kernel takes it. A number is spread over `shape` by `zeros`, as many as it has dims.
+    fn operand<'b>(&'b self, shape: &'b Shape, zeros: &'b [isize]) -> Operand<'b> {
+        match self {
+            Prepared::Same(t) => operand(t),
+            Prepared::Changed(t) => operand(t),
+            Prepared::Number { element, dtype } => Operand {
+                ptr: std::ptr::from_ref(element).cast_mut().cast(),
+                dtype: *dtype,
+                shape,
+                strides: zeros,
+            },
+        }
+    }
+}
+
+/// The strides of a number spread over a shape.
+fn zeros(shape: &Shape) -> SmallVec<[isize; 6]> {
+    SmallVec::from_elem(0, shape.rank())
+}
+
+impl Job<'_> {
+    fn prepare<'b>(&self, input: Input<'b>, dtype: DType, shape: &Shape) -> Result<Prepared<'b>> {
+        let t = match input {
+            Input::Number(x) => return Ok(Prepared::Number { element: element(x, dtype), dtype }),
+            Input::Tensor(t) => t,
+        };
+        let broadcast = t.layout.shape[..] != shape[..];
+        if t.dtype == dtype && !broadcast {
+            return Ok(Prepared::Same(t));
+        }
+        let mut t = if t.dtype == dtype { t.clone() } else { self.convert(t, dtype)? };
+        if broadcast && let Some(layout) = t.layout.view(&Op::Expand { shape: shape.clone() }) {
+            t.layout = layout;
+        }
+        Ok(Prepared::Changed(Box::new(t)))
+    }
+
+    fn convert(&self, t: &Ready, dtype: DType) -> Result<Ready> {
+        let out = allocate(&TensorTy { dtype, ..t.ty() }, self.op.name(), self.loc)?;
+        // SAFETY: `t` is locked; `out` is fresh and has its shape.
+        unsafe { kernels::convert(&operand(&out), &operand(t)) };
+        Ok(out)
+    }
+
+    fn dense(&self, t: &Ready) -> Result<Ready> {
+        if t.layout.is_contiguous() { Ok(t.clone()) } else { self.convert(t, t.dtype) }
+    }
+
+    fn tensor<'b>(&self, inputs: &[Input<'b>], i: usize) -> Result<&'b Ready> {
+        match inputs[i] {
+            Input::Tensor(t) => Ok(t),
+            Input::Number(_) => Err(self.op.error(
+                self.tys,
+                Why::Operand { argument: "every operand", expected: "a tensor" },
+                self.loc,
+            )),
+        }
+    }
+
+    fn number(inputs: &[Input], i: usize) -> Scalar {
+        match inputs[i] {
+            Input::Number(x) => x,
+            Input::Tensor(_) => Scalar::Int(0),
+        }
+    }
+
+    /// Prepares every input and hands the operands to a kernel.
+    fn pointwise<R>(
+        &self,
+        dtype: DType,
+        out: &Ready,
+        inputs: &[Input],
+        kernel: impl FnOnce(&Operand<'_>, &[&Operand<'_>]) -> R,
+    ) -> Result<R> {
+        let shape = &out.layout.shape;
+        let zeros = zeros(shape);
+        let mut prepared: SmallVec<[Prepared<'_>; 4]> = SmallVec::new();
+        for &input in inputs {
+            prepared.push(self.prepare(input, dtype, shape)?);
+        }
+        let mut operands: SmallVec<[Operand<'_>; 4]> = SmallVec::new();
+        for input in &prepared {
+            operands.push(input.operand(shape, &zeros));
+        }
+        let mut references: SmallVec<[&Operand<'_>; 4]> = SmallVec::new();
+        for operand in &operands {
+            references.push(operand);
+        }
+        Ok(kernel(&operand(out), &references))
+    }
+
+    fn function(&self, function: Function, out: &Ready, inputs: &[Input]) -> Result<()> {
+        // SAFETY: inputs are locked for reading, `out` is fresh or locked for writing; all are broadcast to
+        // its shape and of one dtype; `compute_in_place` let no partial overlap through.
+        let done = self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+            kernels::pointwise(function, out, inputs)
+        });
+        done?.map_err(|unsupported| {
+            let why = Why::DType {
+                argument: "every operand",
+                expected: "of another dtype",
+                got: unsupported.dtype,
+            };
+            self.op.error(self.tys, why, self.loc)
+        })
+    }
+
+    fn compare(&self, comparison: Comparison, out: &Ready, inputs: &[Input]) -> Result<()> {
+        // SAFETY: as in `function`; the output is bool.
+        self.pointwise(result_dtype(self.tys), out, inputs, |out, inputs| unsafe {
+            kernels::compare(comparison, out, inputs[0], inputs[1]);
+        })
+    }
+
+    fn logical(&self, connective: Logical, out: &Ready, inputs: &[Input]) -> Result<()> {
+        // SAFETY: as in `function`; everything is bool.
+        self.pointwise(DType::Bool, out, inputs, |out, inputs| unsafe {
+            kernels::logical(connective, out, inputs)
+        })
+    }
+
+    fn run(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        if let Some(function) = function(self.op, inputs.len()) {
+            return self.function(function, out, inputs);
+        }
+        match self.op {
+            Op::Eq {} => self.compare(Comparison::Eq, out, inputs),
+            Op::Ne {} => self.compare(Comparison::Ne, out, inputs),
+            Op::Lt {} => self.compare(Comparison::Lt, out, inputs),
+            Op::Le {} => self.compare(Comparison::Le, out, inputs),
+            Op::Gt {} => self.compare(Comparison::Gt, out, inputs),
+            Op::Ge {} => self.compare(Comparison::Ge, out, inputs),
+            Op::LogicalAnd {} => self.logical(Logical::And, out, inputs),
+            Op::LogicalNot {} => self.logical(Logical::Not, out, inputs),
+            Op::Where {} => self.choose(out, inputs),
+            Op::To { .. } | Op::Clone {} | Op::Reshape { .. } => self.copy_into(out, inputs, 0),
+            Op::Copy {} => self.copy_into(out, inputs, 1),
+            // Other views never get here: they share their base's memory.
+            Op::Permute { .. }
+            | Op::Transpose { .. }
+            | Op::Expand { .. }
+            | Op::Slice { .. }
+            | Op::Detach {} => self.copy_into(out, inputs, 0),
+            Op::Sum { dims, .. } => self.reduce(kernels::Reduction::Sum, out, inputs, dims),
+            Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
+            Op::Mean { dims, .. } => self.mean(out, inputs, dims),
+            Op::Softmax { dim } => self.softmax(false, out, inputs, *dim),
+            Op::LogSoftmax { dim } => self.softmax(true, out, inputs, *dim),
+            Op::Mm {} => self.mm(out, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, false),
+            Op::Addmm {} => {
+                self.copy_into(out, inputs, 0)?;
+                self.mm(out, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?, true)
+            }
+            Op::Linear {} => self.linear(out, inputs),
+            Op::SliceScatter { dim, start, end, step } => {
+                self.copy_into(out, inputs, 0)?;
+                let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };
+                self.copy_to_window(out, &window, self.tensor(inputs, 1)?)
+            }
+            Op::Cat { dim } => self.cat(out, inputs, *dim),
+            Op::Gather { dim } => self.gather(out, inputs, *dim),
+            Op::GatherBackward { dim, .. } => self.gather_backward(out, inputs, *dim),
+            Op::Full { .. } => {
+                // SAFETY: `out` is fresh.
+                unsafe { kernels::fill(&operand(out), element(Job::number(inputs, 0), out.dtype)) };
+                Ok(())
+            }
+            Op::Arange { .. } => {
+                let (start, step) = (Job::number(inputs, 0), Job::number(inputs, 1));
+                // SAFETY: `out` is fresh and one-dimensional.
+                unsafe { kernels::arange(&operand(out), start.as_f64(), step.as_f64()) };
+                Ok(())
+            }
+            Op::Rand { .. } => self.random(out, inputs, 0),
+            Op::Randn { .. } => self.normal(out, inputs),
+            Op::Uniform { .. } => {
+                self.random(out, inputs, 2)?;
+                self.scale(out, Job::number(inputs, 0).as_f64(), Job::number(inputs, 1).as_f64())
+            }
+            Op::NllLoss { .. } => self.nll_loss(out, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?),
+            Op::CrossEntropy { .. } => self.cross_entropy(out, inputs),
+            // Scalar functions with as many operands as they take ran above.
+            Op::Add {}
+            | Op::Sub {}
+            | Op::Mul {}
+            | Op::Div {}
+            | Op::Pow {}
+            | Op::Maximum {}
+            | Op::Minimum {}
+            | Op::Neg {}
+            | Op::Abs {}
+            | Op::Reciprocal {}
+            | Op::Exp {}
+            | Op::Log {}
+            | Op::Sqrt {}
+            | Op::Rsqrt {}
+            | Op::Tanh {}
+            | Op::Erf {}
+            | Op::Sigmoid {}
+            | Op::Relu {}
+            | Op::Gelu { .. }
+            | Op::Lerp {}
+            | Op::Addcmul {}
+            | Op::Addcdiv {}
+            | Op::Constant { .. }
+            | Op::List {}
+            | Op::ListGet { .. } => {
+                Err(self.op.error(self.tys, Why::Other("has no kernel".into()), self.loc))
+            }
+        }
+    }
+
+    fn choose(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let shape = &out.layout.shape;
+        let zeros = zeros(shape);
+        let condition = self.prepare(inputs[0], DType::Bool, shape)?;
+        let condition = condition.operand(shape, &zeros);
+        // SAFETY: as in `function`; the condition is bool.
+        self.pointwise(out.dtype, out, &inputs[1..], |out, inputs| unsafe {
+            kernels::select(out, &condition, inputs[0], inputs[1]);
+        })
+    }
+
+    /// out = operand `i`, converted and broadcast (a reshape reads in row-major order).
+    fn copy_into(&self, out: &Ready, inputs: &[Input], i: usize) -> Result<()> {
+        let Input::Tensor(t) = inputs[i] else {
+            // SAFETY: `out` is fresh or locked for writing.
+            unsafe { kernels::fill(&operand(out), element(Job::number(inputs, i), out.dtype)) };
+            return Ok(());
+        };
+        if let Op::Reshape { .. } = self.op {
+            // Fresh memory is dense: it can take the operand's shape instead.
+            let layout = Layout::contiguous(t.layout.shape.clone());
+            let out = Operand { shape: &layout.shape, strides: &layout.strides, ..operand(out) };
+            // SAFETY: `out` is fresh; `t` is locked for reading and has as many elements.
+            unsafe { kernels::convert(&out, &operand(t)) };
+            return Ok(());
+        }
+        let t = self.prepare(inputs[i], t.dtype, &out.layout.shape)?;
+        // SAFETY: `out` is fresh or locked for writing; `t` is locked for reading and has `out`'s shape.
+        unsafe { kernels::convert(&operand(out), &t.operand(&out.layout.shape, &[])) };
+        Ok(())
+    }
+
+    fn copy_to_window(&self, out: &Ready, window: &Op, src: &Ready) -> Result<()> {
+        if let Some(layout) = out.layout.view(window) {
+            let part = Ready { layout, ..out.clone() };
+            // SAFETY: `out` is fresh; the window lies inside it and has `src`'s shape.
+            unsafe { kernels::convert(&operand(&part), &operand(src)) };
+        }
+        Ok(())
+    }
+
+    fn reduce(
+        &self,
+        reduction: kernels::Reduction,
+        out: &Ready,
+        inputs: &[Input],
+        dims: &Dims,
+    ) -> Result<()> {
+        let x = self.tensor(inputs, 0)?;
+        // The kernel drops the dims; dense memory is the same with them kept as 1.
+        let dropped =
+            Ready { layout: Layout::contiguous(x.layout.shape.reduced(dims, false)), ..out.clone() };
+        match dims.is_empty() {
+            // SAFETY: `out` is fresh, `x` locked for reading; nothing is reduced, so shapes agree.
+            true => unsafe { kernels::convert(&operand(&dropped), &operand(x)) },
+            // SAFETY: `out` is fresh and dense, of the shape that is left; dims were checked by the type rule.
+            false => unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) },
+        }
+        Ok(())
+    }
+
+    fn mean(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
+        self.reduce(kernels::Reduction::Sum, out, inputs, dims)?;
+        let shape = &self.tensor(inputs, 0)?.layout.shape;
+        let count: usize = dims.iter().map(|&d| shape[d]).product();
+        self.function(Function::Div, out, &[Input::Tensor(out), Input::Number(Scalar::Float(count as f64))])
+    }
+
+    fn softmax(&self, logarithm: bool, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
+        let x = self.tensor(inputs, 0)?;
+        if x.layout.shape.numel() > 0 {
+            // SAFETY: `out` is fresh and has `x`'s shape and dtype; `x` is locked for reading.
+            unsafe { kernels::softmax(logarithm, &operand(out), &operand(x), dim) };
+        }
+        Ok(())
+    }
+
+    fn mm(&self, out: &Ready, x: &Ready, y: &Ready, accumulate: bool) -> Result<()> {
+        let shape = gemm::Shape { m: x.layout.shape[0], n: y.layout.shape[1], k: x.layout.shape[1] };
+        macro_rules! product {
+            ($gemm:path, $ty:ty) => {{
+                let matrix = |t: &Ready| gemm::Matrix::<$ty>::new(t.pointer().cast(), t.layout.strides[0], t.layout.strides[1]);
+                // SAFETY: `out` is fresh and m × n; `x` and `y` are locked for reading; the type rule checked
+                // that the sizes fit and the dtypes agree.
+                unsafe { $gemm(shape, matrix(out), accumulate, matrix(x), matrix(y)) }
+            }};
+        }
+        match out.dtype {
+            DType::F32 => product!(gemm::gemm_f32, f32),
+            DType::F64 => product!(gemm::gemm_f64, f64),
+            DType::I64 => product!(gemm::gemm_i64, i64),
+            DType::Bool => {
+                let why = Why::DType { argument: "x", expected: "a number", got: DType::Bool };
+                return Err(self.op.error(self.tys, why, self.loc));
+            }
+        }
+        Ok(())
+    }
+
+    fn linear(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (x, weight) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        let shape = &x.layout.shape;
+        let rows: usize = shape[..shape.rank() - 1].iter().product();
+        let flatten = |t: &Ready, columns: usize| -> Result<Ready> {
+            let matrix = Op::Reshape { shape: Shape::from([rows, columns]) };
+            match t.layout.view(&matrix) {
+                Some(layout) => Ok(Ready { layout, ..t.clone() }),
+                None => {
+                    let dense = self.dense(t)?;
+                    let layout = Layout {
+                        offset: dense.layout.offset,
+                        ..Layout::contiguous(Shape::from([rows, columns]))
+                    };
+                    Ok(Ready { layout, ..dense })
+                }
+            }
+        };
+        let flat = flatten(x, weight.layout.shape[1])?;
+        let result = flatten(out, weight.layout.shape[0])?;
+        let transposed = weight
+            .layout
+            .view(&Op::Permute { dims: Dims::from([1, 0]) })
+            .unwrap_or_else(|| weight.layout.clone());
+        self.mm(&result, &flat, &Ready { layout: transposed, ..weight.clone() }, false)?;
+        match inputs.get(2) {
+            Some(Input::Tensor(bias)) => {
+                self.function(Function::Add, out, &[Input::Tensor(out), Input::Tensor(bias)])
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn cat(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
+        let mut start = 0;
+        for i in 0..inputs.len() {
+            let t = self.tensor(inputs, i)?;
+            let end = start + t.layout.shape[dim];
+            self.copy_to_window(out, &Op::Slice { dim, start, end, step: 1 }, t)?;
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// Positions along `dim` of every element of `index`, checked, and the flat offsets of their rows.
+    fn positions(&self, index: &Ready, size: usize) -> Result<(Ready, usize)> {
+        let index = self.dense(index)?;
+        let n = index.layout.shape.numel();
+        // SAFETY: `index` is dense i64, locked for reading or fresh.
+        let all = unsafe { elements::<i64>(&index, n) };
+        match all.iter().find(|&&i| i < 0 || i >= size as i64) {
+            Some(&bad) => Err(self.op.error(self.tys, Why::Index { index: bad, size }, self.loc)),
+            None => Ok((index, n)),
+        }
+    }
+
+    fn gather(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
+        let (x, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        let (index, n) = self.positions(index, x.layout.shape[dim])?;
+        // SAFETY: as in `positions`.
+        let picks = unsafe { elements::<i64>(&index, n) };
+        let size = x.dtype.size();
+        let mut at = Coordinates::new(&index.layout.shape);
+        for (i, &pick) in picks.iter().enumerate() {
+            let offset = at.offset(&x.layout.strides, dim) + pick as isize * x.layout.strides[dim];
+            // SAFETY: coordinates lie inside `index`, whose other sizes are at most x's, and `pick` inside
+            // x's dim; `out` is fresh, dense and has `n` elements.
+            unsafe {
+                let from = x.pointer().offset(offset * size as isize);
+                std::ptr::copy_nonoverlapping(from, out.pointer().add(i * size), size);
+            }
+            at.step();
+        }
+        Ok(())
+    }
+
+    fn gather_backward(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
+        let (src, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        let (index, n) = self.positions(index, out.layout.shape[dim])?;
+        let src = self.dense(src)?;
+        // SAFETY: `out` is fresh.
+        unsafe { kernels::fill(&operand(out), 0) };
+        let mut at = Coordinates::new(&index.layout.shape);
+        macro_rules! scatter {
+            ($ty:ty, $add:expr) => {{
+                // SAFETY: both are dense with `n` elements, locked for reading or fresh.
+                let (picks, values) = unsafe { (elements::<i64>(&index, n), elements::<$ty>(&src, n)) };
+                for (&pick, &value) in picks.iter().zip(values) {
+                    let offset = at.offset(&out.layout.strides, dim) + pick as isize * out.layout.strides[dim];
+                    let add: fn($ty, $ty) -> $ty = $add;
+                    // SAFETY: coordinates lie inside `index`, whose other sizes are out's; `pick` was checked.
+                    unsafe {
+                        let place = out.pointer().cast::<$ty>().offset(offset);
+                        *place = add(*place, value);
+                    }
+                    at.step();
+                }
+            }};
+        }
+        match out.dtype {
+            DType::F32 => scatter!(f32, |a, b| a + b),
+            DType::F64 => scatter!(f64, |a, b| a + b),
+            DType::I64 => scatter!(i64, i64::wrapping_add),
+            DType::Bool => scatter!(u8, |a, b| a | b),
+        }
+        Ok(())
+    }
+
+    fn random(&self, out: &Ready, inputs: &[Input], first: usize) -> Result<()> {
+        let (seed, offset) =
+            (Job::number(inputs, first).as_i64() as u64, Job::number(inputs, first + 1).as_i64() as u64);
+        let n = out.layout.shape.numel();
+        // SAFETY: `out` is fresh, dense and has `n` elements of the dtype.
+        unsafe {
+            match out.dtype {
+                DType::F64 => random::fill_uniform_f64(elements_mut(out, n), seed, offset, 0.0, 1.0),
+                _ => random::fill_uniform_f32(elements_mut(out, n), seed, offset, 0.0, 1.0),
+            }
+        }
+        Ok(())
+    }
+
+    fn normal(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (seed, offset) = (Job::number(inputs, 0).as_i64() as u64, Job::number(inputs, 1).as_i64() as u64);
+        let n = out.layout.shape.numel();
+        // SAFETY: as in `random`.
+        unsafe {
+            match out.dtype {
+                DType::F64 => random::fill_normal_f64(elements_mut(out, n), seed, offset, 0.0, 1.0),
+                _ => random::fill_normal_f32(elements_mut(out, n), seed, offset, 0.0, 1.0),
+            }
+        }
+        Ok(())
+    }
+
+    /// low + (high − low)·x, in the order of `uniform`'s decomposition.
+    fn scale(&self, out: &Ready, low: f64, high: f64) -> Result<()> {
+        let number = |x| Input::Number(Scalar::Float(x));
+        self.function(Function::Mul, out, &[Input::Tensor(out), number(high - low)])?;
+        self.function(Function::Add, out, &[Input::Tensor(out), number(low)])
+    }
+
+    fn nll_loss(&self, out: &Ready, input: &Ready, target: &Ready) -> Result<()> {
+        let (Op::NllLoss { reduction, ignore_index } | Op::CrossEntropy { reduction, ignore_index }) =
+            self.op
+        else {
+            return Ok(());
+        };
+        let shape = &input.layout.shape;
+        let rows = if shape.rank() == 2 { shape[0] } else { 1 };
+        let classes = shape[shape.rank() - 1];
+        let matrix = self.as_shape(input, Shape::from([rows, classes]))?;
+        let target = self.as_shape(target, Shape::from([rows]))?;
+        let ty = TensorTy::new(out.dtype, [rows]);
+        let losses = match reduction {
+            kiln_ir::Reduction::None => self.as_shape(out, Shape::from([rows]))?,
+            _ => allocate(&ty, self.op.name(), self.loc)?,
+        };
+        let weights = allocate(&ty, self.op.name(), self.loc)?;
+        let (losses_operand, weights_operand) = (operand(&losses), operand(&weights));
+        // SAFETY: outputs are fresh and [rows]; `matrix` is [rows, classes] and `target` [rows] of i64.
+        let checked = unsafe {
+            kernels::nll_forward(
+                &losses_operand,
+                &weights_operand,
+                &operand(&matrix),
+                &operand(&target),
+                None,
+                *ignore_index,
+            )
+        };
+        checked.map_err(|e| {
+            self.op.error(self.tys, Why::Index { index: e.target, size: e.classes }, self.loc)
+        })?;
+        let sum = |from: &Ready, to: &Ready| {
+            // SAFETY: `to` is fresh and 0-d; `from` is fresh and [rows].
+            unsafe { kernels::reduce(kernels::Reduction::Sum, &operand(to), &operand(from), &[0]) };
+        };
+        match reduction {
+            kiln_ir::Reduction::None => Ok(()),
+            kiln_ir::Reduction::Sum => {
+                sum(&losses, out);
+                Ok(())
+            }
+            kiln_ir::Reduction::Mean => {
+                let count = allocate(&TensorTy::new(out.dtype, ()), self.op.name(), self.loc)?;
+                sum(&losses, out);
+                sum(&weights, &count);
+                self.function(Function::Div, out, &[Input::Tensor(out), Input::Tensor(&count)])
+            }
+        }
+    }
+
+    fn cross_entropy(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (x, target) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        let scores = allocate(&x.ty(), self.op.name(), self.loc)?;
+        let dim = x.layout.shape.rank() - 1;
+        self.softmax(true, &scores, inputs, dim)?;
+        self.nll_loss(out, &scores, target)
+    }
+
+    fn as_shape(&self, t: &Ready, shape: Shape) -> Result<Ready> {
+        match t.layout.view(&Op::Reshape { shape: shape.clone() }) {
+            Some(layout) => Ok(Ready { layout, ..t.clone() }),
+            None => {
+                let dense = self.dense(t)?;
+                Ok(Ready {
+                    layout: Layout { offset: dense.layout.offset, ..Layout::contiguous(shape) },
+                    ..dense
+                })
+            }
+        }
+    }
+}
+
+/// The elements of a dense tensor.
+///
+/// # Safety
+/// `t` must be dense with `n` elements of type `T`, and not be written while the slice lives.
+unsafe fn elements<T>(t: &Ready, n: usize) -> &[T] {
+    match n {
+        0 => &[],
+        // SAFETY: the caller's contract; storages are aligned for every dtype.
+        _ => unsafe { std::slice::from_raw_parts(t.pointer().cast(), n) },
+    }
+}
+
+/// The elements of a fresh dense tensor.
+///
+/// # Safety
+/// `t` must be dense with `n` elements of type `T` and known to nobody else.
+#[allow(clippy::mut_from_ref)]
+unsafe fn elements_mut<T>(t: &Ready, n: usize) -> &mut [T] {
+    match n {
+        0 => &mut [],
+        // SAFETY: the caller's contract.
+        _ => unsafe { std::slice::from_raw_parts_mut(t.pointer().cast(), n) },
+    }
+}
+
+/// Walks the indices of a shape in row-major order.
+struct Coordinates<'a> {
+    shape: &'a Shape,
+    at: SmallVec<[usize; 6]>,
+}
+
+impl<'a> Coordinates<'a> {
+    fn new(shape: &'a Shape) -> Coordinates<'a> {
+        Coordinates { shape, at: SmallVec::from_elem(0, shape.rank()) }
+    }
+
+    /// The offset of these coordinates without dim `skip`.
+    fn offset(&self, strides: &[isize], skip: usize) -> isize {
+        (0..self.at.len()).filter(|&d| d != skip).map(|d| self.at[d] as isize * strides[d]).sum()
+    }
+
+    fn step(&mut self) {
+        for d in (0..self.at.len()).rev() {
+            self.at[d] += 1;
+            if self.at[d] < self.shape[d] {
+                return;
+            }
+            self.at[d] = 0;
+        }
+    }
+}

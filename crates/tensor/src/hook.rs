@@ -1,0 +1,212 @@
+//! The recorder hook: every public entry (an op, an in-place op, `backward`, a host read or write) passes
+//! here first. While a recorder is set on the thread, ops are handed to it instead of being executed.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use kiln_ir::{Layout, Loc, Op, Result, Scalar, TensorTy};
+
+use crate::{Tensor, TensorList};
+
+/// Which run knows a tensor, and under which number: `run << 32 | variable`. Zero: none.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub struct Tag(pub u64);
+
+impl Tag {
+    /// The tag of variable `variable` in run `run` (runs count from 1).
+    #[inline]
+    pub fn new(run: u32, variable: u32) -> Tag {
+        Tag(u64::from(run) << 32 | u64::from(variable))
+    }
+
+    /// The run, 0 for none.
+    #[inline]
+    pub fn run(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// The variable's number in the run.
+    #[inline]
+    pub fn variable(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// An operand as the user gave it.
+#[derive(Copy, Clone)]
+pub enum Arg<'a> {
+    /// A tensor.
+    Tensor(&'a Tensor),
+    /// A number.
+    Number(Scalar),
+    /// A list of tensors.
+    List(&'a TensorList),
+}
+
+/// An op the user asked for.
+pub struct Call<'a> {
+    /// The op with attributes.
+    pub op: &'a Op,
+    /// Its operands.
+    pub args: &'a [Arg<'a>],
+    /// Whether the first operand is changed in place.
+    pub in_place: bool,
+    /// Whether gradients are being recorded.
+    pub grad_enabled: bool,
+    /// The user's line.
+    pub loc: Loc,
+}
+
+/// What an op gives.
+pub enum Output {
+    /// A tensor (for in-place ops: the target).
+    Tensor(Tensor),
+    /// A list.
+    List(TensorList),
+}
+
+/// A touch of a tensor's elements by the host.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Elements are read: `item`, `to_vec`, printing.
+    Read,
+    /// Elements are written by the host.
+    Write,
+    /// The tensor's autograd state is changed or read: `requires_grad_`.
+    State,
+}
+
+/// Takes ops while a compiled function runs.
+pub trait Recorder: Send + Sync {
+    /// An op or in-place op.
+    fn call(&self, call: &Call<'_>) -> Result<Output>;
+    /// `backward()` on `root`.
+    fn backward(&self, root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()>;
+    /// The host is about to touch elements: afterwards the tensor is ready and nothing about it is pending.
+    fn access(&self, tensor: &Tensor, access: Access, what: &'static str, loc: Loc) -> Result<()>;
+    /// The type of a lazy tensor of this run.
+    fn ty(&self, tensor: &Tensor) -> Option<TensorTy>;
+    /// How the elements of a lazy tensor of this run will lie.
+    fn layout(&self, tensor: &Tensor) -> Option<Layout>;
+    /// Someone touches memory that this run uses: finish what is pending, unless it is the run's own thread.
+    fn settle(&self) -> Result<()>;
+    /// Another thread, or code outside the run, needs a tensor of this run: finish what is pending.
+    fn force(&self) -> Result<()>;
+}
+
+type Current = Option<*const (dyn Recorder + 'static)>;
+
+thread_local! {
+    static CURRENT: Cell<Current> = const { Cell::new(None) };
+    /// How many scopes are open.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+static RUNS: Mutex<Option<FxHashMap<u32, Weak<dyn Recorder>>>> = Mutex::new(None);
+/// How many runs there are: with none (the usual case for eager code) nothing needs to be looked up.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Hands the recorder of this thread, if one is set, to `body`.
+#[inline]
+pub fn with_current<R>(body: impl FnOnce(Option<&dyn Recorder>) -> R) -> R {
+    // SAFETY: the pointer is set only by `Scope`, which keeps the recorder alive on this thread until it is
+    // unset again, and scopes end in the order they began: the recorder outlives `body`.
+    body(CURRENT.get().map(|recorder| unsafe { &*recorder }))
+}
+
+/// Sets a recorder on this thread for as long as the value lives; scopes nest.
+pub struct Scope {
+    previous: Current,
+    /// Keeps the recorder alive; `None` for a scope that switches recording off.
+    _recorder: Option<Arc<dyn Recorder>>,
+    /// Scopes must end on the thread and in the order they began.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Scope {
+    /// Records with this recorder until dropped.
+    pub fn enter(recorder: Arc<dyn Recorder>) -> Scope {
+        let previous = CURRENT.replace(Some(Arc::as_ptr(&recorder)));
+        DEPTH.set(DEPTH.get() + 1);
+        Scope { previous, _recorder: Some(recorder), _not_send: std::marker::PhantomData }
+    }
+
+    /// Records nothing until dropped: ops run eagerly.
+    pub fn suspend() -> Scope {
+        DEPTH.set(DEPTH.get() + 1);
+        Scope { previous: CURRENT.replace(None), _recorder: None, _not_send: std::marker::PhantomData }
+    }
+}
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        CURRENT.set(self.previous);
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+/// Makes a run known, so that whoever meets one of its lazy tensors can ask it to finish.
+pub fn register(run: u32, recorder: Weak<dyn Recorder>) {
+    if RUNS.lock().get_or_insert_default().insert(run, recorder).is_none() {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Forgets a run.
+pub fn unregister(run: u32) {
+    if RUNS.lock().as_mut().and_then(|runs| runs.remove(&run)).is_some() {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn run_of(tag: Tag) -> Option<Arc<dyn Recorder>> {
+    RUNS.lock().as_ref().and_then(|runs| runs.get(&tag.run()).and_then(Weak::upgrade))
+}
+
+/// Makes the run of a tag finish what is pending.
+pub fn force(tag: Tag) -> Result<()> {
+    run_of(tag).map_or(Ok(()), |recorder| recorder.force())
+}
+
+/// An op is about to run on a thread without a recorder: runs of other threads that have its operands' memory
+/// in use finish first, so that everything happens in the order in which the program asked for it. Not inside
+/// a scope: a run that waits for another while it finishes could wait for ever.
+#[inline]
+pub(crate) fn settle(args: &[Arg<'_>]) -> Result<()> {
+    if COUNT.load(Ordering::Relaxed) == 0 || DEPTH.get() > 0 {
+        return Ok(());
+    }
+    for arg in args {
+        match arg {
+            Arg::Tensor(tensor) => settle_tensor(tensor)?,
+            Arg::List(list) => list.try_items().unwrap_or_default().iter().try_for_each(settle_tensor)?,
+            Arg::Number(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn settle_tensor(tensor: &Tensor) -> Result<()> {
+    match tensor.try_ready() {
+        Some(ready) if ready.storage.tag() != 0 => {
+            run_of(Tag(ready.storage.tag())).map_or(Ok(()), |recorder| recorder.settle())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The host is about to touch a tensor's elements: asks the recorder, then the tensor's run, to finish.
+pub(crate) fn host_access(tensor: &Tensor, access: Access, what: &'static str, loc: Loc) -> Result<()> {
+    with_current(|recorder| match recorder {
+        Some(r) => r.access(tensor, access, what, loc),
+        None => settle(&[Arg::Tensor(tensor)]),
+    })?;
+    if tensor.is_lazy() {
+        force(tensor.tag())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Copies between layouts and dtypes, and the tensors made from a number: `fill`, `arange`.
+
+use super::drive::{Cost, Loop, MAX_INPUTS, drive, scatter};
+use super::element::{Bool, Element};
+use super::operand::{Operand, Shared};
+use super::pointwise::{Map, map_loop};
+use kiln_ir::DType;
+use kiln_runtime::parallel_for;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+/// `out = input`, element by element, whatever the two layouts and dtypes.
+///
+/// Casts are C's, except that a float outside i64's range saturates and NaN becomes 0; everything but zero
+/// is true.
+///
+/// # Safety
+/// The contract of [`Operand`]; equal shapes; the output's elements are distinct, and it overlaps the input
+/// either not at all or by being the same elements at the same indices.
+pub unsafe fn convert(out: &Operand, input: &Operand) {
+    if out.dtype == input.dtype {
+        // SAFETY: the caller's contract.
+        if unsafe { transpose(out, input) } {
+            return;
+        }
+    }
+    let inner: Loop = match input.dtype {
+        DType::Bool => to::<Bool>(out.dtype),
+        DType::I64 => to::<i64>(out.dtype),
+        DType::F32 => to::<f32>(out.dtype),
+        DType::F64 => to::<f64>(out.dtype),
+    };
+    // SAFETY: the loop is one for these dtypes; the rest is the caller's contract.
+    unsafe { drive(inner, Cost::Cheap, out, &[input]) }
+}
+
+fn to<A: Element>(dtype: DType) -> Loop {
+    match dtype {
+        DType::Bool => map_loop::<Cast<A, Bool>, 1>,
+        DType::I64 => map_loop::<Cast<A, i64>, 1>,
+        DType::F32 => map_loop::<Cast<A, f32>, 1>,
+        DType::F64 => map_loop::<Cast<A, f64>, 1>,
+    }
+}
+
+struct Cast<A, O>(PhantomData<(A, O)>);
+
+impl<A: Element, O: Element> Map for Cast<A, O> {
+    type In = A;
+    type Out = O;
+    #[inline(always)]
+    fn map([a, ..]: [A; MAX_INPUTS]) -> O {
+        a.cast()
+    }
+}
+
+/// Rows of a transpose's tiles, along which the input is contiguous: enough that a visit to one of its pages
+/// pays, since each column may lie in another page.
+const TILE_ROWS: usize = 128;
+/// Columns of a tile, along which the output is contiguous: two lines of f32.
+const TILE_COLUMNS: usize = 32;
+
+/// Copies a matrix whose two sides are contiguous along different dims, tile by tile; false if the operands
+/// are no such pair.
+///
+/// # Safety
+/// That of [`convert`], for equal dtypes.
+unsafe fn transpose(out: &Operand, input: &Operand) -> bool {
+    let mut dims =
+        out.shape.iter().zip(out.strides.iter().zip(input.strides)).filter(|(size, _)| **size != 1);
+    let (Some(first), Some(second), None) = (dims.next(), dims.next(), dims.next()) else { return false };
+    // Rows run along the output's contiguous dim, columns along the input's.
+    let (row, column) = match (first, second) {
+        ((&rows, (&stride, 1)), (&columns, (1, &step))) => ((rows, stride), (columns, step)),
+        ((&columns, (1, &step)), (&rows, (&stride, 1))) => ((rows, stride), (columns, step)),
+        _ => return false,
+    };
+    if row.0 < 8 || column.0 < 8 {
+        return false;
+    }
+    let size = out.dtype.size();
+    let tiles = row.0.div_ceil(TILE_ROWS);
+    let pointers = Shared::new((out.ptr, input.ptr));
+    let body = |begin: usize, end: usize| {
+        let (to, from) = pointers.get();
+        for r in (begin..end).map(|tile| tile * TILE_ROWS) {
+            for c in (0..column.0).step_by(TILE_COLUMNS) {
+                let (rows, columns) = (TILE_ROWS.min(row.0 - r), TILE_COLUMNS.min(column.0 - c));
+                let to = to.wrapping_offset((r as isize * row.1 + c as isize) * size as isize);
+                let from = from.wrapping_offset((c as isize * column.1 + r as isize) * size as isize);
+                // SAFETY: the tile lies inside both operands, and tiles are disjoint.
+                unsafe {
+                    match size {
+                        1 => tile::<u8>(to, row.1, from, column.1, rows, columns),
+                        4 => tile::<u32>(to, row.1, from, column.1, rows, columns),
+                        _ => tile::<u64>(to, row.1, from, column.1, rows, columns),
+                    }
+                }
+            }
+        }
+    };
+    if row.0 * column.0 < 32768 {
+        body(0, tiles)
+    } else {
+        parallel_for(tiles, 1, body)
+    }
+    true
+}
+
+/// # Safety
+/// `to` can be written at r·to_stride + c and `from` read at c·from_stride + r.
+unsafe fn tile<T: Copy>(
+    to: *mut u8,
+    to_stride: isize,
+    from: *const u8,
+    from_stride: isize,
+    rows: usize,
+    columns: usize,
+) {
+    let (to, from): (*mut T, *const T) = (to.cast(), from.cast());
+    // Each line of either side is touched once: with power-of-two strides all lines of a tile fall into one
+    // cache set, and would push each other out.
+    let mut buffer = [[MaybeUninit::<T>::uninit(); TILE_COLUMNS]; TILE_ROWS];
+    for c in 0..columns {
+        let line = from.wrapping_offset(c as isize * from_stride);
+        for (r, row) in buffer[..rows].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            row[c].write(unsafe { line.add(r).read() });
+        }
+    }
+    for (r, row) in buffer[..rows].iter().enumerate() {
+        // SAFETY: the caller's promise; `columns` elements of the row are initialised.
+        unsafe {
+            let line = to.offset(r as isize * to_stride);
+            std::ptr::copy_nonoverlapping(row.as_ptr().cast(), line, columns);
+        }
+    }
+}
+
+/// Sets every element to `value`, the bytes of one element (little end first) in the low bytes.
+///
+/// # Safety
+/// The contract of [`Operand`].
+pub unsafe fn fill(out: &Operand, value: u64) {
+    let strides = [0isize; 16];
+    let Some(strides) = strides.get(..out.shape.len()) else {
+        let wide = vec![0isize; out.shape.len()];
+        let scalar = Operand { ptr: (&raw const value).cast_mut().cast(), strides: &wide, ..*out };
+        // SAFETY: the scalar lives through the call and is only read.
+        return unsafe { convert(out, &scalar) };
+    };
+    let scalar = Operand { ptr: (&raw const value).cast_mut().cast(), strides, ..*out };
+    // SAFETY: the scalar lives through the call and is only read.
+    unsafe { convert(out, &scalar) }
+}
+
+/// Sets element i, in row-major order, to start + i·step, computed in f64 for floats and wrapping in i64 for
+/// integers (which take the integer parts of start and step); bool takes what is not zero as true.
+///
+/// # Safety
+/// The contract of [`Operand`]; the output is one-dimensional.
+pub unsafe fn arange(out: &Operand, start: f64, step: f64) {
+    debug_assert_eq!(out.shape.len(), 1);
+    let (n, stride) = (out.shape[0], out.strides[0] * out.dtype.size() as isize);
+    let (first, increment) = (start as i64, step as i64);
+    for i in 0..n {
+        let float = start + i as f64 * step;
+        let bits = match out.dtype {
+            DType::Bool => u64::from(float != 0.0),
+            DType::I64 => first.wrapping_add(increment.wrapping_mul(i as i64)) as u64,
+            DType::F32 => u64::from((float as f32).to_bits()),
+            DType::F64 => float.to_bits(),
+        };
+        let to = out.ptr.wrapping_offset(i as isize * stride);
+        // SAFETY: element i of the output.
+        unsafe { scatter(to, stride, (&raw const bits).cast(), 1, out.dtype.size()) };
+    }
+}

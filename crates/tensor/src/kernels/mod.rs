@@ -1,0 +1,34 @@
+//! Eager CPU kernels on raw strided operands. They know nothing of tensors.
+//!
+//! | module        | what it computes                                                         |
+//! |---------------|--------------------------------------------------------------------------|
+//! | [`pointwise`] | scalar functions, comparisons, logic, `where`                            |
+//! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
+//! | [`reduce`]    | sums and maxima over any set of dims                                     |
+//! | [`softmax`]   | softmax and log_softmax along a dim                                      |
+//! | [`nll`]       | the gather of nll_loss                                                   |
+//!
+//! An [`Operand`] is a pointer with dtype, sizes and strides. Every kernel is `unsafe` for the same
+//! reason, stated once in [`Operand`]; each says in addition how operands may overlap.
+//!
+//! Large work is split over the threads of `kiln_runtime`; results never depend on how many there are.
+
+pub mod convert;
+mod drive;
+mod element;
+mod isa;
+pub mod nll;
+mod operand;
+pub mod pointwise;
+pub mod reduce;
+pub mod softmax;
+#[cfg(test)]
+mod tests;
+
+pub use convert::{arange, convert, fill};
+pub use drive::{Dense, MAX_INPUTS, Row};
+pub use nll::nll_forward;
+pub use operand::Operand;
+pub use pointwise::{Comparison, Logical, compare, logical, pointwise, pointwise_rows, select};
+pub use reduce::{Reduction, reduce};
+pub use softmax::softmax;

@@ -1,0 +1,433 @@
+//! Pointwise kernels: scalar functions, comparisons, logic and `where`.
+//!
+//! All operands of a call have one shape (broadcast by stride 0) and, but for the booleans of comparisons
+//! and conditions, one dtype. The output may be the same elements as an input; otherwise it overlaps none.
+
+use super::drive::{Cost, Loop, MAX_INPUTS, Row, drive, drive_rows};
+use super::element::{Bool, Element};
+use super::isa::vectorised;
+use super::operand::Operand;
+use kiln_ir::DType;
+use kiln_ir::math::Function;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// A function that a dtype doesn't have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{function} is not defined for {dtype}")]
+pub struct Unsupported {
+    /// The function's name.
+    pub function: &'static str,
+    /// The dtype it was asked for.
+    pub dtype: DType,
+}
+
+/// A comparison of two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Comparison {
+    /// a = b.
+    Eq,
+    /// a ≠ b; true for NaN.
+    Ne,
+    /// a < b.
+    Lt,
+    /// a ≤ b.
+    Le,
+    /// a > b.
+    Gt,
+    /// a ≥ b.
+    Ge,
+}
+
+/// A connective of booleans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Logical {
+    /// a and b.
+    And,
+    /// not a.
+    Not,
+}
+
+/// `out = function(inputs…)`: f32 and f64 have every function; i64 has the arithmetic ones, wrapping, with
+/// `pow` for exponents ≥ 0 (a negative one gives what the integer quotient 1/xⁿ is); bool has add and
+/// maximum (or), mul and minimum (and).
+///
+/// Scalars such as alpha are inputs of the compute dtype with strides 0, in [`Function`]'s order.
+///
+/// # Safety
+/// The contract of [`Operand`]; all dtypes are equal; overlap as the module says.
+pub unsafe fn pointwise(function: Function, out: &Operand, inputs: &[&Operand]) -> Result<(), Unsupported> {
+    debug_assert_eq!(inputs.len(), function.arity());
+    debug_assert!(inputs.iter().all(|i| i.dtype == out.dtype));
+    let inner = match out.dtype {
+        DType::F32 => f32_loop(function),
+        DType::F64 => f64_loop(function),
+        DType::I64 => {
+            i64_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?
+        }
+        DType::Bool => {
+            bool_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?
+        }
+    };
+    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
+    unsafe { drive(inner, cost(function), out, inputs) };
+    Ok(())
+}
+
+/// [`pointwise`] for each of several dense calls on floats, threads sharing the work of all of them.
+///
+/// # Safety
+/// Each row's operands have as many elements of its dtype as it says, and overlap as the module says; no row's
+/// output overlaps another row's operands.
+pub unsafe fn pointwise_rows(function: Function, rows: &[Row]) {
+    debug_assert!(rows.iter().all(|row| row.dtype.is_float()));
+    let inner = |dtype| match dtype {
+        DType::F64 => f64_loop(function),
+        _ => f32_loop(function),
+    };
+    // SAFETY: the loops are those for the rows' dtypes; the rest is the caller's contract.
+    unsafe { drive_rows(inner, cost(function), function.arity(), rows) };
+}
+
+/// `out = left ? right`, a bool.
+///
+/// # Safety
+/// The contract of [`Operand`]; the inputs have one dtype, the output is bool; overlap as the module says.
+pub unsafe fn compare(comparison: Comparison, out: &Operand, left: &Operand, right: &Operand) {
+    debug_assert!(out.dtype == DType::Bool && left.dtype == right.dtype);
+    let inner = match left.dtype {
+        DType::F32 => compare_loop::<f32>(comparison),
+        DType::F64 => compare_loop::<f64>(comparison),
+        DType::I64 => compare_loop::<i64>(comparison),
+        DType::Bool => compare_loop::<Bool>(comparison),
+    };
+    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
+    unsafe { drive(inner, Cost::Cheap, out, &[left, right]) }
+}
+
+/// `out = connective(inputs…)` on booleans; `Not` takes one input.
+///
+/// # Safety
+/// The contract of [`Operand`]; everything is bool; overlap as the module says.
+pub unsafe fn logical(connective: Logical, out: &Operand, inputs: &[&Operand]) {
+    let inner: Loop = match connective {
+        Logical::And => map_loop::<And, 2>,
+        Logical::Not => map_loop::<Not, 1>,
+    };
+    // SAFETY: the loop is one for bool; the rest is the caller's contract.
+    unsafe { drive(inner, Cost::Cheap, out, inputs) }
+}
+
+/// `out = condition ? a : b`, PyTorch's `where`.
+///
+/// # Safety
+/// The contract of [`Operand`]; `condition` is bool, the others have one dtype; overlap as the module says.
+pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operand) {
+    debug_assert!(condition.dtype == DType::Bool && a.dtype == out.dtype && b.dtype == out.dtype);
+    let inner: Loop = match out.dtype.size() {
+        1 => select_loop::<u8>,
+        4 => select_loop::<u32>,
+        _ => select_loop::<u64>,
+    };
+    // SAFETY: the loop is one for elements of this size; the rest is the caller's contract.
+    unsafe { drive(inner, Cost::Cheap, out, &[condition, a, b]) }
+}
+
+fn cost(function: Function) -> Cost {
+    match function {
+        Function::Exp
+        | Function::Expm1
+        | Function::Log
+        | Function::Log1p
+        | Function::Sin
+        | Function::Cos
+        | Function::Tanh
+        | Function::Erf
+        | Function::Sigmoid
+        | Function::Gelu
+        | Function::GeluTanh
+        | Function::Pow => Cost::Costly,
+        Function::Add
+        | Function::Sub
+        | Function::Mul
+        | Function::Div
+        | Function::Neg
+        | Function::Abs
+        | Function::Square
+        | Function::Sqrt
+        | Function::Rsqrt
+        | Function::Reciprocal
+        | Function::Relu
+        | Function::Floor
+        | Function::Ceil
+        | Function::Round
+        | Function::Maximum
+        | Function::Minimum
+        | Function::Lerp
+        | Function::Addcmul
+        | Function::Addcdiv
+        | Function::AddAlpha
+        | Function::SubAlpha => Cost::Cheap,
+    }
+}
+
+macro_rules! function_table {
+    ($function:expr, $inner:ident) => {
+        function_table!(
+            $function, $inner:
+            Add Sub Mul Div Neg Abs Square Sqrt Rsqrt Reciprocal Exp Expm1 Log Log1p Sin Cos Tanh Erf
+            Sigmoid Gelu GeluTanh Relu Floor Ceil Round Maximum Minimum Pow Lerp Addcmul Addcdiv
+            AddAlpha SubAlpha
+        )
+    };
+    ($function:expr, $inner:ident: $($variant:ident)*) => {
+        match $function {
+            $(Function::$variant => map_loop::<
+                $inner<{ Function::$variant as usize }>,
+                { Function::$variant.arity() },
+            >,)*
+        }
+    };
+}
+
+/// A function of up to four elements, as a type.
+///
+/// A type rather than a closure: closures are not reliably inlined into the loops of each instruction set.
+pub(super) trait Map {
+    /// Its arguments' type.
+    type In: Copy;
+    /// Its result's type.
+    type Out;
+    /// Its value; only the first arguments are meaningful, as many as it has.
+    fn map(args: [Self::In; MAX_INPUTS]) -> Self::Out;
+}
+
+// Slices as parameters are what tells the compiler that nothing overlaps, also after inlining.
+
+#[inline(always)]
+fn each1<M: Map>(out: &mut [M::Out], a: &[M::In]) {
+    for (out, &a) in out.iter_mut().zip(a) {
+        *out = M::map([a, a, a, a]);
+    }
+}
+
+#[inline(always)]
+fn each2<M: Map>(out: &mut [M::Out], a: &[M::In], b: &[M::In]) {
+    for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+        *out = M::map([a, b, b, b]);
+    }
+}
+
+#[inline(always)]
+fn each3<M: Map>(out: &mut [M::Out], a: &[M::In], b: &[M::In], c: &[M::In]) {
+    for (((out, &a), &b), &c) in out.iter_mut().zip(a).zip(b).zip(c) {
+        *out = M::map([a, b, c, c]);
+    }
+}
+
+#[inline(always)]
+fn each4<M: Map>(out: &mut [M::Out], a: &[M::In], b: &[M::In], c: &[M::In], d: &[M::In]) {
+    for ((((out, &a), &b), &c), &d) in out.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+        *out = M::map([a, b, c, d]);
+    }
+}
+
+vectorised! {
+    /// # Safety
+    /// That of [`Loop`], for the types of M and N inputs.
+    pub(super) fn map_loop [M: Map, const N: usize] [M, N]
+        (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize)
+    {
+        // SAFETY: the caller's promise: n elements each, the output apart from the inputs.
+        unsafe {
+            let out = from_raw_parts_mut(out.cast::<M::Out>(), n);
+            let a = from_raw_parts(inputs[0].cast::<M::In>(), n);
+            if N == 1 {
+                return each1::<M>(out, a);
+            }
+            let b = from_raw_parts(inputs[1].cast::<M::In>(), n);
+            if N == 2 {
+                return each2::<M>(out, a, b);
+            }
+            let c = from_raw_parts(inputs[2].cast::<M::In>(), n);
+            if N == 3 {
+                return each3::<M>(out, a, b, c);
+            }
+            each4::<M>(out, a, b, c, from_raw_parts(inputs[3].cast::<M::In>(), n));
+        }
+    }
+}
+
+/// The function with this position in [`Function::ALL`], on f32.
+struct OnF32<const F: usize>;
+
+impl<const F: usize> Map for OnF32<F> {
+    type In = f32;
+    type Out = f32;
+    #[inline(always)]
+    fn map(args: [f32; MAX_INPUTS]) -> f32 {
+        const { Function::ALL[F] }.eval_f32(&args[..const { Function::ALL[F].arity() }])
+    }
+}
+
+/// The function with this position in [`Function::ALL`], on f64.
+struct OnF64<const F: usize>;
+
+impl<const F: usize> Map for OnF64<F> {
+    type In = f64;
+    type Out = f64;
+    #[inline(always)]
+    fn map(args: [f64; MAX_INPUTS]) -> f64 {
+        const { Function::ALL[F] }.eval_f64(&args[..const { Function::ALL[F].arity() }])
+    }
+}
+
+fn f32_loop(function: Function) -> Loop {
+    function_table!(function, OnF32)
+}
+
+fn f64_loop(function: Function) -> Loop {
+    function_table!(function, OnF64)
+}
+
+vectorised! {
+    /// # Safety
+    /// That of [`Loop`].
+    fn select_loop [T: Copy] [T] (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize) {
+        #[inline(always)]
+        fn each<T: Copy>(out: &mut [T], condition: &[Bool], a: &[T], b: &[T]) {
+            for (((out, &condition), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+                *out = if condition != 0 { a } else { b };
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let condition = from_raw_parts(inputs[0], n);
+            let a = from_raw_parts(inputs[1].cast::<T>(), n);
+            let b = from_raw_parts(inputs[2].cast::<T>(), n);
+            each(from_raw_parts_mut(out.cast::<T>(), n), condition, a, b);
+        }
+    }
+}
+
+macro_rules! maps {
+    ($($name:ident: $in:ty => $out:ty, |$a:ident, $b:ident, $c:ident| $body:expr;)*) => {$(
+        struct $name;
+        impl Map for $name {
+            type In = $in;
+            type Out = $out;
+            #[inline(always)]
+            fn map([$a, $b, $c, _]: [$in; MAX_INPUTS]) -> $out {
+                let _ = ($b, $c);
+                $body
+            }
+        }
+    )*};
+}
+
+maps! {
+    And: Bool => Bool, |a, b, c| a & b;
+    Or: Bool => Bool, |a, b, c| a | b;
+    Not: Bool => Bool, |a, b, c| a ^ 1;
+    IntAdd: i64 => i64, |a, b, c| a.wrapping_add(b);
+    IntSub: i64 => i64, |a, b, c| a.wrapping_sub(b);
+    IntMul: i64 => i64, |a, b, c| a.wrapping_mul(b);
+    IntNeg: i64 => i64, |a, b, c| a.wrapping_neg();
+    IntAbs: i64 => i64, |a, b, c| a.wrapping_abs();
+    IntSquare: i64 => i64, |a, b, c| a.wrapping_mul(a);
+    IntRelu: i64 => i64, |a, b, c| a.max(0);
+    IntIdentity: i64 => i64, |a, b, c| a;
+    IntMaximum: i64 => i64, |a, b, c| a.max(b);
+    IntMinimum: i64 => i64, |a, b, c| a.min(b);
+    IntPow: i64 => i64, |a, b, c| int_pow(a, b);
+    IntAddAlpha: i64 => i64, |x, y, alpha| x.wrapping_add(alpha.wrapping_mul(y));
+    IntSubAlpha: i64 => i64, |x, y, alpha| x.wrapping_sub(alpha.wrapping_mul(y));
+}
+
+/// Wrapping power; for a negative exponent the integer part of the exact value, and 0 for base 0.
+fn int_pow(base: i64, exponent: i64) -> i64 {
+    if exponent < 0 {
+        return match base {
+            1 => 1,
+            -1 if exponent % 2 == 0 => 1,
+            -1 => -1,
+            _ => 0,
+        };
+    }
+    let (mut result, mut square, mut bits) = (1i64, base, exponent);
+    while bits > 0 {
+        if bits & 1 == 1 {
+            result = result.wrapping_mul(square);
+        }
+        square = square.wrapping_mul(square);
+        bits >>= 1;
+    }
+    result
+}
+
+fn i64_loop(function: Function) -> Option<Loop> {
+    Some(match function {
+        Function::Add => map_loop::<IntAdd, 2>,
+        Function::Sub => map_loop::<IntSub, 2>,
+        Function::Mul => map_loop::<IntMul, 2>,
+        Function::Neg => map_loop::<IntNeg, 1>,
+        Function::Abs => map_loop::<IntAbs, 1>,
+        Function::Square => map_loop::<IntSquare, 1>,
+        Function::Relu => map_loop::<IntRelu, 1>,
+        Function::Floor | Function::Ceil | Function::Round => map_loop::<IntIdentity, 1>,
+        Function::Maximum => map_loop::<IntMaximum, 2>,
+        Function::Minimum => map_loop::<IntMinimum, 2>,
+        Function::Pow => map_loop::<IntPow, 2>,
+        Function::AddAlpha => map_loop::<IntAddAlpha, 3>,
+        Function::SubAlpha => map_loop::<IntSubAlpha, 3>,
+        Function::Div
+        | Function::Sqrt
+        | Function::Rsqrt
+        | Function::Reciprocal
+        | Function::Exp
+        | Function::Expm1
+        | Function::Log
+        | Function::Log1p
+        | Function::Sin
+        | Function::Cos
+        | Function::Tanh
+        | Function::Erf
+        | Function::Sigmoid
+        | Function::Gelu
+        | Function::GeluTanh
+        | Function::Lerp
+        | Function::Addcmul
+        | Function::Addcdiv => return None,
+    })
+}
+
+fn bool_loop(function: Function) -> Option<Loop> {
+    match function {
+        Function::Add | Function::Maximum => Some(map_loop::<Or, 2>),
+        Function::Mul | Function::Minimum => Some(map_loop::<And, 2>),
+        _ => None,
+    }
+}
+
+macro_rules! comparisons {
+    ($($name:ident $symbol:tt)*) => {
+        $(
+            struct $name<T>(std::marker::PhantomData<T>);
+            impl<T: Element> Map for $name<T> {
+                type In = T;
+                type Out = Bool;
+                #[inline(always)]
+                fn map([a, b, _, _]: [T; MAX_INPUTS]) -> Bool {
+                    Bool::from(a $symbol b)
+                }
+            }
+        )*
+
+        fn compare_loop<T: Element>(comparison: Comparison) -> Loop {
+            match comparison {
+                $(Comparison::$name => map_loop::<$name<T>, 2>,)*
+            }
+        }
+    };
+}
+
+comparisons! { Eq == Ne != Lt < Le <= Gt > Ge >= }

@@ -1,0 +1,199 @@
+//! softmax and log_softmax along one dim: one pass over a row that stays in cache.
+//!
+//! With m the row's maximum and s = Σ exp(x − m): softmax is `exp(x - m) * (1 / s)`, log_softmax
+//! `(x - m) - log(s)`.
+
+use super::drive::{gather, scatter};
+use super::element::Element;
+use super::isa::vectorised;
+use super::operand::{Operand, Shared};
+use super::reduce::{LargestF32, LargestF64, Reducer, SumF32, SumF64, total};
+use kiln_ir::DType;
+use kiln_ir::math::Function;
+use kiln_runtime::parallel_for;
+use smallvec::SmallVec;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// `out = softmax(input)` along `dim`, or its logarithm.
+///
+/// # Safety
+/// The contract of [`Operand`]; all are f32 or all f64, of one shape; the output's elements are distinct, and
+/// it is the input or doesn't overlap it. A 0-d operand has the one dim 0.
+pub unsafe fn softmax(logarithm: bool, out: &Operand, input: &Operand, dim: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match out.dtype {
+            DType::F64 => lines::<f64>([out, input], dim, |out, x| forward::<f64>(out, x, logarithm)),
+            _ => lines::<f32>([out, input], dim, |out, x| forward::<f32>(out, x, logarithm)),
+        }
+    }
+}
+
+/// The two float types, with what the rows need of them.
+trait Float:
+    Element + std::ops::Sub<Output = Self> + std::ops::Mul<Output = Self> + std::ops::Div<Output = Self>
+{
+    const ZERO: Self;
+    const ONE: Self;
+    /// The maximum where NaN may get lost: a row with NaN has a sum that is NaN.
+    type Amax: Reducer<In = Self, Out = Self>;
+    type Sum: Reducer<In = Self, Out = Self>;
+    fn exp(self) -> Self;
+    fn log(self) -> Self;
+}
+
+macro_rules! float {
+    ($ty:ty, $amax:ty, $sum:ty, $eval:ident) => {
+        impl Float for $ty {
+            const ZERO: $ty = 0.0;
+            const ONE: $ty = 1.0;
+            type Amax = $amax;
+            type Sum = $sum;
+            #[inline(always)]
+            fn exp(self) -> $ty {
+                Function::Exp.$eval(&[self])
+            }
+            #[inline(always)]
+            fn log(self) -> $ty {
+                Function::Log.$eval(&[self])
+            }
+        }
+    };
+}
+
+float!(f32, LargestF32, SumF32, eval_f32);
+float!(f64, LargestF64, SumF64, eval_f64);
+
+fn sum<T: Float>(x: &[T]) -> <T::Sum as Reducer>::Total {
+    // SAFETY: nothing is asked.
+    unsafe { total::<T::Sum>(x) }
+}
+
+/// Elements that are computed and then summed while in the first-level cache.
+const BLOCK: usize = 2048;
+
+fn forward<T: Float>(out: &mut [T], x: &[T], logarithm: bool) {
+    // SAFETY: nothing is asked.
+    let maximum = <T::Amax as Reducer>::finish(unsafe { total::<T::Amax>(x) });
+    let mut total = <T::Sum as Reducer>::TOTAL;
+    for (out, x) in out.chunks_mut(BLOCK).zip(x.chunks(BLOCK)) {
+        // SAFETY: equal lengths.
+        unsafe { exponentials(out, x, maximum) };
+        total = <T::Sum as Reducer>::join(total, sum(out));
+    }
+    let total = <T::Sum as Reducer>::finish(total);
+    // SAFETY: equal lengths.
+    unsafe { if logarithm { shift(out, x, maximum, total.log()) } else { scale(out, T::ONE / total) } }
+}
+
+vectorised! {
+    /// # Safety
+    /// Equal lengths.
+    fn exponentials [T: Float] [T] (out: &mut [T], x: &[T], maximum: T) {
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = (x - maximum).exp();
+        }
+    }
+}
+
+vectorised! {
+    /// # Safety
+    /// None.
+    fn scale [T: Float] [T] (out: &mut [T], factor: T) {
+        for out in out {
+            *out = *out * factor;
+        }
+    }
+}
+
+vectorised! {
+    /// # Safety
+    /// Equal lengths.
+    fn shift [T: Float] [T] (out: &mut [T], x: &[T], maximum: T, log_total: T) {
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = (x - maximum) - log_total;
+        }
+    }
+}
+
+/// Asks for elements that will be read soon; a wrong address does no harm.
+#[inline(always)]
+fn prefetch<T>(start: *const T, length: usize) {
+    const LINE: usize = 64;
+    /// More than this would push out what is being worked on.
+    const MOST: usize = 16384;
+    #[cfg(target_arch = "x86_64")]
+    for byte in (0..(length * size_of::<T>()).min(MOST)).step_by(LINE) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast::<i8>().wrapping_add(byte)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, length, LINE, MOST);
+}
+
+/// Calls `body` for every line along `dim`: the output's line and the input's, contiguous. Lines that are not
+/// contiguous in memory, or that the output shares with the input, pass through a buffer.
+///
+/// # Safety
+/// That of [`softmax`].
+unsafe fn lines<T: Float>(operands: [&Operand; 2], dim: usize, body: impl Fn(&mut [T], &[T]) + Sync) {
+    let shape = operands[0].shape;
+    let numel: usize = shape.iter().product();
+    if numel == 0 {
+        return;
+    }
+    let length = shape.get(dim).copied().unwrap_or(1);
+    let stride = |o: &Operand, d: usize| o.strides.get(d).copied().unwrap_or(1);
+    let strides: [isize; 2] = operands.map(|o| if length == 1 { 1 } else { stride(o, dim) });
+    let outer: SmallVec<[usize; 6]> = (0..shape.len()).filter(|&d| d != dim && shape[d] != 1).collect();
+    let pointers = Shared::new(operands.map(|o| o.ptr.cast::<T>()));
+    let outer_strides: [SmallVec<[isize; 6]>; 2] =
+        operands.map(|o| outer.iter().map(|&d| stride(o, d)).collect());
+    let size = size_of::<T>();
+
+    let ahead = outer_strides[1].last().copied().unwrap_or(0);
+
+    let work = |begin: usize, end: usize| {
+        let mut buffer: Vec<T> = Vec::new();
+        for line in begin..end {
+            let mut at = pointers.get();
+            for o in 0..2 {
+                let mut rest = line;
+                for (&d, &stride) in outer.iter().zip(&outer_strides[o]).rev() {
+                    at[o] = at[o].wrapping_offset((rest % shape[d]) as isize * stride);
+                    rest /= shape[d];
+                }
+            }
+            if strides[1] == 1 {
+                // The first pass over a line waits for memory, the others compute: fetch one line ahead.
+                prefetch(at[1].wrapping_offset(ahead), length);
+            }
+            let buffered = [strides[0] != 1, strides[1] != 1 || at[1] == at[0]];
+            if buffered.contains(&true) && buffer.is_empty() {
+                buffer.resize(2 * length, T::ZERO);
+            }
+            let mut place = at;
+            for o in (0..2).filter(|&o| buffered[o]) {
+                place[o] = buffer.as_mut_ptr().wrapping_add(o * length);
+            }
+            // SAFETY: `length` elements each, of an operand or of a half of the buffer; the output's are
+            // apart from the input's.
+            unsafe {
+                if buffered[1] {
+                    gather(place[1].cast(), at[1].cast(), strides[1] * size as isize, length, size);
+                }
+                body(from_raw_parts_mut(place[0], length), from_raw_parts(place[1], length));
+                if buffered[0] {
+                    scatter(at[0].cast(), strides[0] * size as isize, place[0].cast(), length, size);
+                }
+            }
+        }
+    };
+    let count = numel / length;
+    if numel < 8192 {
+        work(0, count);
+    } else {
+        parallel_for(count, 4096usize.div_ceil(length), work);
+    }
+}

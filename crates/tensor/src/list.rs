@@ -1,0 +1,116 @@
+//! [`TensorList`]: several tensors operated on as one, by the functions of [`crate::foreach`].
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kiln_ir::{Error, Loc, Op, Result, Why};
+
+use crate::Tensor;
+use crate::dispatch::dispatch_tensor;
+use crate::handle::{Handle, Recycle, free_list};
+use crate::hook::{self, Arg, Tag};
+
+#[derive(Default)]
+pub(crate) struct ListInner {
+    items: OnceLock<Vec<Tensor>>,
+    tag: AtomicU64,
+}
+
+impl Recycle for ListInner {
+    fn clear(&mut self) {
+        self.items = OnceLock::new();
+        *self.tag.get_mut() = 0;
+    }
+    free_list!(LISTS, ListInner);
+}
+
+/// A list of tensors. The tensors stay themselves: an in-place op over the list changes each of them.
+///
+/// ```
+/// use kiln_tensor::{Tensor, TensorList, foreach};
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let a = Tensor::from_slice(&[1.0f32, 2.0])?;
+/// let b = Tensor::from_slice(&[10.0f32])?;
+/// foreach::mul_(&TensorList::new(vec![a.clone(), b.clone()]), 2.0)?;
+/// assert_eq!(a.to_vec::<f32>()?, [2.0, 4.0]);
+/// assert_eq!(b.to_vec::<f32>()?, [20.0]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct TensorList {
+    inner: Handle<ListInner>,
+}
+
+impl TensorList {
+    /// A list of these tensors.
+    pub fn new(tensors: Vec<Tensor>) -> TensorList {
+        TensorList { inner: Handle::new(|inner: &mut ListInner| inner.items = OnceLock::from(tensors)) }
+    }
+
+    /// A list that a run will make.
+    pub fn lazy(tag: Tag) -> TensorList {
+        TensorList { inner: Handle::new(|inner: &mut ListInner| *inner.tag.get_mut() = tag.0) }
+    }
+
+    /// Gives a lazy list its tensors.
+    pub fn publish(&self, tensors: Vec<Tensor>) {
+        // A list that has its tensors keeps them.
+        let _ = self.inner.items.set(tensors);
+    }
+
+    /// The tensors, unless the list is still lazy.
+    #[inline]
+    pub fn try_items(&self) -> Option<&[Tensor]> {
+        self.inner.items.get().map(Vec::as_slice)
+    }
+
+    /// The tensors; makes the list's run finish first if need be.
+    pub fn items(&self) -> Result<&[Tensor]> {
+        if self.inner.items.get().is_none() {
+            hook::force(self.tag())?;
+        }
+        self.try_items().ok_or_else(|| {
+            let lost = Why::Other("the computation that was to make this list failed".into());
+            Error::op("list", lost, Loc::UNKNOWN)
+        })
+    }
+
+    /// The tensor at `index`.
+    #[track_caller]
+    pub fn get(&self, index: usize) -> Result<Tensor> {
+        match self.try_items() {
+            Some(items) => items.get(index).cloned().ok_or_else(|| {
+                Error::op("list_get", Why::Index { index: index as i64, size: items.len() }, Loc::caller())
+            }),
+            None => dispatch_tensor(&Op::ListGet { index }, &[Arg::List(self)], false, Loc::caller()),
+        }
+    }
+
+    /// The run that knows this list.
+    #[inline]
+    pub fn tag(&self) -> Tag {
+        Tag(self.inner.tag.load(Ordering::Relaxed))
+    }
+
+    /// Sets the tag.
+    #[inline]
+    pub fn set_tag(&self, tag: Tag) {
+        self.inner.tag.store(tag.0, Ordering::Relaxed);
+    }
+
+    /// How many handles to this list there are.
+    pub fn references(&self) -> usize {
+        self.inner.references()
+    }
+
+    /// Equal for handles to the same list.
+    pub fn address(&self) -> usize {
+        self.inner.address()
+    }
+}
+
+impl FromIterator<Tensor> for TensorList {
+    fn from_iter<I: IntoIterator<Item = Tensor>>(iter: I) -> TensorList {
+        TensorList::new(iter.into_iter().collect())
+    }
+}

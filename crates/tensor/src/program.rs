@@ -1,0 +1,210 @@
+//! Running compiled programs on tensors: locks the storages, allocates the results, calls the runtime.
+
+use parking_lot::Mutex;
+
+use kiln_ir::{Device, Error, Layout, Loc, Op, Result, TensorTy, Why};
+use kiln_runtime::program::{Program, Stopped, Workspace};
+
+use crate::Tensor;
+use crate::create::allocate;
+use crate::dispatch::execute_tensor;
+use crate::hook::{Arg, Scope};
+use crate::kernels::{self, Operand};
+use crate::storage::Access;
+use crate::tensor::Ready;
+
+/// A buffer of the program as host steps see it: its number, element type and layout.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The buffer's number.
+    pub buffer: usize,
+    /// Its type.
+    pub ty: TensorTy,
+    /// How its elements lie.
+    pub layout: Layout,
+}
+
+/// A step that runs eagerly inside the program.
+#[derive(Clone, Debug)]
+pub enum HostStep {
+    /// An op without a lowering.
+    Op {
+        /// The op.
+        op: Op,
+        /// Its operands.
+        args: Vec<View>,
+        /// Its result.
+        out: View,
+        /// The user's line.
+        loc: Loc,
+    },
+    /// A copy between layouts.
+    Copy {
+        /// From.
+        src: View,
+        /// To.
+        dst: View,
+    },
+}
+
+/// A program bound to tensor types.
+pub struct Executable {
+    program: Program,
+    outputs: Vec<TensorTy>,
+    writes: Vec<bool>,
+    host_steps: Vec<HostStep>,
+    free: Mutex<Vec<Kept>>,
+}
+
+/// What a run needs and the next one can use again.
+#[derive(Default)]
+struct Kept {
+    workspace: Workspace,
+    inputs: Vec<*mut u8>,
+    outputs: Vec<*mut u8>,
+    access: Access,
+}
+
+// SAFETY: the pointers are scratch, filled and used within one run.
+unsafe impl Send for Kept {}
+
+/// Why a program did not run to its end.
+#[derive(Debug)]
+pub enum Failure {
+    /// A kernel found a data-dependent error: which step, which code.
+    Status {
+        /// The step.
+        step: usize,
+        /// The code.
+        code: i32,
+    },
+    /// Anything else.
+    Error(Error),
+}
+
+impl Executable {
+    /// Binds a program: `outputs` are the types of its results, `writes` says which inputs it changes.
+    ///
+    /// The program is trusted: it must be what the compiler made for inputs of exactly these layouts.
+    pub fn new(
+        program: Program,
+        outputs: Vec<TensorTy>,
+        writes: Vec<bool>,
+        host_steps: Vec<HostStep>,
+    ) -> Executable {
+        Executable { program, outputs, writes, host_steps, free: Mutex::new(Vec::new()) }
+    }
+
+    /// Number of steps.
+    pub fn steps(&self) -> usize {
+        self.program.steps.len()
+    }
+
+    /// Runs on these inputs and numbers (bit patterns) and appends the results.
+    pub fn run<'a>(
+        &self,
+        inputs: impl Iterator<Item = Option<&'a Ready>>,
+        scalars: &[u64],
+        results: &mut Vec<Ready>,
+    ) -> std::result::Result<(), Failure> {
+        let mut kept = self.free.lock().pop().unwrap_or_default();
+        let first = results.len();
+        for ty in &self.outputs {
+            match allocate(ty, "compiled program", Loc::UNKNOWN) {
+                Ok(ready) => results.push(ready),
+                Err(error) => {
+                    results.truncate(first);
+                    return Err(Failure::Error(error));
+                }
+            }
+        }
+        kept.inputs.clear();
+        kept.outputs.clear();
+        kept.outputs.extend(results[first..].iter().map(Ready::pointer));
+        let mut access = std::mem::take(&mut kept.access);
+        for (i, input) in inputs.enumerate() {
+            match input {
+                Some(ready) => {
+                    let write = self.writes.get(i).copied().unwrap_or(false);
+                    kept.inputs.push(ready.pointer());
+                    access.add(&ready.storage, write);
+                    if write {
+                        ready.storage.bump_version();
+                    }
+                }
+                None => kept.inputs.push(std::ptr::null_mut()),
+            }
+        }
+        let locked = access.lock();
+        // SAFETY: inputs are locked for what the program does with them and have the layouts it was made for
+        // (capture checks them); outputs are fresh and of the sizes it was made for.
+        let outcome = unsafe {
+            self.program.run(
+                &kept.inputs,
+                &kept.outputs,
+                scalars,
+                &mut kept.workspace,
+                &mut |call, pointers| self.host(call, pointers),
+            )
+        };
+        kept.access = locked.release();
+        self.free.lock().push(kept);
+        outcome.map_err(|stopped| {
+            results.truncate(first);
+            match stopped {
+                Stopped::Status { step, code } => Failure::Status { step, code },
+                Stopped::Host(error) => Failure::Error(error),
+                Stopped::Memory(error) => {
+                    let why = Why::Memory { bytes: self.program.arena_bytes, reason: error.to_string() };
+                    Failure::Error(Error::op("compiled program", why, Loc::UNKNOWN))
+                }
+            }
+        })
+    }
+
+    fn host(&self, call: usize, pointers: &[*mut u8]) -> Result<()> {
+        fn operand<'v>(view: &'v View, pointers: &[*mut u8]) -> Operand<'v> {
+            Operand {
+                ptr: pointers[view.buffer].wrapping_add(view.layout.offset * view.ty.dtype.size()),
+                dtype: view.ty.dtype,
+                shape: &view.layout.shape,
+                strides: &view.layout.strides,
+            }
+        }
+        match &self.host_steps[call] {
+            HostStep::Copy { src, dst } => {
+                // SAFETY: both are buffers of the running program with these layouts, of one shape.
+                unsafe { kernels::convert(&operand(dst, pointers), &operand(src, pointers)) };
+            }
+            HostStep::Op { op, args, out, loc } => {
+                let _eager = Scope::suspend();
+                let mut tensors = Vec::with_capacity(args.len());
+                for view in args {
+                    let ready =
+                        allocate(&TensorTy { device: Device::Cpu, ..view.ty.clone() }, op.name(), *loc)?;
+                    let fresh = Operand {
+                        ptr: ready.pointer(),
+                        dtype: ready.dtype,
+                        shape: &ready.layout.shape,
+                        strides: &ready.layout.strides,
+                    };
+                    // SAFETY: as above; `ready` is fresh.
+                    unsafe { kernels::convert(&fresh, &operand(view, pointers)) };
+                    tensors.push(Tensor::from_ready(ready));
+                }
+                let operands: Vec<Arg<'_>> = tensors.iter().map(Arg::Tensor).collect();
+                let result = execute_tensor(op, &operands, *loc)?;
+                let ready = result.ready()?;
+                let from = Operand {
+                    ptr: ready.pointer(),
+                    dtype: ready.dtype,
+                    shape: &ready.layout.shape,
+                    strides: &ready.layout.strides,
+                };
+                // SAFETY: as above; the result has the buffer's shape by the type rule.
+                unsafe { kernels::convert(&operand(out, pointers), &from) };
+            }
+        }
+        Ok(())
+    }
+}

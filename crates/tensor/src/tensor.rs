@@ -1,0 +1,289 @@
+//! [`Tensor`]: one pointer to a counted slot that is *Ready* (storage and layout) or *Lazy* (a number in a
+//! run that will make it ready).
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use kiln_ir::{DType, Device, Error, Layout, Loc, Result, Shape, Strides, TensorTy, Why};
+
+use crate::autograd::Meta;
+use crate::handle::{Handle, Recycle, free_list};
+use crate::hook;
+use crate::storage::Storage;
+
+const LAZY: u8 = 0;
+const READY: u8 = 1;
+
+/// What a ready tensor is: memory and how its elements lie there.
+#[derive(Clone)]
+pub struct Ready {
+    /// The memory.
+    pub storage: Storage,
+    /// Sizes, strides, offset.
+    pub layout: Layout,
+    /// Element type.
+    pub dtype: DType,
+    /// Device.
+    pub device: Device,
+    /// For a view that gradients flow through: the storage's version when the view was made.
+    pub view_version: Option<u64>,
+}
+
+impl Ready {
+    /// The first element.
+    pub fn pointer(&self) -> *mut u8 {
+        self.storage.pointer().wrapping_add(self.layout.offset * self.dtype.size())
+    }
+
+    /// The tensor's type.
+    pub fn ty(&self) -> TensorTy {
+        TensorTy { dtype: self.dtype, device: self.device, shape: self.layout.shape.clone() }
+    }
+}
+
+pub(crate) struct Slot {
+    status: AtomicU8,
+    /// Written once, before `status` becomes READY; read only after.
+    ready: UnsafeCell<Option<Ready>>,
+    tag: AtomicU64,
+    requires_grad: AtomicBool,
+    pub(crate) meta: Mutex<Option<Box<Meta>>>,
+}
+
+// SAFETY: `ready` is written before READY is published with release ordering and never after.
+unsafe impl Sync for Slot {}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot {
+            status: AtomicU8::new(LAZY),
+            ready: UnsafeCell::new(None),
+            tag: AtomicU64::new(0),
+            requires_grad: AtomicBool::new(false),
+            meta: Mutex::new(None),
+        }
+    }
+}
+
+impl Recycle for Slot {
+    fn clear(&mut self) {
+        *self.status.get_mut() = LAZY;
+        *self.ready.get_mut() = None;
+        *self.tag.get_mut() = 0;
+        *self.requires_grad.get_mut() = false;
+        // Dropped after the slot is clean: a long tape frees itself through here.
+        let meta = self.meta.get_mut().take();
+        drop(meta);
+    }
+    free_list!(SLOTS, Slot);
+}
+
+/// A multi-dimensional array. Cheap to clone (clones are the same tensor), borrowed by ops, `Send + Sync`.
+///
+/// ```
+/// use kiln_tensor::{Device, Tensor};
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0])?;
+/// let y = ((&x * 2.0 + 1.0).tanh() * &x).ok()?;
+/// assert_eq!(y.shape().to_vec(), [3]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Tensor {
+    pub(crate) slot: Handle<Slot>,
+}
+
+impl Tensor {
+    /// A tensor that is ready.
+    pub fn from_ready(ready: Ready) -> Tensor {
+        Tensor {
+            slot: Handle::new(|slot: &mut Slot| {
+                *slot.ready.get_mut() = Some(ready);
+                *slot.status.get_mut() = READY;
+            }),
+        }
+    }
+
+    /// A tensor that the run named in the tag will make ready.
+    #[inline]
+    pub fn lazy(tag: hook::Tag, requires_grad: bool) -> Tensor {
+        Tensor {
+            slot: Handle::new(|slot: &mut Slot| {
+                *slot.tag.get_mut() = tag.0;
+                *slot.requires_grad.get_mut() = requires_grad;
+            }),
+        }
+    }
+
+    /// Two handles to a tensor that the run named in the tag will make ready.
+    #[inline]
+    pub fn lazy_pair(tag: hook::Tag, requires_grad: bool) -> (Tensor, Tensor) {
+        let (slot, other) = Handle::pair(|slot: &mut Slot| {
+            *slot.tag.get_mut() = tag.0;
+            *slot.requires_grad.get_mut() = requires_grad;
+        });
+        (Tensor { slot }, Tensor { slot: other })
+    }
+
+    /// Uses a lazy tensor that nobody else knows again, under another tag; gives it back if somebody does, or
+    /// if it has more to it than a tag.
+    #[inline]
+    pub fn renew(self, tag: hook::Tag, requires_grad: bool) -> std::result::Result<(Tensor, Tensor), Tensor> {
+        // SAFETY: with only this handle nobody else can reach the state behind the lock.
+        let bare = || unsafe { (*self.slot.meta.data_ptr()).is_none() };
+        if !self.is_lazy() || self.references() != 1 || !bare() {
+            return Err(self);
+        }
+        self.slot.tag.store(tag.0, Ordering::Relaxed);
+        self.slot.requires_grad.store(requires_grad, Ordering::Relaxed);
+        match self.slot.second() {
+            Some(slot) => Ok((Tensor { slot }, self)),
+            None => Err(self),
+        }
+    }
+
+    /// Makes a lazy tensor ready. Only the run that made it may call this, once, under its own lock.
+    pub fn publish(&self, ready: Ready) {
+        if self.slot.status.load(Ordering::Acquire) == READY {
+            return;
+        }
+        // SAFETY: the status is LAZY, so nobody reads `ready`; only the owning run, under its lock, writes.
+        unsafe { *self.slot.ready.get() = Some(ready) };
+        self.slot.status.store(READY, Ordering::Release);
+    }
+
+    /// Whether the tensor waits for a run.
+    #[inline]
+    pub fn is_lazy(&self) -> bool {
+        self.slot.status.load(Ordering::Acquire) == LAZY
+    }
+
+    /// The ready state, if it is ready.
+    #[inline]
+    pub fn try_ready(&self) -> Option<&Ready> {
+        match self.is_lazy() {
+            true => None,
+            // SAFETY: READY was published after the write, and nothing writes again while a handle lives.
+            false => unsafe { (*self.slot.ready.get()).as_ref() },
+        }
+    }
+
+    /// The ready state; makes the tensor's run finish first if need be.
+    pub fn ready(&self) -> Result<&Ready> {
+        if self.is_lazy() {
+            hook::force(self.tag())?;
+        }
+        self.try_ready().ok_or_else(|| {
+            let lost = Why::Other("the computation that was to make this tensor failed".into());
+            Error::op("tensor", lost, Loc::UNKNOWN)
+        })
+    }
+
+    /// The run that knows this tensor, and its number there.
+    #[inline]
+    pub fn tag(&self) -> hook::Tag {
+        hook::Tag(self.slot.tag.load(Ordering::Relaxed))
+    }
+
+    /// Sets the tag.
+    #[inline]
+    pub fn set_tag(&self, tag: hook::Tag) {
+        self.slot.tag.store(tag.0, Ordering::Relaxed);
+    }
+
+    /// How many handles to this tensor there are.
+    #[inline]
+    pub fn references(&self) -> usize {
+        self.slot.references()
+    }
+
+    /// Equal for handles to the same tensor.
+    #[inline]
+    pub fn address(&self) -> usize {
+        self.slot.address()
+    }
+
+    /// Whether both are the same tensor (not: equal elements).
+    pub fn same(&self, other: &Tensor) -> bool {
+        self.address() == other.address()
+    }
+
+    /// Element type, device and sizes. Of a lazy tensor too: no run is finished for this.
+    pub fn ty(&self) -> TensorTy {
+        if let Some(ready) = self.try_ready() {
+            return ready.ty();
+        }
+        if let Some(ty) = hook::with_current(|recorder| recorder.and_then(|r| r.ty(self))) {
+            return ty;
+        }
+        match self.ready() {
+            Ok(ready) => ready.ty(),
+            Err(_) => TensorTy::new(DType::F32, [0]),
+        }
+    }
+
+    /// The sizes.
+    pub fn shape(&self) -> Shape {
+        self.ty().shape
+    }
+
+    /// Number of dims.
+    pub fn rank(&self) -> usize {
+        self.shape().rank()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape().numel()
+    }
+
+    /// The size of one dim; negative dims count from the end.
+    #[track_caller]
+    pub fn size(&self, dim: i64) -> Result<usize> {
+        let (shape, loc) = (self.shape(), Loc::caller());
+        let at = crate::methods::normalise_dim("size", dim, shape.rank(), loc)?;
+        shape.get(at).copied().ok_or_else(|| Error::op("size", Why::Dim { dim, rank: 0 }, loc))
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.ty().dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> Device {
+        self.ty().device
+    }
+
+    /// How the elements lie. Of a lazy tensor too: no run is finished for this.
+    fn layout(&self) -> Result<Layout> {
+        let lazy = |r: &dyn hook::Recorder| if self.is_lazy() { r.layout(self) } else { None };
+        match hook::with_current(|recorder| recorder.and_then(lazy)) {
+            Some(layout) => Ok(layout),
+            None => Ok(self.ready()?.layout.clone()),
+        }
+    }
+
+    /// Steps between neighbours, per dim, in elements.
+    pub fn strides(&self) -> Result<Strides> {
+        Ok(self.layout()?.strides)
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    pub fn is_contiguous(&self) -> Result<bool> {
+        Ok(self.layout()?.is_contiguous())
+    }
+
+    /// Whether gradients are wanted for it, or flow through it.
+    #[inline]
+    pub fn requires_grad(&self) -> bool {
+        self.slot.requires_grad.load(Ordering::Relaxed)
+    }
+
+    /// Sets the flag without any check: for runs, which know.
+    pub fn mark_requires_grad(&self, on: bool) {
+        self.slot.requires_grad.store(on, Ordering::Relaxed);
+    }
+}
