@@ -1,0 +1,102 @@
+//! Random values of a given type, ordinary or special, and the table's samples as programs.
+
+use kiln_ir::{DType, Domain, Emit, Graph, Result, Sample, SampleArg, Scalar, ScalarKind, TensorTy, Ty};
+
+use crate::array::round;
+use crate::{Argument, Array, Precision, Program, Rng};
+
+/// A random tensor whose elements lie in a domain.
+pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
+    let away = |x: f64| if x < 0.0 { x - 0.25 } else { x + 0.25 };
+    let array = match (ty.dtype, domain) {
+        (DType::Bool, _) => Array::ints(DType::Bool, &ty.shape, |_| rng.below(2) as i64),
+        (DType::I64, domain) => Array::ints(DType::I64, &ty.shape, |_| match domain {
+            Domain::Any => rng.below(9) as i64 - 4,
+            Domain::Positive => rng.below(4) as i64 + 1,
+            Domain::NonZero => (rng.below(4) as i64 + 1) * if rng.one_in(2) { -1 } else { 1 },
+            Domain::Index(bound) => rng.below(bound) as i64,
+        }),
+        (dtype, domain) => Array::floats(dtype, &ty.shape, |_| {
+            let x = match domain {
+                Domain::Any => rng.normal(),
+                Domain::Positive => away(rng.normal().abs()),
+                Domain::NonZero => away(rng.normal()),
+                Domain::Index(bound) => rng.below(bound) as f64,
+            };
+            round(x, dtype, Precision::Rounded)
+        }),
+    };
+    Array { device: ty.device, ..array }
+}
+
+/// A random value of any type.
+pub fn random_argument(rng: &mut Rng, ty: &Ty) -> Argument {
+    match ty {
+        Ty::Tensor(t) => random_array(rng, t, Domain::Any).into(),
+        Ty::List(items) => Argument::List(items.iter().map(|t| random_array(rng, t, Domain::Any)).collect()),
+        Ty::Scalar(ScalarKind::Bool) => Argument::Scalar(Scalar::Bool(rng.one_in(2))),
+        Ty::Scalar(ScalarKind::Int) => Argument::Scalar(Scalar::Int(rng.below(9) as i64 - 4)),
+        Ty::Scalar(ScalarKind::Float) => Argument::Scalar(Scalar::Float((rng.normal() * 8.0).round() / 8.0)),
+    }
+}
+
+/// A random value full of the numbers that break careless rewrites: NaN, infinities, both zeros, the
+/// smallest and largest floats and integers.
+pub fn special_argument(rng: &mut Rng, ty: &Ty) -> Argument {
+    let array = |rng: &mut Rng, t: &TensorTy| {
+        let plain = random_array(rng, t, Domain::Any);
+        match t.dtype {
+            DType::Bool => plain,
+            DType::I64 => {
+                let special = [i64::MIN, i64::MAX, -1, 0, 1, (1 << 53) + 1];
+                let array = Array::ints(t.dtype, &t.shape, |i| match rng.one_in(2) {
+                    true => *rng.pick(&special),
+                    false => plain.int(i),
+                });
+                Array { device: t.device, ..array }
+            }
+            dtype => {
+                let tiny = if dtype == DType::F32 { f64::from(f32::from_bits(1)) } else { f64::from_bits(1) };
+                let huge = if dtype == DType::F32 { f64::from(f32::MAX) } else { f64::MAX };
+                let special =
+                    [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, tiny, -tiny, huge, 1.0, -1.0];
+                let array = Array::floats(dtype, &t.shape, |i| match rng.one_in(2) {
+                    true => *rng.pick(&special),
+                    false => plain.float(i),
+                });
+                Array { device: t.device, ..array }
+            }
+        }
+    };
+    match ty {
+        Ty::Tensor(t) => array(rng, t).into(),
+        Ty::List(items) => Argument::List(items.iter().map(|t| array(rng, t)).collect()),
+        Ty::Scalar(ScalarKind::Float) => {
+            let special = [f64::NAN, f64::INFINITY, -0.0, 0.0, 0.5, -3.25];
+            Argument::Scalar(Scalar::Float(*rng.pick(&special)))
+        }
+        other => random_argument(rng, other),
+    }
+}
+
+/// A sample call of the op table as a program of one node.
+pub fn sample_program(rng: &mut Rng, sample: &Sample, dtype: DType) -> Result<Program> {
+    let mut graph = Graph::new();
+    let mut inputs = Vec::new();
+    let mut args = Vec::new();
+    for arg in &sample.args {
+        let input: Argument = match arg {
+            SampleArg::Tensor(shape, domain) => {
+                random_array(rng, &TensorTy::new(dtype, shape), *domain).into()
+            }
+            SampleArg::Fixed(dtype, shape, domain) => {
+                random_array(rng, &TensorTy::new(*dtype, shape), *domain).into()
+            }
+            SampleArg::Number(number) => Argument::Scalar(*number),
+        };
+        args.push(graph.input(input.ty()));
+        inputs.push(input);
+    }
+    graph.outputs = graph.emit(sample.op.clone(), &args)?.to_vec();
+    Ok(Program { graph, inputs })
+}
