@@ -1,0 +1,250 @@
+//! Decomposition: a functional graph becomes one of prims only, whose operands all have the dtype in which
+//! the op computes and the result's shape.
+//!
+//! ```text
+//! %2 = add(%0, %1) : f32[4, 3]          ; f32[4, 3] and i64[3]
+//! ```
+//! becomes
+//! ```text
+//! %2 = to(%1) {dtype: f32} : f32[3]
+//! %3 = expand(%2) {shape: [4, 3]} : f32[4, 3]
+//! %4 = add(%0, %3) : f32[4, 3]
+//! ```
+//!
+//! Numbers stay numbers: whoever lowers the op converts them to the tensors' dtype. The condition of `where`
+//! is broadcast but not converted. An op over lists stays one node; where its elements need different
+//! conversions, a list of converted elements takes the operand's place.
+
+use kiln_ir::{
+    Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values, Write,
+    result_dtype,
+};
+use smallvec::{SmallVec, smallvec};
+
+/// Lowers every op to prims.
+pub fn decompose(graph: &Graph) -> Result<Graph> {
+    let mut lowering = Lowering { graph: Graph::new() };
+    let mut map = vec![Value(u32::MAX); graph.value_count()];
+    for &input in &graph.inputs {
+        map[input.index()] = lowering.graph.input(graph.ty(input).clone());
+    }
+    for node in &graph.nodes {
+        lowering.graph.loc = node.loc;
+        let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
+        let outs = lowering.emit(node.op.clone(), &args)?;
+        node.outs.iter().zip(outs).for_each(|(from, to)| map[from.index()] = to);
+    }
+    let mut result = lowering.graph;
+    result.outputs = graph.outputs.iter().map(|v| map[v.index()]).collect();
+    result.writes = graph
+        .writes
+        .iter()
+        .map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] })
+        .collect();
+    Ok(result)
+}
+
+/// Whether inductor lowers this call itself (given operands of one dtype and shape).
+pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
+    match op {
+        Op::Add {} | Op::Sub {} => args.len() == 2,
+        Op::Sum { dims, keepdim } => {
+            !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(|t| t.dtype != DType::Bool)
+        }
+        Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
+        other => other.row().level == Level::Prim && other.row().decompose.is_none(),
+    }
+}
+
+/// An emitter that lowers whatever it is given, what decompositions emit included.
+struct Lowering {
+    graph: Graph,
+}
+
+impl Emit for Lowering {
+    fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| self.ty(v).clone()).collect();
+        let outs = op.infer(&tys).map_err(|why| op.error(&tys, why, self.graph.loc))?;
+        let lists = tys.iter().any(|ty| ty.as_list().is_some());
+        match op.row().decompose {
+            Some(_) if lists && matches!(op, Op::Copy {}) => self.copy_lists(&op, args, &outs[0]),
+            Some(decompose) if !is_prim(&op, &tys) => {
+                // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
+                let args = self.conform(&op, args, &tys, &outs[0], Extent::Any)?;
+                decompose(self, &op, &args)
+            }
+            _ => {
+                let args = self.conform(&op, args, &tys, &outs[0], Extent::Result)?;
+                self.graph.emit(op, &args)
+            }
+        }
+    }
+
+    fn ty(&self, value: Value) -> &Ty {
+        self.graph.ty(value)
+    }
+}
+
+impl Lowering {
+    /// The operands with promotion and, if asked for, broadcasting made explicit.
+    fn conform(
+        &mut self,
+        op: &Op,
+        args: &[Value],
+        tys: &[Ty],
+        out: &Ty,
+        extent: Extent,
+    ) -> Result<SmallVec<[Value; 4]>> {
+        let mut args: SmallVec<[Value; 4]> = args.into();
+        match (op.row().class, out) {
+            (Class::Pointwise, Ty::Tensor(out)) if !matches!(op, Op::To { .. }) => {
+                let dtype = compute_dtype(op, tys, out);
+                for (i, arg) in args.iter_mut().enumerate() {
+                    *arg = self.fit(*arg, &target(op, i, dtype, out, extent))?;
+                }
+            }
+            (Class::Pointwise, Ty::List(outs)) if !matches!(op, Op::To { .. }) => {
+                let dtypes: Vec<DType> = outs
+                    .iter()
+                    .enumerate()
+                    .map(|(n, out)| compute_dtype(op, &element(tys, n), out))
+                    .collect();
+                for (i, arg) in args.iter_mut().enumerate() {
+                    let targets: Vec<Target> = outs
+                        .iter()
+                        .zip(&dtypes)
+                        .map(|(out, &dtype)| target(op, i, dtype, out, extent))
+                        .collect();
+                    *arg = self.fit_list(*arg, &targets)?;
+                }
+            }
+            // Joined tensors are of one dtype.
+            (_, Ty::Tensor(out)) if matches!(op, Op::Cat { .. }) => {
+                for arg in &mut args {
+                    if self.tensor_ty(*arg).dtype != out.dtype {
+                        *arg = self.to(*arg, out.dtype)?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(args)
+    }
+
+    /// A tensor converted (first, while it is small) and repeated; numbers stay as they are.
+    fn fit(&mut self, value: Value, target: &Target) -> Result<Value> {
+        let Ty::Tensor(have) = self.ty(value).clone() else { return Ok(value) };
+        let value = match target.dtype {
+            Some(dtype) if have.dtype != dtype => self.to(value, dtype)?,
+            _ => value,
+        };
+        match target.shape {
+            Some(shape) if have.shape != *shape => self.expand(value, shape.clone()),
+            _ => Ok(value),
+        }
+    }
+
+    /// A list whose elements fit the targets.
+    fn fit_list(&mut self, value: Value, targets: &[Target]) -> Result<Value> {
+        let items = match self.ty(value).clone() {
+            Ty::Scalar(_) => return Ok(value),
+            Ty::List(items) => items,
+            Ty::Tensor(_) if targets.iter().all(|t| t.shape.is_none() && *t == targets[0]) => {
+                return targets.first().map_or(Ok(value), |target| self.fit(value, target));
+            }
+            Ty::Tensor(_) => {
+                let fitted: Vec<Value> = targets.iter().map(|t| self.fit(value, t)).collect::<Result<_>>()?;
+                return self.list(&fitted);
+            }
+        };
+        let converted =
+            |(have, target): (&TensorTy, &Target)| target.dtype.filter(|&dtype| dtype != have.dtype);
+        let conversions: Vec<Option<DType>> = items.iter().zip(targets).map(converted).collect();
+        let same_shapes = items
+            .iter()
+            .zip(targets)
+            .all(|(have, target)| target.shape.is_none_or(|shape| have.shape == *shape));
+        match conversions.first() {
+            _ if !same_shapes => {}
+            None => return Ok(value),
+            Some(first) if conversions.iter().any(|c| c != first) => {}
+            Some(None) => return Ok(value),
+            Some(Some(dtype)) => return self.to(value, *dtype),
+        }
+        let mut fitted = Vec::with_capacity(items.len());
+        for (n, target) in targets.iter().enumerate() {
+            let item = self.list_get(value, n)?;
+            fitted.push(self.fit(item, target)?);
+        }
+        self.list(&fitted)
+    }
+
+    /// `copy` over lists: its decomposition looks at one tensor's type, so it is said here.
+    fn copy_lists(&mut self, op: &Op, args: &[Value], out: &Ty) -> Result<Values> {
+        match out {
+            Ty::List(outs) if !self.ty(args[1]).is_scalar() => {
+                let targets: Vec<Target> = outs
+                    .iter()
+                    .map(|like| Target { dtype: Some(like.dtype), shape: Some(&like.shape) })
+                    .collect();
+                Ok(smallvec![self.fit_list(args[1], &targets)?])
+            }
+            _ => self.element_by_element(op, args),
+        }
+    }
+
+    /// An op over lists as ops over their elements.
+    fn element_by_element(&mut self, op: &Op, args: &[Value]) -> Result<Values> {
+        let len = args.iter().find_map(|&v| self.ty(v).as_list().map(|items| items.len())).unwrap_or(0);
+        let mut results = Vec::with_capacity(len);
+        for n in 0..len {
+            let mut element: SmallVec<[Value; 4]> = SmallVec::new();
+            for &arg in args {
+                element.push(if self.ty(arg).as_list().is_some() { self.list_get(arg, n)? } else { arg });
+            }
+            results.push(self.emit_one(op.clone(), &element)?);
+        }
+        Ok(smallvec![self.list(&results)?])
+    }
+}
+
+/// Whether operands are repeated to the result's shape.
+#[derive(Copy, Clone)]
+enum Extent {
+    Any,
+    Result,
+}
+
+/// What an operand has to become; `None` where anything will do.
+#[derive(PartialEq)]
+struct Target<'a> {
+    dtype: Option<DType>,
+    shape: Option<&'a Shape>,
+}
+
+fn target<'a>(op: &Op, operand: usize, dtype: DType, out: &'a TensorTy, extent: Extent) -> Target<'a> {
+    let is_condition = matches!(op, Op::Where {}) && operand == 0;
+    let shape = match extent {
+        Extent::Any => None,
+        Extent::Result => Some(&out.shape),
+    };
+    Target { dtype: (!is_condition).then_some(dtype), shape }
+}
+
+/// The dtype in which a pointwise op computes: the result's, except that comparisons give truth values.
+fn compute_dtype(op: &Op, args: &[Ty], out: &TensorTy) -> DType {
+    match op.row().eval {
+        Eval::Compare { .. } => result_dtype(args),
+        _ => out.dtype,
+    }
+}
+
+/// The operands' types for element `n` of an op over lists.
+fn element(tys: &[Ty], n: usize) -> SmallVec<[Ty; 4]> {
+    tys.iter()
+        .map(|ty| match ty {
+            Ty::List(items) => Ty::Tensor(items[n].clone()),
+            other => other.clone(),
+        })
+        .collect()
+}

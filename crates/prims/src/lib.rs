@@ -1,0 +1,58 @@
+//! From many ways to say something to few: decomposition to prims, then clean-up by named rewrite rules.
+//!
+//! ```text
+//! functional graph ──► decompose ──► simplify ──► what inductor lowers
+//! ```
+//!
+//! Passes are functions from graph to graph; each leaves a graph that passes the verifier. This crate knows
+//! nothing of devices or loops.
+
+mod dead;
+mod decompose;
+mod rewrite;
+pub mod rules;
+mod simplify;
+
+use kiln_ir::{Graph, Result, Stage};
+
+pub use dead::remove_dead;
+pub use decompose::{decompose, is_prim};
+pub use rewrite::{Call, Rewriter, Rule};
+pub use simplify::{simplify, simplify_by};
+
+/// Lowers a functional graph to prims and cleans it up.
+///
+/// ```
+/// use kiln_ir::Graph;
+/// # fn main() -> kiln_ir::Result<()> {
+/// let graph: Graph = "graph(%0: f32[4, 3]) {
+///   %1 = relu(%0) : f32[4, 3]
+///   %2 = relu(%1) : f32[4, 3]
+///   return %2
+/// }".parse()?;
+/// assert_eq!(kiln_prims::lower(&graph)?.to_string(), "\
+/// graph(%0: f32[4, 3]) {
+///   %1 = constant() {value: 0} : int
+///   %2 = maximum(%0, %1) : f32[4, 3]
+///   return %2
+/// }
+/// ");
+/// # Ok(()) }
+/// ```
+pub fn lower(graph: &Graph) -> Result<Graph> {
+    lower_with(graph, &mut |_, _| {})
+}
+
+/// [`lower`], with every intermediate graph shown to `after` under the name of the pass that made it.
+pub fn lower_with(graph: &Graph, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
+    let passes: [(&str, fn(&Graph) -> Result<Graph>); 2] = [("decompose", decompose), ("simplify", simplify)];
+    let mut graph = graph.clone();
+    for (name, pass) in passes {
+        graph = pass(&graph)?;
+        if cfg!(debug_assertions) {
+            graph.verify(Stage::Prims, name)?;
+        }
+        after(name, &graph);
+    }
+    Ok(graph)
+}
