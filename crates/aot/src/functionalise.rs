@@ -1,0 +1,598 @@
+//! From a trace with in-place changes and views to a graph in which nothing changes.
+//!
+//! ```text
+//! y = x[0:2]        (a view)            %1 = slice(%0) {0..2}
+//! y.mul_(2)                             %3 = mul(%1, 2)
+//! z = x + 1                             %4 = slice_scatter(%0, %3) {0..2}
+//!                                       %5 = add(%4, 1)
+//!                                       write %0 <- %4
+//! ```
+//!
+//! Variables form alias sets over a *base*. A view remembers how it is made from its base; changing it
+//! scatters into the base, and the other views are made anew when they are next read. `backward()` is
+//! expanded here, by the rows' gradient rules.
+
+use std::sync::Arc;
+
+use kiln_ir::{
+    Class, Dims, EmitExt, Error, Grad, Graph, Layout, Loc, Op, Result, Ty, Value, Why, Write,
+    carries_gradient,
+};
+
+use crate::differentiate;
+use crate::trace::{Event, GradTarget, Trace, TraceArg, Variable};
+
+/// What a graph input is.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum GraphInput {
+    /// A variable of the trace.
+    Variable(Variable),
+    /// A hole of the trace.
+    Number(u32),
+}
+
+/// Where a live variable's memory comes from.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Home {
+    /// This output of the graph.
+    Output(usize),
+    /// The memory of this input variable.
+    Input(Variable),
+}
+
+/// A variable that outlives the trace.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Survivor {
+    /// The variable.
+    pub variable: Variable,
+    /// Its memory; for a list, that of each element.
+    pub homes: Vec<(Home, Layout)>,
+    /// Whether gradients flow through it.
+    pub requires_grad: bool,
+}
+
+/// A functional graph and what its inputs and outputs are.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Functional {
+    /// The graph, at the level of the user's ops.
+    pub graph: Graph,
+    /// What each input is.
+    pub inputs: Vec<GraphInput>,
+    /// The variables that outlive the trace.
+    pub survivors: Vec<Survivor>,
+    /// Per node: whether gradients flow through it.
+    pub recorded: Vec<bool>,
+}
+
+/// What a base holds: a value, or (until someone asks) an element of a list value.
+#[derive(Copy, Clone)]
+enum Stored {
+    Value(Value),
+    Element(Value, usize),
+}
+
+struct Base {
+    stored: Stored,
+    /// When it was last changed, on the translator's clock.
+    changed: u64,
+    /// For an input: its variable, its graph value, and all values it has had while it was a leaf.
+    input: Option<(Variable, Value)>,
+    leaf_values: Vec<Value>,
+    is_leaf: bool,
+}
+
+#[derive(Clone)]
+enum State {
+    Unset,
+    Tensor { base: usize, chain: Arc<[Op]>, layout: Layout, cached: Option<(u64, Value)>, recorded: bool },
+    Packed { items: Arc<[Variable]>, cached: Option<(u64, Value)> },
+    Made(Value),
+}
+
+struct Translator<'a> {
+    trace: &'a Trace,
+    graph: Graph,
+    inputs: Vec<GraphInput>,
+    numbers: Vec<Option<Value>>,
+    states: Vec<State>,
+    bases: Vec<Base>,
+    clock: u64,
+    /// Whether gradients flow through the nodes now being added.
+    recording: bool,
+    recorded: Vec<bool>,
+    /// Per value: whether it carries gradient history.
+    requires: Vec<bool>,
+}
+
+/// Translates a trace; `live` are the variables that outlive it.
+pub fn functionalise(trace: &Trace, live: &[Variable]) -> Result<Functional> {
+    let mut t = Translator {
+        trace,
+        graph: Graph::new(),
+        inputs: Vec::new(),
+        numbers: vec![None; trace.numbers.len()],
+        states: vec![State::Unset; trace.variables.len()],
+        bases: Vec::new(),
+        clock: 0,
+        recording: false,
+        recorded: Vec::new(),
+        requires: Vec::new(),
+    };
+    for event in &trace.events {
+        t.event(event)?;
+    }
+    t.finish(live)
+}
+
+impl Translator<'_> {
+    fn event(&mut self, event: &Event) -> Result<()> {
+        match event {
+            Event::Call { op, args, out, in_place, grad_enabled, loc } => {
+                self.graph.loc = *loc;
+                self.recording = *grad_enabled;
+                match (out, in_place, args.first()) {
+                    (_, true, Some(TraceArg::Variable(target))) => self.change(op, args, *target),
+                    (Some(out), _, _) => self.call(op, args, *out),
+                    _ => Err(bug("an op that neither makes nor changes a variable", *loc)),
+                }
+            }
+            Event::Backward { root, gradient, targets, loc } => {
+                self.graph.loc = *loc;
+                self.backward(*root, *gradient, targets)
+            }
+        }
+    }
+
+    fn emit(&mut self, op: Op, args: &[Value]) -> Result<Value> {
+        let value = self.graph.emit_one(op, args)?;
+        self.note();
+        Ok(value)
+    }
+
+    /// Brings the per-node and per-value notes up to date with the graph.
+    fn note(&mut self) {
+        while self.recorded.len() < self.graph.nodes.len() {
+            let node = &self.graph.nodes[self.recorded.len()];
+            self.recorded.push(self.recording);
+            let flows = self.recording
+                && !matches!(node.op.row().grad, Grad::Zero)
+                && node.args.iter().any(|v| self.requires.get(v.index()).copied().unwrap_or(false));
+            for &out in &node.outs {
+                let carries = flows && carries_gradient(self.graph.ty(out));
+                if self.requires.len() <= out.index() {
+                    self.requires.resize(out.index() + 1, false);
+                }
+                self.requires[out.index()] = carries;
+            }
+        }
+        self.requires.resize(self.graph.value_count(), false);
+    }
+
+    fn number(&mut self, hole: u32) -> Value {
+        if let Some(value) = self.numbers[hole as usize] {
+            return value;
+        }
+        let value = self.graph.input(Ty::Scalar(self.trace.numbers[hole as usize]));
+        self.inputs.push(GraphInput::Number(hole));
+        self.numbers[hole as usize] = Some(value);
+        self.note();
+        value
+    }
+
+    fn new_base(&mut self, stored: Stored) -> usize {
+        self.bases.push(Base {
+            stored,
+            changed: self.clock,
+            input: None,
+            leaf_values: Vec::new(),
+            is_leaf: false,
+        });
+        self.bases.len() - 1
+    }
+
+    fn tensor_state(&mut self, base: usize, layout: Layout) -> State {
+        State::Tensor { base, chain: Arc::from([]), layout, cached: None, recorded: self.recording }
+    }
+
+    /// Makes sure an input variable has a base.
+    fn open(&mut self, variable: Variable) -> Result<()> {
+        if !matches!(self.states[variable as usize], State::Unset) {
+            return Ok(());
+        }
+        let info = &self.trace.variables[variable as usize];
+        let Some(input) = &info.input else {
+            return Err(bug("a variable is read before it is made", self.graph.loc));
+        };
+        let value = self.graph.input(info.ty.clone());
+        self.inputs.push(GraphInput::Variable(variable));
+        self.note();
+        self.requires[value.index()] = input.requires_grad;
+        let base = self.new_base(Stored::Value(value));
+        self.bases[base].input = Some((variable, value));
+        self.bases[base].is_leaf = input.leaf && input.requires_grad;
+        self.bases[base].leaf_values = vec![value];
+        // A view inside a larger storage is a base of its own: its layout starts here.
+        self.states[variable as usize] = self.tensor_state(base, input.layout.clone());
+        Ok(())
+    }
+
+    fn base_value(&mut self, base: usize) -> Result<Value> {
+        match self.bases[base].stored {
+            Stored::Value(value) => Ok(value),
+            Stored::Element(list, index) => {
+                let value = self.emit(Op::ListGet { index }, &[list])?;
+                self.requires[value.index()] = self.bases[base].is_leaf;
+                self.bases[base].stored = Stored::Value(value);
+                if self.bases[base].is_leaf {
+                    self.bases[base].leaf_values.push(value);
+                }
+                Ok(value)
+            }
+        }
+    }
+
+    /// The value of a variable now.
+    fn read(&mut self, variable: Variable) -> Result<Value> {
+        self.open(variable)?;
+        match self.states[variable as usize].clone() {
+            State::Unset => Err(bug("a variable without a state", self.graph.loc)),
+            State::Made(value) => Ok(value),
+            State::Packed { items, cached } => {
+                if let Some((clock, value)) = cached
+                    && items.iter().all(|&item| self.changed(item) <= clock)
+                {
+                    return Ok(value);
+                }
+                let values = items.iter().map(|&item| self.read(item)).collect::<Result<Vec<_>>>()?;
+                let value = self.emit(Op::List {}, &values)?;
+                self.states[variable as usize] = State::Packed { items, cached: Some((self.clock, value)) };
+                Ok(value)
+            }
+            State::Tensor { base, chain, layout, cached, recorded } => {
+                if chain.is_empty() {
+                    return self.base_value(base);
+                }
+                if let Some((clock, value)) = cached
+                    && self.bases[base].changed <= clock
+                {
+                    return Ok(value);
+                }
+                let before = std::mem::replace(&mut self.recording, recorded);
+                let mut value = self.base_value(base)?;
+                for op in chain.iter() {
+                    value = self.emit(op.clone(), &[value])?;
+                }
+                self.recording = before;
+                let cached = Some((self.clock, value));
+                self.states[variable as usize] = State::Tensor { base, chain, layout, cached, recorded };
+                Ok(value)
+            }
+        }
+    }
+
+    fn changed(&self, variable: Variable) -> u64 {
+        match &self.states[variable as usize] {
+            State::Tensor { base, .. } => self.bases[*base].changed,
+            _ => 0,
+        }
+    }
+
+    fn args(&mut self, args: &[TraceArg]) -> Result<Vec<Value>> {
+        args.iter()
+            .map(|arg| match arg {
+                TraceArg::Variable(v) => self.read(*v),
+                TraceArg::Number(hole) => Ok(self.number(*hole)),
+            })
+            .collect()
+    }
+
+    fn call(&mut self, op: &Op, args: &[TraceArg], out: Variable) -> Result<()> {
+        if let (Op::List {}, true) = (op, args.iter().all(|a| matches!(a, TraceArg::Variable(_)))) {
+            let items: Arc<[Variable]> = args
+                .iter()
+                .filter_map(|a| if let TraceArg::Variable(v) = a { Some(*v) } else { None })
+                .collect();
+            for &item in items.iter() {
+                self.open(item)?;
+            }
+            self.states[out as usize] = State::Packed { items, cached: None };
+            return Ok(());
+        }
+        if let (Class::View, Some(TraceArg::Variable(source))) = (op.row().class, args.first()) {
+            self.open(*source)?;
+            if let State::Tensor { base, chain, layout, recorded, .. } = self.states[*source as usize].clone()
+                && let Some(layout) = layout.view(op)
+            {
+                // A view of a view that was not recorded has no history either.
+                let recorded = self.recording && (recorded || chain.is_empty());
+                let chain = chain.iter().cloned().chain([op.clone()]).collect();
+                self.states[out as usize] = State::Tensor { base, chain, layout, cached: None, recorded };
+                return Ok(());
+            }
+        }
+        let values = self.args(args)?;
+        let value = match (op.row().grad, op.row().decompose) {
+            // Gradients flow through the parts of such a composite, so the parts are what is recorded.
+            (Grad::Decompose, Some(decompose)) if self.recording => {
+                let value = decompose(&mut self.graph, op, &values)?[0];
+                self.note();
+                value
+            }
+            _ => self.emit(op.clone(), &values)?,
+        };
+        self.define(out, value);
+        Ok(())
+    }
+
+    /// A variable that an op made: dense memory of its own.
+    fn define(&mut self, variable: Variable, value: Value) {
+        self.states[variable as usize] = match self.graph.ty(value).clone() {
+            Ty::Tensor(ty) => {
+                let base = self.new_base(Stored::Value(value));
+                self.tensor_state(base, Layout::contiguous(ty.shape))
+            }
+            Ty::List(_) | Ty::Scalar(_) => State::Made(value),
+        };
+    }
+
+    /// An in-place op.
+    fn change(&mut self, op: &Op, args: &[TraceArg], target: Variable) -> Result<()> {
+        let values = self.args(args)?;
+        self.check_history(target)?;
+        let want = self.graph.ty(values[0]).clone();
+        let mut value = self.emit(op.clone(), &values)?;
+        let have = self.graph.ty(value).clone();
+        if have != want {
+            // The result is stored in the target's dtype.
+            let dtype = match &want {
+                Ty::Tensor(t) => t.dtype,
+                Ty::List(items) if items.iter().all(|t| t.dtype == items[0].dtype) => items[0].dtype,
+                _ => return Err(bug("an in-place op over a list of several dtypes", self.graph.loc)),
+            };
+            value = self.emit(Op::To { dtype }, &[value])?;
+        }
+        self.write(target, value)
+    }
+
+    /// A change that is not recorded (under `no_grad`, or through a detached view) gives a tensor new values and
+    /// leaves it its history. For leaves that is what `leaf_values` are for; in the middle of a tape it can't be
+    /// said in a functional graph.
+    fn check_history(&mut self, target: Variable) -> Result<()> {
+        let targets: Vec<Variable> = match &self.states[target as usize] {
+            State::Packed { items, .. } => items.to_vec(),
+            _ => vec![target],
+        };
+        for target in targets {
+            // An element of a list has no history.
+            if let State::Tensor { base, .. } = self.states[target as usize]
+                && let Base { stored: Stored::Value(whole), is_leaf: false, .. } = self.bases[base]
+                && self.requires[whole.index()]
+            {
+                let part = self.read(target)?;
+                if !(self.recording && self.requires[part.index()]) {
+                    let why = "values in the middle of a tape change without being recorded";
+                    return Err(Error::op("functionalise", Why::Other(why.into()), self.graph.loc));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a variable a new value, through its base.
+    fn write(&mut self, variable: Variable, value: Value) -> Result<()> {
+        self.clock += 1;
+        match self.states[variable as usize].clone() {
+            State::Unset => Err(bug("a variable is changed before it is made", self.graph.loc)),
+            State::Made(_) => {
+                self.states[variable as usize] = State::Made(value);
+                Ok(())
+            }
+            State::Packed { items, .. } => {
+                for (i, &item) in items.iter().enumerate() {
+                    match &self.states[item as usize] {
+                        State::Tensor { base, chain, .. } if chain.is_empty() => {
+                            let base = *base;
+                            self.store(base, Stored::Element(value, i));
+                        }
+                        _ => {
+                            let element = self.emit(Op::ListGet { index: i }, &[value])?;
+                            self.write(item, element)?;
+                        }
+                    }
+                }
+                self.states[variable as usize] = State::Packed { items, cached: Some((self.clock, value)) };
+                Ok(())
+            }
+            State::Tensor { base, chain, .. } => {
+                // What each step of the chain reads, outermost first; then back through the chain.
+                let mut sources = vec![self.base_value(base)?];
+                for op in chain.iter().take(chain.len().saturating_sub(1)) {
+                    let last = sources[sources.len() - 1];
+                    sources.push(self.emit(op.clone(), &[last])?);
+                }
+                let mut value = value;
+                // A leaf has no history, whatever it is made of.
+                let recording = self.recording;
+                self.recording &= !self.bases[base].is_leaf;
+                for (op, source) in chain.iter().zip(sources).rev() {
+                    value = self.scatter(op, source, value)?;
+                }
+                self.recording = recording;
+                self.store(base, Stored::Value(value));
+                Ok(())
+            }
+        }
+    }
+
+    fn store(&mut self, base: usize, stored: Stored) {
+        self.bases[base].stored = stored;
+        self.bases[base].changed = self.clock;
+        if let (Stored::Value(value), true) = (stored, self.bases[base].is_leaf) {
+            self.requires[value.index()] = true;
+            self.bases[base].leaf_values.push(value);
+        }
+    }
+
+    /// The source of a view op after the view was given `value`.
+    fn scatter(&mut self, op: &Op, source: Value, value: Value) -> Result<Value> {
+        let shape = self.graph.tensor_ty(source).shape;
+        match op {
+            Op::Reshape { .. } => self.emit(Op::Reshape { shape }, &[value]),
+            Op::Permute { dims } => {
+                let mut back = Dims::all(dims.len());
+                for (i, &d) in dims.iter().enumerate() {
+                    back[d] = i;
+                }
+                self.emit(Op::Permute { dims: back }, &[value])
+            }
+            Op::Transpose { .. } => self.emit(op.clone(), &[value]),
+            Op::Slice { dim, start, end, step } => {
+                let (dim, start, end, step) = (*dim, *start, *end, *step);
+                self.emit(Op::SliceScatter { dim, start, end, step }, &[source, value])
+            }
+            Op::Detach {} => Ok(value),
+            other => Err(bug(&format!("a change through {} has no inverse", other.name()), self.graph.loc)),
+        }
+    }
+
+    fn backward(
+        &mut self,
+        root: Variable,
+        gradient: Option<Variable>,
+        targets: &[(Variable, GradTarget)],
+    ) -> Result<()> {
+        let root = self.read(root)?;
+        self.recording = false;
+        let seed = match gradient {
+            Some(gradient) => self.read(gradient)?,
+            None => {
+                let ty = self.graph.tensor_ty(root);
+                let one = self.graph.number(1.0)?;
+                self.graph.full(one, ty.shape, ty.dtype, ty.device)?
+            }
+        };
+        self.note();
+        // A leaf that was changed on the way (an optimizer step) had several values: all are its.
+        let mut wanted = Vec::new();
+        for (leaf, _) in targets {
+            self.open(*leaf)?;
+            let State::Tensor { base, .. } = self.states[*leaf as usize] else {
+                return Err(bug("a gradient for a list", self.graph.loc));
+            };
+            wanted.push(self.bases[base].leaf_values.clone());
+        }
+        let flat: Vec<Value> = wanted.iter().flatten().copied().collect();
+        let recorded = self.recorded.clone();
+        let loc = self.graph.loc;
+        let grads = differentiate(&mut self.graph, &[(root, seed)], &flat, &|node| {
+            recorded.get(node).copied().unwrap_or(false)
+        })?;
+        self.graph.loc = loc;
+        self.note();
+        let mut grads = grads.into_iter();
+        for ((leaf, target), values) in targets.iter().zip(wanted) {
+            let mut total: Option<Value> = None;
+            for grad in grads.by_ref().take(values.len()).flatten() {
+                total = Some(match total {
+                    None => grad,
+                    Some(sum) => self.emit(Op::Add {}, &[sum, grad])?,
+                });
+            }
+            let total = match total {
+                Some(total) => total,
+                None => {
+                    let leaf = self.read(*leaf)?;
+                    let ty = self.graph.tensor_ty(leaf);
+                    let zero = self.graph.number(0.0)?;
+                    let zeros = self.graph.full(zero, ty.shape, ty.dtype, ty.device)?;
+                    self.note();
+                    zeros
+                }
+            };
+            match target {
+                GradTarget::New(variable) => self.define(*variable, total),
+                GradTarget::Accumulate(existing) => {
+                    let before = self.read(*existing)?;
+                    let sum = self.emit(Op::Add {}, &[before, total])?;
+                    self.write(*existing, sum)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, live: &[Variable]) -> Result<Functional> {
+        self.recording = false;
+        self.graph.loc = Loc::UNKNOWN;
+        let mut survivors = Vec::new();
+        let mut outputs: Vec<Option<usize>> = vec![None; self.bases.len()];
+        for &variable in live {
+            let survivor = match self.states[variable as usize].clone() {
+                State::Unset => continue,
+                State::Packed { .. } => continue, // its elements are variables of their own
+                State::Made(list) => {
+                    let items = self.graph.ty(list).as_list().cloned().unwrap_or_else(|| Arc::from([]));
+                    let mut homes = Vec::new();
+                    for (index, ty) in items.iter().enumerate() {
+                        let value = self.emit(Op::ListGet { index }, &[list])?;
+                        homes.push((
+                            Home::Output(self.graph.outputs.len()),
+                            Layout::contiguous(ty.shape.clone()),
+                        ));
+                        self.graph.outputs.push(value);
+                    }
+                    Survivor { variable, homes, requires_grad: false }
+                }
+                State::Tensor { base, layout, chain, .. } => {
+                    let value = self.read(variable)?;
+                    let requires_grad = self.requires[value.index()];
+                    let shares = |v: &&Variable| matches!(self.states[**v as usize], State::Tensor { base: b, .. } if b == base);
+                    if requires_grad
+                        && !chain.is_empty()
+                        && self.bases[base].input.is_none()
+                        && live.iter().filter(shares).count() == 1
+                    {
+                        // Gradients arrive for the view, and nobody else sees its base: it gets memory of its own.
+                        let home = Home::Output(self.graph.outputs.len());
+                        self.graph.outputs.push(value);
+                        let layout = Layout::contiguous(layout.shape);
+                        survivors.push(Survivor { variable, homes: vec![(home, layout)], requires_grad });
+                        continue;
+                    }
+                    outputs.resize(self.bases.len(), None);
+                    let home = match (self.bases[base].input, outputs[base]) {
+                        (Some((input, _)), _) => Home::Input(input),
+                        (None, Some(output)) => Home::Output(output),
+                        (None, None) => {
+                            let value = self.base_value(base)?;
+                            outputs[base] = Some(self.graph.outputs.len());
+                            self.graph.outputs.push(value);
+                            Home::Output(self.graph.outputs.len() - 1)
+                        }
+                    };
+                    Survivor { variable, homes: vec![(home, layout)], requires_grad }
+                }
+            };
+            survivors.push(survivor);
+        }
+        for base in 0..self.bases.len() {
+            if let (Some((_, target)), true) = (self.bases[base].input, self.bases[base].changed > 0) {
+                let value = self.base_value(base)?;
+                if value != target {
+                    self.graph.writes.push(Write { target, value });
+                }
+            }
+        }
+        self.note();
+        Ok(Functional {
+            graph: self.graph.canonical(),
+            inputs: self.inputs,
+            survivors,
+            recorded: self.recorded,
+        })
+    }
+}
+
+fn bug(what: &str, loc: Loc) -> Error {
+    Error::op("functionalise", Why::Other(format!("{what}: this is a bug in Kiln")), loc)
+}

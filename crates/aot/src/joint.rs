@@ -1,0 +1,258 @@
+//! The joint graph: differentiation of a functional graph by the rows' gradient rules.
+//!
+//! ```text
+//! graph(%0: f32[3]) {                      graph(%0: f32[3], %1: f32[3]) {
+//!   %1 = exp(%0) : f32[3]         ──►        %2 = exp(%0) : f32[3]
+//!   return %1                                %3 = mul(%1, %2) : f32[3]
+//! }                                          return %2, %3
+//!                                          }
+//! ```
+//!
+//! The gradient flows backwards over the nodes, once each, and only where it is wanted: from the seeds to
+//! values that depend on something whose gradient is asked for. A node under `no_grad` and a row with
+//! gradient `Zero` stop it; a row without a gradient is an error if the gradient really has to pass it.
+
+use kiln_ir::{Emit, EmitExt, Error, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why, Write};
+use smallvec::SmallVec;
+
+/// Why gradients don't flow through the `foreach_…` forms.
+const LISTS: &str = "lists of tensors are for optimizers, which run without gradients";
+
+/// Extends `graph` by the gradients of `wanted`, given gradients of some values as `seeds`.
+///
+/// `recorded` says of each node of the graph whether it was recorded for differentiation (false under
+/// `no_grad`). Returns one gradient per wanted value; `None` where none arrives. What is emitted carries the
+/// line of the node it differentiates.
+pub fn differentiate(
+    graph: &mut Graph,
+    seeds: &[(Value, Value)],
+    wanted: &[Value],
+    recorded: &dyn Fn(usize) -> bool,
+) -> Result<Vec<Option<Value>>> {
+    let mut needs = vec![false; graph.value_count()];
+    wanted.iter().for_each(|v| needs[v.index()] = true);
+    let nodes = graph.nodes.len();
+    let mut backward = Backward { grads: vec![None; graph.value_count()], needs, graph };
+    for node in (0..nodes).filter(|&node| recorded(node)) {
+        backward.propagate_needs(node);
+    }
+    for &(value, grad) in seeds {
+        backward.accumulate(value, grad)?;
+    }
+    for node in (0..nodes).rev().filter(|&node| recorded(node)) {
+        backward.through(node)?;
+    }
+    let grads = wanted.iter().map(|v| backward.grads[v.index()]).collect();
+    graph.loc = Default::default();
+    Ok(grads)
+}
+
+struct Backward<'g> {
+    graph: &'g mut Graph,
+    /// The gradient of each value, so far.
+    grads: Vec<Option<Value>>,
+    /// Which values depend on something wanted.
+    needs: Vec<bool>,
+}
+
+impl Backward<'_> {
+    fn propagate_needs(&mut self, node: usize) {
+        let node = &self.graph.nodes[node];
+        let stops = matches!(node.op.row().grad, Grad::Zero);
+        let needed = !stops && node.args.iter().any(|v| self.needs[v.index()]);
+        for out in &node.outs {
+            self.needs[out.index()] |= needed && may_carry(self.graph.ty(*out));
+        }
+    }
+
+    fn accumulate(&mut self, value: Value, grad: Value) -> Result<()> {
+        let sum = match self.grads[value.index()] {
+            Some(earlier) => self.graph.add(earlier, grad)?,
+            None => grad,
+        };
+        self.grads[value.index()] = Some(sum);
+        Ok(())
+    }
+
+    /// Passes the gradients of a node's results on to its operands.
+    fn through(&mut self, index: usize) -> Result<()> {
+        let node = self.graph.nodes[index].clone();
+        let grads: SmallVec<[Option<Value>; 2]> = node.outs.iter().map(|v| self.grads[v.index()]).collect();
+        let needs: SmallVec<[bool; 4]> = node.args.iter().map(|v| self.needs[v.index()]).collect();
+        if grads.iter().all(Option::is_none) || !needs.contains(&true) {
+            return Ok(());
+        }
+        self.graph.loc = node.loc;
+        let refuse = |graph: &Graph, reason| {
+            let tys: Vec<Ty> = node.args.iter().map(|&v| graph.ty(v).clone()).collect();
+            Err(node.op.error(&tys, Why::NotDifferentiable { reason }, node.loc))
+        };
+        let is_list = |v: &Value| matches!(self.graph.ty(*v), Ty::List(_));
+        match node.op.row().grad {
+            Grad::Zero => Ok(()),
+            Grad::NotDifferentiable(reason) => refuse(self.graph, reason),
+            Grad::Fn(_) if node.args.iter().any(is_list) => refuse(self.graph, LISTS),
+            Grad::Fn(rule) => {
+                let call = GradCall {
+                    op: &node.op,
+                    inputs: &node.args,
+                    outputs: &node.outs,
+                    grads: &grads,
+                    needs: &needs,
+                };
+                let operand_grads = call.run(self.graph, rule)?;
+                self.grow();
+                for (&arg, grad) in node.args.iter().zip(operand_grads) {
+                    if let Some(grad) = grad {
+                        self.accumulate(arg, grad)?;
+                        self.grow();
+                    }
+                }
+                Ok(())
+            }
+            Grad::Decompose => {
+                // The decomposition is emitted here and differentiated in turn; where it repeats what the
+                // forward computes, common subexpressions find it.
+                let first = self.graph.nodes.len();
+                let outs = decomposition(self.graph, &node.op, &node.args)?;
+                let last = self.graph.nodes.len();
+                self.grow();
+                (first..last).for_each(|node| self.propagate_needs(node));
+                for (out, grad) in outs.into_iter().zip(grads) {
+                    if let Some(grad) = grad {
+                        self.accumulate(out, grad)?;
+                        self.grow();
+                    }
+                }
+                (first..last).rev().try_for_each(|node| self.through(node))
+            }
+        }
+    }
+
+    /// Makes room for values that were emitted.
+    fn grow(&mut self) {
+        self.grads.resize(self.graph.value_count(), None);
+        self.needs.resize(self.graph.value_count(), false);
+    }
+}
+
+/// Whether a gradient might have to flow through values of this type. Lists count, so that a gradient that
+/// ends in one is an error and not silently lost.
+fn may_carry(ty: &Ty) -> bool {
+    match ty {
+        Ty::List(items) => items.iter().any(|t| t.dtype.is_float()),
+        other => kiln_ir::carries_gradient(other),
+    }
+}
+
+fn decomposition(cx: &mut dyn Emit, op: &Op, args: &[Value]) -> Result<Values> {
+    match op.row().decompose {
+        Some(decompose) => decompose(cx, op, args),
+        None => Err(Error::op(
+            op.name(),
+            Why::NotDifferentiable { reason: "it has no decomposition" },
+            Default::default(),
+        )),
+    }
+}
+
+/// The graph with those ops expanded whose gradient is that of their decomposition, so that forward and
+/// backward share what it computes. Also returns, for each node, the node of `graph` it comes from.
+pub fn expand_decomposed(graph: &Graph) -> Result<(Graph, Vec<usize>)> {
+    let mut result = Graph::new();
+    let map = copy_inputs(graph, &mut result);
+    let origins = copy_nodes(graph, &mut result, map)?;
+    Ok((result, origins))
+}
+
+fn copy_inputs(graph: &Graph, result: &mut Graph) -> Vec<Value> {
+    let mut map = vec![Value(u32::MAX); graph.value_count()];
+    for &input in &graph.inputs {
+        map[input.index()] = result.input(graph.ty(input).clone());
+    }
+    map
+}
+
+/// Copies nodes, results and write-backs; returns the origin of each new node.
+fn copy_nodes(graph: &Graph, result: &mut Graph, mut map: Vec<Value>) -> Result<Vec<usize>> {
+    let mut origins = Vec::with_capacity(graph.nodes.len());
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
+        result.loc = node.loc;
+        let outs = match node.op.row().grad {
+            Grad::Decompose => decomposition(result, &node.op, &args)?,
+            _ => {
+                let tys = node.outs.iter().map(|&v| graph.ty(v).clone());
+                result.push(node.op.clone(), &args, tys, node.in_place, node.loc)
+            }
+        };
+        node.outs.iter().zip(outs).for_each(|(from, to)| map[from.index()] = to);
+        origins.resize(result.nodes.len(), index);
+    }
+    result.outputs = graph.outputs.iter().map(|v| map[v.index()]).collect();
+    result.writes = graph
+        .writes
+        .iter()
+        .map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] })
+        .collect();
+    Ok(origins)
+}
+
+/// One graph that computes the forward results and, from gradients of some of them, the gradients of some
+/// inputs. Its inputs are the forward's, then the tangents; its results are the forward's, then the
+/// gradients.
+#[derive(Clone, Debug)]
+pub struct Joint {
+    /// The graph.
+    pub graph: Graph,
+    /// How many of the inputs are the forward's; the rest are tangents.
+    pub forward_inputs: usize,
+    /// How many of the results are the forward's; the rest are gradients.
+    pub forward_outputs: usize,
+    /// For each input whose gradient was asked for: the result that holds it, if there is any.
+    pub grads: Vec<Option<usize>>,
+}
+
+impl Joint {
+    /// The inputs that take the gradients of results.
+    pub fn tangents(&self) -> &[Value] {
+        &self.graph.inputs[self.forward_inputs..]
+    }
+
+    /// The joint graph after a pass that keeps inputs and results in place (all passes do).
+    pub fn map(self, pass: impl FnOnce(&Graph) -> Result<Graph>) -> Result<Joint> {
+        Ok(Joint { graph: pass(&self.graph)?, ..self })
+    }
+}
+
+/// Builds the joint graph of a functional graph: gradients arrive for the results `outputs_with_grad` and
+/// leave for the inputs `inputs_with_grad` (both by position). See [`differentiate`] for `recorded`.
+pub fn joint(
+    graph: &Graph,
+    outputs_with_grad: &[usize],
+    inputs_with_grad: &[usize],
+    recorded: &dyn Fn(usize) -> bool,
+) -> Result<Joint> {
+    let mut result = Graph::new();
+    let map = copy_inputs(graph, &mut result);
+    let forward_inputs = result.inputs.len();
+    let tangents: Vec<Value> =
+        outputs_with_grad.iter().map(|&i| result.input(graph.ty(graph.outputs[i]).clone())).collect();
+    let origins = copy_nodes(graph, &mut result, map)?;
+    let forward_outputs = result.outputs.len();
+    let seeds: Vec<(Value, Value)> =
+        outputs_with_grad.iter().zip(&tangents).map(|(&i, &tangent)| (result.outputs[i], tangent)).collect();
+    let wanted: Vec<Value> = inputs_with_grad.iter().map(|&i| result.inputs[i]).collect();
+    let found = differentiate(&mut result, &seeds, &wanted, &|node| recorded(origins[node]))?;
+    let mut grads = Vec::with_capacity(found.len());
+    for grad in found {
+        grads.push(grad.map(|grad| {
+            result.outputs.push(grad);
+            result.outputs.len() - 1
+        }));
+    }
+    if cfg!(debug_assertions) {
+        result.verify(kiln_ir::Stage::Functional, "joint")?;
+    }
+    Ok(Joint { graph: result, forward_inputs, forward_outputs, grads })
+}

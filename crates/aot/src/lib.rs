@@ -1,0 +1,12 @@
+//! Ahead-of-time autograd: functionalisation, the joint graph and its partition.
+
+mod flow;
+mod functionalise;
+mod joint;
+mod partition;
+pub mod trace;
+
+pub use functionalise::{Functional, GraphInput, Home, Survivor, functionalise};
+pub use joint::{Joint, differentiate, expand_decomposed, joint};
+pub use partition::{Partition, Report, Saved, Source, partition};
+pub use trace::Trace;

@@ -1,0 +1,87 @@
+//! A trace: what a program did, op by op, over variables that it may change in place. Capture records it;
+//! [`functionalise`](crate::functionalise) turns it into a graph.
+
+use kiln_ir::{Layout, Loc, Op, ScalarKind, Ty};
+
+/// A tensor or list that the program held, numbered by first use.
+pub type Variable = u32;
+
+/// What is known of a variable that existed before the program began.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InputVariable {
+    /// How its elements lie.
+    pub layout: Layout,
+    /// Whether gradients are wanted for it or flow through it.
+    pub requires_grad: bool,
+    /// Whether it was made by the user rather than by a differentiated op.
+    pub leaf: bool,
+}
+
+/// A variable's type and origin.
+#[derive(Clone, PartialEq, Debug)]
+pub struct VariableInfo {
+    /// Its type.
+    pub ty: Ty,
+    /// Set if it existed before.
+    pub input: Option<InputVariable>,
+}
+
+/// An operand of a recorded op.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum TraceArg {
+    /// A tensor or list.
+    Variable(Variable),
+    /// The number in this hole, known when the program runs.
+    Number(u32),
+}
+
+/// Where the gradient of a leaf goes.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum GradTarget {
+    /// It becomes this new variable.
+    New(Variable),
+    /// It is added to this existing one.
+    Accumulate(Variable),
+}
+
+/// One thing the program did.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Event {
+    /// An op.
+    Call {
+        /// The op.
+        op: Op,
+        /// Its operands.
+        args: Vec<TraceArg>,
+        /// The variable it made; `None` for in-place ops.
+        out: Option<Variable>,
+        /// Whether it changed its first operand.
+        in_place: bool,
+        /// Whether gradients were being recorded.
+        grad_enabled: bool,
+        /// The user's line.
+        loc: Loc,
+    },
+    /// `backward()`.
+    Backward {
+        /// On which variable.
+        root: Variable,
+        /// From which gradient, if not from one.
+        gradient: Option<Variable>,
+        /// The inputs that get a gradient, and where it goes.
+        targets: Vec<(Variable, GradTarget)>,
+        /// The user's line.
+        loc: Loc,
+    },
+}
+
+/// What a program did between two points where its values were needed.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Trace {
+    /// Every variable, by number.
+    pub variables: Vec<VariableInfo>,
+    /// Every hole, by number.
+    pub numbers: Vec<ScalarKind>,
+    /// What happened, in order.
+    pub events: Vec<Event>,
+}

@@ -1,0 +1,123 @@
+//! Forward and backward together compute what the joint graph computes, on networks and random programs.
+
+use kiln_aot::{Joint, Partition, Source, joint, partition};
+use kiln_ir::{Graph, Op};
+use kiln_testkit::{Argument, Evaluator, Program, Rng, check, random_argument};
+
+fn joint_of(graph: &Graph) -> kiln_ir::Result<Joint> {
+    let carries = |v: &kiln_ir::Value| kiln_ir::carries_gradient(graph.ty(*v));
+    let outputs: Vec<usize> = (0..graph.outputs.len()).filter(|&i| carries(&graph.outputs[i])).collect();
+    let inputs: Vec<usize> = (0..graph.inputs.len()).filter(|&i| carries(&graph.inputs[i])).collect();
+    joint(graph, &outputs, &inputs, &|_| true)
+}
+
+/// Runs the joint graph at once and in two parts, and compares every bit.
+fn same(joint: &Joint, parts: &Partition, inputs: &[Argument]) -> Result<(), String> {
+    let text = |e: kiln_ir::Error| e.to_string();
+    let mut rng = Rng::new(5);
+    let tangents: Vec<Argument> =
+        joint.tangents().iter().map(|&v| random_argument(&mut rng, joint.graph.ty(v))).collect();
+    let evaluator = Evaluator::default();
+    let all: Vec<Argument> = inputs.iter().chain(&tangents).cloned().collect();
+    let want = evaluator.run(&joint.graph, &all).map_err(text)?;
+    let forward = evaluator.run(&parts.forward, inputs).map_err(text)?;
+    let saved = parts.saved.iter().map(|saved| match saved.what {
+        Source::Input(i) => inputs[i].clone(),
+        Source::Output(i) => forward.outputs[i].clone(),
+        Source::Fresh(k) => forward.outputs[parts.forward_outputs + k].clone(),
+    });
+    let given: Vec<Argument> = saved.chain(tangents).collect();
+    let backward = evaluator.run(&parts.backward, &given).map_err(text)?;
+    let mut outputs = forward.outputs[..parts.forward_outputs].to_vec();
+    outputs.extend(backward.outputs);
+    for (i, (a, b)) in want.outputs.iter().zip(&outputs).enumerate() {
+        if let Some(difference) = kiln_testkit::difference(a, b, 0.0) {
+            return Err(format!("result {i}: {difference}"));
+        }
+    }
+    for (i, (a, b)) in want.inputs.iter().zip(&forward.inputs).enumerate() {
+        if let Some(difference) = kiln_testkit::difference(a, b, 0.0) {
+            return Err(format!("input {i} after the run: {difference}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn parts_compute_what_the_whole_computes() {
+    let differentiable = std::cell::Cell::new(0);
+    let property = |program: &Program| -> Result<(), String> {
+        // Programs with lists are not differentiable; that is tested elsewhere.
+        let Ok(joint) = joint_of(&program.graph) else { return Ok(()) };
+        differentiable.set(differentiable.get() + usize::from(joint.grads.iter().any(Option::is_some)));
+        for lowered in [false, true] {
+            let joint = match lowered {
+                true => joint.clone().map(kiln_prims::lower).map_err(|e| e.to_string())?,
+                false => joint.clone(),
+            };
+            let parts = partition(&joint).map_err(|e| e.to_string())?;
+            same(&joint, &parts, &program.inputs)
+                .map_err(|e| format!("{e}\nforward {}backward {}", parts.forward, parts.backward))?;
+        }
+        Ok(())
+    };
+    check(0..400, 12, property).unwrap_or_else(|e| panic!("{e}"));
+    assert!(differentiable.get() > 200, "only {} programs have a gradient", differentiable.get());
+}
+
+fn parts(text: &str) -> Partition {
+    let run = || -> Result<Partition, String> {
+        let error = |e: kiln_ir::Error| e.to_string();
+        let graph: Graph = text.parse().map_err(error)?;
+        let joint = joint_of(&graph).and_then(|joint| joint.map(kiln_prims::lower)).map_err(error)?;
+        let parts = partition(&joint).map_err(error)?;
+        let mut rng = Rng::new(3);
+        let inputs: Vec<_> = graph.inputs.iter().map(|&v| random_argument(&mut rng, graph.ty(v))).collect();
+        same(&joint, &parts, &inputs)?;
+        Ok(parts)
+    };
+    run().unwrap_or_else(|e| panic!("{e}"))
+}
+
+#[test]
+fn pointwise_chains_run_again_from_inputs() {
+    let parts = parts(
+        "graph(%0: f32[64]) {
+          %1 = tanh(%0) : f32[64]
+          %2 = mul(%1, %0) : f32[64]
+          %3 = sum(%2) {dims: [0], keepdim: false} : f32[]
+          return %3 }",
+    );
+    assert_eq!(parts.saved.iter().map(|s| s.what).collect::<Vec<_>>(), [Source::Input(0)]);
+    assert_eq!((parts.report.bytes_saved, parts.report.nodes_recomputed), (0, 1));
+}
+
+#[test]
+fn an_input_that_is_overwritten_is_saved_as_it_was() {
+    let parts = parts(
+        "graph(%0: f32[8], %1: f32[8]) {
+          %2 = mul(%0, %1) : f32[8]
+          write %1 <- %2
+          return %2 }",
+    );
+    let whats: Vec<Source> = parts.saved.iter().map(|s| s.what).collect();
+    assert_eq!(whats, [Source::Input(0), Source::Fresh(0)]);
+    assert_eq!(parts.forward.outputs[1], parts.forward.inputs[1]);
+}
+
+#[test]
+fn random_numbers_and_products_never_run_twice() {
+    let parts = parts(
+        "graph(%0: f32[8, 8], %1: f32[8, 8], %2: int) {
+          %3 = rand(%2, %2) {shape: [8, 8], dtype: f32, device: cpu} : f32[8, 8]
+          %4 = mm(%0, %1) : f32[8, 8]
+          %5 = mul(%4, %3) : f32[8, 8]
+          %6 = relu(%5) : f32[8, 8]
+          %7 = mm(%6, %1) : f32[8, 8]
+          return %7 }",
+    );
+    let random = |g: &Graph| g.nodes.iter().filter(|n| matches!(n.op, Op::Rand { .. })).count();
+    let products = |g: &Graph| g.nodes.iter().filter(|n| matches!(n.op, Op::Mm {})).count();
+    assert_eq!((random(&parts.forward), random(&parts.backward)), (1, 0));
+    assert_eq!((products(&parts.forward), products(&parts.backward)), (2, 4));
+}
