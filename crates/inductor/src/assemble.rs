@@ -1,0 +1,525 @@
+//! From fused units in order to the plan: buffers, steps, C text.
+
+use std::hash::{Hash, Hasher};
+
+use kiln_ir::math::Function;
+use kiln_ir::{DType, Def, Op, ScalarKind, Shape, Strides, TensorTy, Value};
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+
+use crate::c;
+use crate::fuse::{Fusion, Target, Unit};
+use crate::index::Index;
+use crate::loops::{ExprKind, Kernel, Operation, Store};
+use crate::memory::{Lifetime, place};
+use crate::options::Options;
+use crate::order::Order;
+use crate::plan::{
+    BufferId, BufferPlan, BufferRef, Distribution, KernelSource, MatrixRef, Place, Plan, Step, ViewRef,
+};
+use crate::report::{Report, StepReport};
+use crate::scalars::Scalars;
+use crate::schedule::finish;
+use crate::views::view_of;
+
+/// Elements per item of a table kernel.
+const TABLE_CHUNK: i64 = 16384;
+
+struct Assembler<'f, 'g> {
+    fusion: &'f Fusion<'g>,
+    order: &'f Order,
+    options: &'f Options,
+    buffers: Vec<BufferPlan>,
+    inputs: Vec<Option<BufferId>>,
+    outputs: Vec<BufferId>,
+    homes: FxHashMap<Value, BufferId>,
+    list_gets: FxHashMap<(Value, usize), Value>,
+    /// Values read by some unit.
+    read: FxHashSet<Value>,
+    kernels: Vec<KernelSource>,
+    known: FxHashMap<String, usize>,
+    steps: Vec<Step>,
+    reports: Vec<StepReport>,
+    copies: Vec<(BufferId, BufferId)>,
+    scalars: Scalars<'g>,
+}
+
+pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options) -> Plan {
+    let graph = fusion.graph;
+    let mut this = Assembler {
+        fusion,
+        order,
+        options,
+        buffers: Vec::new(),
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+        homes: FxHashMap::default(),
+        list_gets: FxHashMap::default(),
+        read: fusion.units.iter().flat_map(|u| fusion.reads_of(u)).collect(),
+        kernels: Vec::new(),
+        known: FxHashMap::default(),
+        steps: Vec::new(),
+        reports: Vec::new(),
+        copies: Vec::new(),
+        scalars: Scalars::new(graph),
+    };
+    for (i, &input) in graph.inputs.iter().enumerate() {
+        let buffer = graph
+            .ty(input)
+            .as_tensor()
+            .cloned()
+            .map(|ty| this.buffer(Place::Input(i), ty.dtype, ty.shape, fusion.layouts[i].clone()));
+        this.inputs.push(buffer);
+    }
+    for (k, &output) in graph.outputs.iter().enumerate() {
+        let ty = this.tensor(output);
+        let strides = ty.shape.contiguous_strides();
+        let id = this.buffer(Place::Output(k), ty.dtype, ty.shape, strides);
+        this.outputs.push(id);
+    }
+    for node in &graph.nodes {
+        if let Op::ListGet { index } = node.op {
+            this.list_gets.entry((node.args[0], index)).or_insert(node.outs[0]);
+        }
+    }
+    for &unit in &order.units {
+        match &fusion.units[unit] {
+            Unit::Kernel(g) => this.kernel(*g),
+            Unit::Table(t) => this.table(*t),
+            Unit::Library(n) => this.library(*n),
+        }
+    }
+    for (src, dst) in std::mem::take(&mut this.copies) {
+        let bytes = this.buffers[src.index()].bytes;
+        this.step(Step::Copy { src, dst }, "copy", vec![], bytes, bytes);
+    }
+    this.finish()
+}
+
+fn name_of(code: &str) -> String {
+    let mut hasher = FxHasher::default();
+    code.hash(&mut hasher);
+    let first = hasher.finish();
+    code.len().hash(&mut hasher);
+    format!("kiln_{:016x}", first.rotate_left(17) ^ hasher.finish())
+}
+
+impl<'f, 'g> Assembler<'f, 'g> {
+    fn tensor(&self, value: Value) -> TensorTy {
+        self.fusion.graph.ty(value).as_tensor().cloned().unwrap_or_else(|| TensorTy::new(DType::F32, ()))
+    }
+
+    fn buffer(&mut self, place: Place, dtype: DType, shape: Shape, strides: Strides) -> BufferId {
+        let bytes = shape.numel() * dtype.size();
+        self.buffers.push(BufferPlan { place, dtype, shape, strides, bytes });
+        BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    fn arena(&mut self, dtype: DType, shape: Shape) -> BufferId {
+        let strides = shape.contiguous_strides();
+        self.buffer(Place::Arena { offset: 0 }, dtype, shape, strides)
+    }
+
+    /// The input behind a write-back, if its value goes straight there.
+    fn direct(&self, write: usize) -> Option<BufferId> {
+        if self.order.late.contains(&write) {
+            return None;
+        }
+        self.input_of(write)
+    }
+
+    fn input_of(&self, write: usize) -> Option<BufferId> {
+        match self.fusion.graph.def(self.fusion.graph.writes[write].target) {
+            Def::Input(number) => self.inputs[number as usize],
+            Def::Node { .. } => None,
+        }
+    }
+
+    /// The buffer of a stored value or input.
+    fn home(&mut self, value: Value) -> BufferId {
+        if let Def::Input(number) = self.fusion.graph.def(value)
+            && let Some(id) = self.inputs[number as usize]
+        {
+            return id;
+        }
+        if let Some(&id) = self.homes.get(&value) {
+            return id;
+        }
+        let targets = self.fusion.targets.get(&value).cloned().unwrap_or_default();
+        let list_get = self.fusion.is_list_get(value);
+        let inlined = self.fusion.graph.producer(value).is_some_and(|n| crate::lower::is_inlined(&n.op));
+        let output = targets.iter().find_map(|t| match t {
+            Target::Output(k) => Some(self.outputs[*k]),
+            _ => None,
+        });
+        let written = targets.iter().find_map(|t| match t {
+            Target::Write(w) => {
+                let id = self.direct(*w)?;
+                let b = &self.buffers[id.index()];
+                (list_get || crate::views::is_row_major(&b.shape, &b.strides)).then_some(id)
+            }
+            _ => None,
+        });
+        let id = match (list_get, inlined) {
+            (true, _) => {
+                written.or(if targets.iter().any(|t| matches!(t, Target::Write(_))) { None } else { output })
+            }
+            (false, true) => output.or(written),
+            (false, false) => output,
+        };
+        let id = id.unwrap_or_else(|| {
+            let ty = self.tensor(value);
+            self.arena(ty.dtype, ty.shape)
+        });
+        self.homes.insert(value, id);
+        id
+    }
+
+    fn ops(&self, nodes: &[u32]) -> Vec<String> {
+        let name = |&n: &u32| {
+            let node = &self.fusion.graph.nodes[n as usize];
+            match node.loc.is_known() {
+                true => format!("{} at {}", node.op.name(), node.loc),
+                false => node.op.name().to_string(),
+            }
+        };
+        nodes.iter().map(name).collect()
+    }
+
+    fn step(&mut self, step: Step, name: &str, ops: Vec<String>, bytes_read: usize, bytes_written: usize) {
+        self.steps.push(step);
+        self.reports.push(StepReport { name: name.into(), ops, bytes_read, bytes_written });
+    }
+
+    /// Stores of a group's roots.
+    fn add_stores(&mut self, kernel: &mut Kernel, slots: &mut Vec<BufferRef>, group: usize) -> usize {
+        let fusion = self.fusion;
+        let mut written = 0;
+        for root in &fusion.groups[group].lowered.roots {
+            let targets = fusion.targets.get(&root.value).cloned().unwrap_or_default();
+            let ty = self.tensor(root.value);
+            let dense = ty.shape.contiguous_strides();
+            let inlined = fusion.graph.producer(root.value).is_some_and(|n| crate::lower::is_inlined(&n.op));
+            let own = fusion.library_target(root.value);
+            let mut places: Vec<(BufferId, i64, Strides)> = Vec::new();
+            for (t, target) in targets.iter().enumerate() {
+                if !inlined && own == Some(t) && fusion.graph.producer(root.value).is_some() {
+                    continue; // written by the library step itself
+                }
+                match target {
+                    Target::Home => {
+                        if !fusion.is_dropped(root.value, &self.read) {
+                            places.push((self.home(root.value), 0, dense.clone()));
+                        }
+                    }
+                    Target::Output(k) => places.push((self.outputs[*k], 0, dense.clone())),
+                    Target::Part { of, offset, strides } => {
+                        places.push((self.home(*of), *offset, strides.clone()))
+                    }
+                    Target::Write(w) => match (self.direct(*w), self.input_of(*w)) {
+                        (Some(id), _) => {
+                            places.push((id, 0, fusion.write_strides(*w, root.value)));
+                        }
+                        (None, Some(id)) => {
+                            let temporary = match fusion.graph.def(root.value) {
+                                Def::Input(_) => self.arena(ty.dtype, self.buffers[id.index()].shape.clone()),
+                                Def::Node { .. } => self.home(root.value),
+                            };
+                            if inlined || matches!(fusion.graph.def(root.value), Def::Input(_)) {
+                                places.push((temporary, 0, dense.clone()));
+                            }
+                            self.copies.push((temporary, id));
+                        }
+                        (None, None) => {}
+                    },
+                }
+            }
+            // A stored value that others read must be in its home, wherever that is.
+            if inlined && self.read.contains(&root.value) && fusion.stored.contains(&root.value) {
+                places.push((self.home(root.value), 0, dense.clone()));
+            }
+            let mut done: Vec<(BufferId, i64)> = Vec::new();
+            for (buffer, offset, strides) in places {
+                if done.contains(&(buffer, offset)) {
+                    continue;
+                }
+                done.push((buffer, offset));
+                let mut index = Index::default();
+                for (i, &stride) in root.index.iter().zip(&strides) {
+                    index.add_scaled(i, stride as i64);
+                }
+                let dtype = self.buffers[buffer.index()].dtype;
+                let mut value = root.expr;
+                if kernel.exprs[value].dtype != dtype {
+                    let kind = ExprKind::Apply(Operation::Convert, smallvec::smallvec![value]);
+                    kernel.exprs.push(crate::loops::Expr { dtype, kind });
+                    value = kernel.exprs.len() - 1;
+                }
+                let offset = offset + std::mem::take(&mut index.constant);
+                slots.push(BufferRef { buffer, offset });
+                kernel.buffers.push(dtype);
+                kernel.stores.push(Store { buffer: slots.len() - 1, index, value });
+                written += ty.shape.numel() * dtype.size();
+            }
+        }
+        written
+    }
+
+    fn kernel(&mut self, g: usize) {
+        let fusion = self.fusion;
+        let lowered = &fusion.groups[g].lowered;
+        let mut kernel = lowered.kernel.clone();
+        let mut slots: Vec<BufferRef> = Vec::new();
+        let mut bytes_read = 0;
+        for &v in &lowered.loads {
+            slots.push(BufferRef { buffer: self.home(v), offset: 0 });
+            bytes_read += self.tensor(v).bytes();
+        }
+        // Constants of indices go into the pointers.
+        for e in 0..kernel.exprs.len() {
+            if let ExprKind::Load { buffer, index } = &mut kernel.exprs[e].kind
+                && index.constant != 0
+            {
+                let slot = BufferRef { buffer: slots[*buffer].buffer, offset: index.constant };
+                index.constant = 0;
+                let at = slots.iter().position(|s| *s == slot).unwrap_or_else(|| {
+                    slots.push(slot);
+                    slots.len() - 1
+                });
+                *buffer = at;
+                if at == kernel.buffers.len() {
+                    kernel.buffers.push(kernel.exprs[e].dtype);
+                }
+            }
+        }
+        let bytes_written = self.add_stores(&mut kernel, &mut slots, g);
+        if kernel.stores.is_empty() {
+            return;
+        }
+        let (parts, partial) = finish(kernel);
+        for (dtype, count) in partial {
+            let buffer = self.arena(dtype, Shape::from([count as usize]));
+            slots.push(BufferRef { buffer, offset: 0 });
+        }
+        let last = parts.len() - 1;
+        for (p, part) in parts.into_iter().enumerate() {
+            let emitted = c::emit(&part.kernel, self.options.isa, self.options.threads);
+            let ops = self.ops(&lowered.nodes);
+            let kernel = self.source(&part.kernel, &emitted, &ops);
+            let step = Step::Kernel {
+                kernel,
+                bufs: part.buffers.iter().map(|&b| slots[b]).collect(),
+                ints: emitted.ints,
+                scalars: part.scalars.iter().map(|&s| self.scalar(lowered.scalars[s])).collect(),
+                items: emitted.items,
+                grain: emitted.grain,
+                scratch_bytes: emitted.scratch_bytes,
+                checks: lowered.checks.clone(),
+            };
+            let name = self.kernels[kernel].name.clone();
+            let (read, written) = if p == last && p > 0 { (0, 0) } else { (bytes_read, bytes_written) };
+            self.step(step, &name, ops, read, written);
+        }
+    }
+
+    fn scalar(&mut self, (value, kind): (Value, ScalarKind)) -> crate::plan::ScalarRef {
+        self.scalars.get(value, kind)
+    }
+
+    /// The kernel with this text, new or known.
+    fn source(&mut self, kernel: &Kernel, emitted: &c::Emitted, ops: &[String]) -> usize {
+        if let Some(&known) = self.known.get(&emitted.code) {
+            return known;
+        }
+        let name = name_of(&emitted.code);
+        let mut code = String::from("/*\n");
+        for op in ops.iter().take(40) {
+            code.push_str(&format!(" * {op}\n"));
+        }
+        code.push_str(" */\n");
+        code.push_str(&emitted.code.replace("KERNEL", &name));
+        self.kernels.push(KernelSource {
+            name,
+            lanes: emitted.lanes,
+            code,
+            functions: emitted.functions.clone(),
+            needs_libm: emitted.functions.iter().any(|(f, _)| *f == Function::Pow),
+            ops: ops.to_vec(),
+            loops: kernel.to_string(),
+        });
+        self.known.insert(emitted.code.clone(), self.kernels.len() - 1);
+        self.kernels.len() - 1
+    }
+
+    fn table(&mut self, t: usize) {
+        let fusion = self.fusion;
+        let graph = fusion.graph;
+        let table = &fusion.tables[t];
+        for lowered in table.lower(graph) {
+            let mut kernel = lowered.kernel.clone();
+            let (columns, scalars) = kernel.prune();
+            let emitted = c::emit(&kernel, self.options.isa, self.options.threads);
+            let ops = self.ops(&lowered.nodes);
+            let number = self.source(&kernel, &emitted, &ops);
+            let mut ints = emitted.ints;
+            let mut bufs = Vec::with_capacity(lowered.rows.len() * columns.len());
+            let (mut bytes_read, mut bytes_written) = (0, 0);
+            let mut elements = 0;
+            for (r, &row) in lowered.rows.iter().enumerate() {
+                let mut count = 0;
+                for (c, &column) in columns.iter().enumerate() {
+                    if let Some(&pack) = lowered.packs.get(column) {
+                        let Some(node) = graph.producer(pack) else { continue };
+                        let element = node.args[row];
+                        let view = fusion.element(element);
+                        bufs.push(BufferRef { buffer: self.home(view.base), offset: view.offset });
+                        count = self.tensor(element).shape.numel() as i64;
+                        bytes_read += count as usize * kernel.buffers[c].size();
+                    } else {
+                        let list = table.roots[column - lowered.packs.len()];
+                        let ty = graph.ty(list).as_list().map(|l| l[row].clone());
+                        let ty = ty.unwrap_or_else(|| TensorTy::new(DType::F32, ()));
+                        count = ty.shape.numel() as i64;
+                        let buffer = match self.list_gets.get(&(list, row)).copied() {
+                            Some(value) => self.list_home(value),
+                            None => self.arena(ty.dtype, ty.shape),
+                        };
+                        bufs.push(BufferRef { buffer, offset: 0 });
+                        bytes_written += count as usize * kernel.buffers[c].size();
+                    }
+                }
+                elements += count;
+                let pieces = (count + TABLE_CHUNK - 1) / TABLE_CHUNK;
+                let piece = ((count + pieces - 1) / pieces.max(1) + 63) / 64 * 64;
+                let mut at = 0;
+                while at < count {
+                    ints.extend([r as i64, at, piece.min(count - at)]);
+                    at += piece;
+                }
+            }
+            let items = (ints.len() as i64) / 3;
+            let grain = (TABLE_CHUNK * 2 / (elements / items.max(1)).max(1)).max(1);
+            let scalars = scalars.iter().map(|&s| self.scalar(lowered.scalars[s])).collect();
+            let step = Step::Kernel {
+                kernel: number,
+                bufs,
+                ints,
+                scalars,
+                items,
+                grain,
+                scratch_bytes: 0,
+                checks: Vec::new(),
+            };
+            let name = self.kernels[number].name.clone();
+            self.step(step, &name, ops, bytes_read, bytes_written);
+        }
+    }
+
+    /// Where a table puts an element; a write-back that can't go straight there is copied at the end.
+    fn list_home(&mut self, value: Value) -> BufferId {
+        let home = self.home(value);
+        if let Some(t) = self.fusion.library_target(value)
+            && let Target::Write(w) = self.fusion.targets[&value][t]
+            && self.order.late.contains(&w)
+            && let Some(id) = self.input_of(w)
+        {
+            self.copies.push((home, id));
+        }
+        home
+    }
+
+    fn matrix(&mut self, value: Value) -> MatrixRef {
+        let view = view_of(self.fusion.graph, self.fusion.layouts, &self.fusion.stored, value);
+        let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
+        MatrixRef { at, row: view.strides[0] as i64, column: view.strides[1] as i64 }
+    }
+
+    fn library(&mut self, n: usize) {
+        let node = &self.fusion.graph.nodes[n];
+        let out = node.outs[0];
+        let ty = self.tensor(out);
+        if ty.shape.numel() == 0 {
+            return;
+        }
+        let dst = self.home(out);
+        let ops = self.ops(&[n as u32]);
+        let read: usize =
+            node.args.iter().map(|&a| self.fusion.graph.ty(a).as_tensor().map_or(0, |t| t.bytes())).sum();
+        let (step, name) = match &node.op {
+            Op::Mm {} => {
+                let (m, n, k) = (ty.shape[0], ty.shape[1], self.tensor(node.args[0]).shape[1]);
+                let (lhs, rhs) = (self.matrix(node.args[0]), self.matrix(node.args[1]));
+                let dst = MatrixRef { at: BufferRef { buffer: dst, offset: 0 }, row: n as i64, column: 1 };
+                (Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype }, "gemm")
+            }
+            Op::Rand { .. } | Op::Randn { .. } => {
+                let uniform = matches!(node.op, Op::Rand { .. });
+                let distribution = if uniform { Distribution::Uniform } else { Distribution::Normal };
+                let seed = self.scalar((node.args[0], ScalarKind::Int));
+                let offset = self.scalar((node.args[1], ScalarKind::Int));
+                (Step::Random { distribution, buffer: dst, seed, offset }, "random")
+            }
+            op => {
+                let args = node.args.clone();
+                let args = args
+                    .iter()
+                    .map(|&a| {
+                        let view = view_of(self.fusion.graph, self.fusion.layouts, &self.fusion.stored, a);
+                        let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
+                        ViewRef { at, shape: self.tensor(a).shape, strides: view.strides }
+                    })
+                    .collect();
+                (Step::Fallback { op: op.clone(), args, outs: vec![dst], loc: node.loc }, "library")
+            }
+        };
+        self.step(step, name, ops, read, ty.bytes());
+    }
+
+    /// Places the arena's buffers and puts the plan together.
+    fn finish(mut self) -> Plan {
+        let mut lives: FxHashMap<BufferId, (usize, usize)> = FxHashMap::default();
+        for (s, step) in self.steps.iter().enumerate() {
+            let mut touch = |id: BufferId| {
+                let life = lives.entry(id).or_insert((s, s));
+                life.1 = s;
+            };
+            match step {
+                Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
+                Step::Gemm { lhs, rhs, dst, .. } => {
+                    [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer))
+                }
+                Step::Random { buffer, .. } => touch(*buffer),
+                Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
+                Step::Fallback { args, outs, .. } => {
+                    args.iter().for_each(|a| touch(a.at.buffer));
+                    outs.iter().for_each(|b| touch(*b));
+                }
+            }
+        }
+        let mut arena: Vec<(BufferId, Lifetime)> = Vec::new();
+        for (i, buffer) in self.buffers.iter().enumerate() {
+            let id = BufferId(i as u32);
+            if let (Place::Arena { .. }, Some(&(first, last))) = (buffer.place, lives.get(&id)) {
+                arena.push((id, Lifetime { bytes: buffer.bytes, first, last }));
+            }
+        }
+        let lifetimes: Vec<Lifetime> = arena.iter().map(|(_, life)| *life).collect();
+        let (offsets, arena_bytes) = place(&lifetimes);
+        for ((id, _), offset) in arena.iter().zip(offsets) {
+            self.buffers[id.index()].place = Place::Arena { offset };
+        }
+        let mut why_not = self.fusion.why_not.clone();
+        why_not.extend(self.order.why_not.iter().cloned());
+        let mut seen = FxHashSet::default();
+        why_not.retain(|w| seen.insert(w.clone()));
+        Plan {
+            kernels: self.kernels,
+            buffers: self.buffers,
+            scalars: self.scalars.ops,
+            steps: self.steps,
+            arena_bytes,
+            outputs: self.outputs,
+            isa: self.options.isa,
+            report: Report { steps: self.reports, why_not },
+        }
+    }
+}

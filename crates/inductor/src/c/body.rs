@@ -1,0 +1,321 @@
+//! Bodies as inline functions, and the loops of kernels that run along rows.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use super::{Emitter, Level, memory_type, suffix, vector_type};
+use crate::index::ExprId;
+use crate::loops::{ExprKind, Reduction};
+
+/// A function written for a pass: its name and what it is called with beside position and count.
+pub(super) struct Body {
+    name: String,
+    params: Vec<String>,
+}
+
+impl Body {
+    pub(super) fn call(&self, position: &str, count: &str, more: &[String]) -> String {
+        let mut args = vec![position.to_string(), count.to_string()];
+        args.extend(self.params.iter().cloned());
+        args.extend(more.iter().cloned());
+        format!("{}({});", self.name, args.join(", "))
+    }
+}
+
+impl Emitter<'_> {
+    /// Statements for the expressions of a level that are computed once per call.
+    pub(super) fn statements(&mut self, level: Level, indent: &str) -> String {
+        let ids: Vec<ExprId> = (0..self.kernel.exprs.len()).filter(|&id| self.levels[id] == level).collect();
+        self.compute(&ids, indent)
+    }
+
+    /// Statements for the expressions that are computed once per item when `depth` passes are done.
+    pub(super) fn item_statements(&mut self, depth: usize) -> String {
+        let ids: Vec<ExprId> = (0..self.kernel.exprs.len())
+            .filter(|&id| {
+                self.levels[id] == Level::Item && self.depths[id] == depth && !self.is_reduction(id)
+            })
+            .collect();
+        self.compute(&ids, "        ")
+    }
+
+    pub(super) fn compute(&mut self, ids: &[ExprId], indent: &str) -> String {
+        let mut out = String::new();
+        for &id in ids {
+            let text = self.expression(id, &mut out, indent);
+            let ty = vector_type(self.kernel.exprs[id].dtype, self.mask);
+            let _ = writeln!(out, "{indent}const {ty} v{id} = {text};");
+        }
+        out
+    }
+
+    /// Declarations of the pointers of loads and stores in a body.
+    pub(super) fn pointers(
+        &mut self,
+        ids: &[ExprId],
+        stores: &[usize],
+        declared: &mut BTreeSet<String>,
+    ) -> String {
+        let mut out = String::new();
+        for &id in ids {
+            if let ExprKind::Load { buffer, index } = &self.kernel.exprs[id].kind
+                && matches!(self.levels[id], Level::Body | Level::Column)
+                && declared.insert(format!("p{id}"))
+            {
+                let text = self.pointer(&format!("p{id}"), id, *buffer, index, self.kernel.exprs[id].dtype);
+                out.push_str(&text);
+            }
+        }
+        for &s in stores {
+            if declared.insert(format!("q{s}")) {
+                let store = &self.kernel.stores[s];
+                let dtype = self.kernel.buffers[store.buffer];
+                let text =
+                    self.pointer(&format!("q{s}"), self.store_access(s), store.buffer, &store.index, dtype);
+                out.push_str(&text);
+            }
+        }
+        out
+    }
+
+    /// Writes a body function. What it takes from outside is found in its text.
+    pub(super) fn body(
+        &mut self,
+        name: &str,
+        text: &str,
+        locals: &BTreeSet<String>,
+        more: &[String],
+    ) -> Body {
+        let mut params: BTreeSet<String> = BTreeSet::new();
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        for word in text.split(|c: char| !is_word(c)).filter(|w| !w.is_empty()) {
+            if self.outer_names.contains_key(word) && !locals.contains(word) && word != "j" && word != "count"
+            {
+                params.insert(word.into());
+            }
+        }
+        let params: Vec<String> = params.into_iter().collect();
+        let mut list = vec!["long j".to_string(), "long count".to_string()];
+        list.extend(params.iter().map(|p| {
+            let ty = &self.outer_names[p];
+            if ty.ends_with('*') { format!("{ty}{p}") } else { format!("const {ty} {p}") }
+        }));
+        list.extend(more.iter().cloned());
+        let _ = write!(self.bodies, "KILN_INLINE void KERNEL_{name}({}) {{\n{text}}}\n", list.join(", "));
+        Body { name: format!("KERNEL_{name}"), params }
+    }
+
+    pub(super) fn map_loops(&mut self) -> String {
+        let stores: Vec<usize> = (0..self.kernel.stores.len()).collect();
+        let roots: Vec<ExprId> = self.kernel.stores.iter().map(|s| s.value).collect();
+        let (ids, _) = self.needed(roots, &|id| self.levels[id] != Level::Body);
+        let mut text = self.compute(&ids, "    ");
+        for &s in &stores {
+            let line = self.store(s, "    ");
+            text.push_str(&line);
+        }
+        let locals = ids.iter().map(|id| format!("v{id}")).collect();
+        let mut out = self.item_statements(0);
+        out.push_str(&self.pointers(&ids, &stores, &mut BTreeSet::new()));
+        let body = self.body("body", &text, &locals, &[]);
+        let _ = write!(
+            out,
+            "        long j = lo;
+        for (; j + KILN_LANES <= hi; j += KILN_LANES) {}
+        if (j < hi) {}
+",
+            body.call("j", "KILN_LANES", &[]),
+            body.call("j", "hi - j", &[])
+        );
+        out
+    }
+
+    /// Cheap bodies run with several accumulators, so that the additions overlap.
+    pub(super) fn unroll(&self, ids: &[ExprId]) -> usize {
+        let dear = ids.iter().any(|&id| {
+            matches!(&self.kernel.exprs[id].kind, ExprKind::Apply(op, _) if op.cost() > 0)
+                || matches!(&self.kernel.exprs[id].kind, ExprKind::Bounded { .. })
+        });
+        let operations =
+            ids.iter().filter(|&&id| matches!(self.kernel.exprs[id].kind, ExprKind::Apply(..))).count();
+        if dear || operations > 6 { 1 } else { 4 }
+    }
+
+    /// Loops over all inner axes but the last; returns the opening and the closing text.
+    pub(super) fn serial_loops(&self, count: usize) -> (String, String) {
+        let outer = self.kernel.outer();
+        let (mut open, mut close) = (String::new(), String::new());
+        for a in outer..outer + count {
+            let (from, to) = match (a == outer, self.kernel.chunk) {
+                (true, Some(_)) => ("from".to_string(), "upto".to_string()),
+                _ => ("0".to_string(), format!("n{a}")),
+            };
+            let _ = writeln!(open, "        for (long i{a} = {from}; i{a} < {to}; i{a}++) {{");
+            close.push_str("        }\n");
+        }
+        (open, close)
+    }
+
+    pub(super) fn row_loops(&mut self) -> (String, i64) {
+        let passes = self.passes();
+        let padded = self.choose_saved(passes);
+        let mut scratch = 0;
+        let mut out = String::new();
+        let saved: Vec<ExprId> = self.saved.keys().copied().collect();
+        for id in saved {
+            let dtype = self.kernel.exprs[id].dtype;
+            let at = self.int(format!("kept{id}"), scratch);
+            let ty = memory_type(dtype);
+            let _ = writeln!(out, "        {ty} *r{id} = ({ty} *)(scratch + {at});");
+            self.outer_names.insert(format!("r{id}"), format!("{ty} *"));
+            scratch += self.slot_bytes(id, padded);
+        }
+        let mut declared = BTreeSet::new();
+        for pass in 0..passes {
+            out.push_str(&self.item_statements(pass));
+            let text = self.row_pass(pass, &mut declared);
+            out.push_str(&text);
+        }
+        out.push_str(&self.item_statements(passes));
+        for s in 0..self.kernel.stores.len() {
+            let store = &self.kernel.stores[s];
+            if !self.is_whole(&store.index, store.value) {
+                let text = self.store_one(s, "        ");
+                out.push_str(&text);
+            }
+        }
+        (out, scratch)
+    }
+
+    fn row_pass(&mut self, pass: usize, declared: &mut BTreeSet<String>) -> String {
+        let (reductions, stores) = self.sinks(pass);
+        let roots: Vec<ExprId> = reductions
+            .iter()
+            .map(|r| r.2)
+            .chain(stores.iter().map(|&s| self.kernel.stores[s].value))
+            .collect();
+        let kept_before = |id: ExprId| self.saved.get(&id).is_some_and(|&at| at < pass);
+        let known = |id: ExprId| self.levels[id] != Level::Body || kept_before(id);
+        let (ids, take) = self.needed(roots, &known);
+        let mut locals: BTreeSet<String> = ids.iter().map(|id| format!("v{id}")).collect();
+        let mut text = String::new();
+        for id in take {
+            if kept_before(id) {
+                let expr = &self.kernel.exprs[id];
+                let ty = vector_type(expr.dtype, self.mask);
+                let _ = writeln!(text, "    const {ty} v{id} = kiln_load_{}(r{id} + j);", suffix(expr.dtype));
+                locals.insert(format!("v{id}"));
+            }
+        }
+        text.push_str(&self.compute(&ids, "    "));
+        for &id in &ids {
+            if self.saved.get(&id) == Some(&pass) {
+                // Dead lanes of the last vector are kept too: the row has room for them.
+                let _ = writeln!(
+                    text,
+                    "    kiln_store_{}(r{id} + j, v{id});",
+                    suffix(self.kernel.exprs[id].dtype)
+                );
+            }
+        }
+        for &s in &stores {
+            let line = self.store(s, "    ");
+            text.push_str(&line);
+        }
+        let mut more = Vec::new();
+        for &(id, reduction, arg) in &reductions {
+            let dtype = self.kernel.exprs[id].dtype;
+            let live = self.masked(reduction, dtype, &format!("v{arg}"));
+            let combined = self.combine(reduction, dtype, &format!("*a{id}"), &format!("x{id}_"));
+            let ty = vector_type(dtype, self.mask);
+            let _ = writeln!(text, "    const {ty} x{id}_ = count == KILN_LANES ? v{arg} : {live};");
+            let _ = writeln!(text, "    *a{id} = {combined};");
+            more.push(format!("{ty} *a{id}"));
+        }
+        let mut out = self.pointers(&ids, &stores, declared);
+        let body = self.body(&format!("pass{pass}"), &text, &locals, &more);
+
+        let unroll = if reductions.is_empty() { 1 } else { self.unroll(&ids) };
+        let has_sum = reductions.iter().any(|r| r.1 == Reduction::Sum);
+        for &(id, reduction, _) in &reductions {
+            let dtype = self.kernel.exprs[id].dtype;
+            let (ty, identity) = (vector_type(dtype, self.mask), self.identity(reduction, dtype));
+            let _ = writeln!(out, "        {ty} w{id} = {identity};");
+        }
+        let inner = self.kernel.axes.len() - self.kernel.outer();
+        let last = self.kernel.axes.len() - 1;
+        let (open, close) = self.serial_loops(inner - 1);
+        let (from, to) = match (inner, self.kernel.chunk) {
+            (1, Some(_)) => ("from".to_string(), "upto".to_string()),
+            _ => ("0".to_string(), format!("n{last}")),
+        };
+        out.push_str(&open);
+        let addresses =
+            |u: usize| -> Vec<String> { reductions.iter().map(|r| format!("&a{}_{u}", r.0)).collect() };
+        // Blocks of sums are added up separately: rounding errors grow with the block, not with the row.
+        let _ = match has_sum {
+            true => writeln!(
+                out,
+                "        for (long block = {from}; block < {to}; block += {0} * KILN_LANES) {{
+        const long stop = block + {0} * KILN_LANES < {to} ? block + {0} * KILN_LANES : {to};
+        long j = block;",
+                128
+            ),
+            false => writeln!(out, "        {{\n        const long stop = {to};\n        long j = {from};"),
+        };
+        for &(id, reduction, _) in &reductions {
+            let dtype = self.kernel.exprs[id].dtype;
+            let (ty, identity) = (vector_type(dtype, self.mask), self.identity(reduction, dtype));
+            let names: Vec<String> = (0..unroll).map(|u| format!("a{id}_{u} = {identity}")).collect();
+            let _ = writeln!(out, "        {ty} {};", names.join(", "));
+        }
+        if unroll > 1 {
+            let _ = writeln!(
+                out,
+                "        for (; j + {unroll} * KILN_LANES <= stop; j += {unroll} * KILN_LANES) {{"
+            );
+            for u in 0..unroll {
+                let position = if u == 0 { "j".to_string() } else { format!("j + {u} * KILN_LANES") };
+                let _ = writeln!(out, "            {}", body.call(&position, "KILN_LANES", &addresses(u)));
+            }
+            out.push_str("        }\n");
+        }
+        // Behind an unrolled loop little is left: one body with a variable count does for it.
+        let _ = match unroll > 1 {
+            true => writeln!(
+                out,
+                "for (; j < stop; j += KILN_LANES) {}",
+                body.call("j", "stop - j < KILN_LANES ? stop - j : KILN_LANES", &addresses(0))
+            ),
+            false => writeln!(
+                out,
+                "for (; j + KILN_LANES <= stop; j += KILN_LANES) {}\nif (j < stop) {}",
+                body.call("j", "KILN_LANES", &addresses(0)),
+                body.call("j", "stop - j", &addresses(0))
+            ),
+        };
+        for &(id, reduction, _) in &reductions {
+            let dtype = self.kernel.exprs[id].dtype;
+            let mut step = unroll;
+            while step > 1 {
+                step /= 2;
+                for u in 0..step {
+                    let text =
+                        self.combine(reduction, dtype, &format!("a{id}_{u}"), &format!("a{id}_{}", u + step));
+                    let _ = writeln!(out, "        a{id}_{u} = {text};");
+                }
+            }
+            let text = self.combine(reduction, dtype, &format!("w{id}"), &format!("a{id}_0"));
+            let _ = writeln!(out, "        w{id} = {text};");
+        }
+        out.push_str("        }\n");
+        out.push_str(&close);
+        for &(id, reduction, _) in &reductions {
+            let dtype = self.kernel.exprs[id].dtype;
+            let (ty, text) =
+                (vector_type(dtype, self.mask), self.across(reduction, dtype, &format!("w{id}")));
+            let _ = writeln!(out, "        const {ty} v{id} = {text};");
+        }
+        out
+    }
+}

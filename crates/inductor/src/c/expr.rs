@@ -1,0 +1,387 @@
+//! C for single expressions.
+
+use kiln_ir::DType;
+use kiln_ir::math::{Function, Width, c};
+
+use super::{Emitter, Level, memory_type, suffix, vector_type};
+use crate::index::{ExprId, Index, Term};
+use crate::loops::{ExprKind, Operation, Reduction};
+
+fn width(dtype: DType) -> Option<Width> {
+    match dtype {
+        DType::F32 => Some(Width::F32),
+        DType::F64 => Some(Width::F64),
+        DType::I64 | DType::Bool => None,
+    }
+}
+
+impl Emitter<'_> {
+    fn ty(&self, dtype: DType) -> &'static str {
+        vector_type(dtype, self.mask)
+    }
+
+    /// A scalar in memory as a vector of equal lanes.
+    fn splat(&self, dtype: DType, scalar: &str) -> String {
+        match dtype {
+            DType::Bool => format!("kiln_splat_mask{}({scalar})", self.mask * 8),
+            _ => format!("kiln_splat_{}({scalar})", suffix(dtype)),
+        }
+    }
+
+    /// A vector as it comes from memory (`u8v` for truth values) as a value.
+    fn as_value(&self, dtype: DType, vector: &str) -> String {
+        match (dtype, self.mask) {
+            (DType::Bool, 4) => format!("kiln_mask_f32_from_bool({vector})"),
+            (DType::Bool, _) => format!("kiln_mask_f64_from_bool({vector})"),
+            _ => vector.into(),
+        }
+    }
+
+    fn as_memory(&self, dtype: DType, vector: &str) -> String {
+        match (dtype, self.mask) {
+            (DType::Bool, 4) => format!("kiln_bool_from_mask_f32({vector})"),
+            (DType::Bool, _) => format!("kiln_bool_from_mask_f64({vector})"),
+            _ => vector.into(),
+        }
+    }
+
+    fn memory_vector(dtype: DType) -> &'static str {
+        match dtype {
+            DType::Bool => "u8v",
+            _ => vector_type(dtype, 8),
+        }
+    }
+
+    /// A mask with lanes of `bytes` bytes made to fit this kernel's masks.
+    fn own_mask(&self, bytes: usize, text: String) -> String {
+        match (bytes, self.mask) {
+            (8, 4) => format!("kiln_narrow_mask({text})"),
+            (4, 8) => format!("kiln_widen_mask({text})"),
+            _ => text,
+        }
+    }
+
+    /// This kernel's mask made to fit lanes of `bytes` bytes.
+    fn mask_for(&self, bytes: usize, name: &str) -> String {
+        match (self.mask, bytes) {
+            (4, 8) => format!("kiln_widen_mask({name})"),
+            (8, 4) => format!("kiln_narrow_mask({name})"),
+            _ => name.into(),
+        }
+    }
+
+    fn call(&mut self, function: Function, width: Width, args: &[String]) -> String {
+        self.functions.push((function, width));
+        format!("{}({})", c::function_name(function, width), args.join(", "))
+    }
+
+    pub(super) fn identity(&self, reduction: Reduction, dtype: DType) -> String {
+        match (reduction, dtype) {
+            (Reduction::Sum, _) | (Reduction::Max, DType::Bool) => format!("({}){{0}}", self.ty(dtype)),
+            (Reduction::Max, DType::F32) => "kiln_splat_f32(-__builtin_inff())".into(),
+            (Reduction::Max, DType::F64) => "kiln_splat_f64(-__builtin_inf())".into(),
+            (Reduction::Max, DType::I64) => "kiln_splat_i64(-0x7fffffffffffffffLL - 1)".into(),
+        }
+    }
+
+    pub(super) fn combine(&mut self, reduction: Reduction, dtype: DType, a: &str, b: &str) -> String {
+        let op = match reduction {
+            Reduction::Sum => Operation::Add,
+            Reduction::Max => Operation::Maximum,
+        };
+        self.apply(op, dtype, dtype, &[a.into(), b.into()])
+    }
+
+    /// All lanes of a vector combined, in every lane of the result.
+    pub(super) fn across(&self, reduction: Reduction, dtype: DType, vector: &str) -> String {
+        match (reduction, dtype) {
+            (Reduction::Max, DType::Bool) => {
+                let any: Vec<String> = (0..self.lanes).map(|l| format!("{vector}[{l}]")).collect();
+                self.splat(dtype, &any.join(" | "))
+            }
+            (Reduction::Sum, _) => self.splat(dtype, &format!("kiln_sum_{}({vector})", suffix(dtype))),
+            (Reduction::Max, _) => self.splat(dtype, &format!("kiln_highest_{}({vector})", suffix(dtype))),
+        }
+    }
+
+    /// `value` where lanes are live, else the identity of the reduction.
+    pub(super) fn masked(&self, reduction: Reduction, dtype: DType, value: &str) -> String {
+        let identity = self.identity(reduction, dtype);
+        match dtype {
+            DType::F32 => format!("kiln_select_f32(kiln_live32(count), {value}, {identity})"),
+            DType::F64 => format!("kiln_select_f64(kiln_live64(count), {value}, {identity})"),
+            DType::I64 => format!("kiln_select_i64(kiln_live64(count), {value}, {identity})"),
+            DType::Bool => format!("({value} & kiln_live{}(count))", self.mask * 8),
+        }
+    }
+
+    /// `dtype` is the result's, `operands` the operands' (they differ in comparisons and conversions).
+    pub(super) fn apply(&mut self, op: Operation, dtype: DType, operands: DType, args: &[String]) -> String {
+        let x = args[0].as_str();
+        let y = args.get(1).map_or("", String::as_str);
+        let function = |f: Function, this: &mut Self, w: Width| this.call(f, w, args);
+        if let Some(w) = width(operands) {
+            let s = suffix(operands);
+            let (mask_bytes, infix) = (operands.size(), |symbol: &str| format!("{x} {symbol} {y}"));
+            return match op {
+                Operation::Add => infix("+"),
+                Operation::Sub => infix("-"),
+                Operation::Mul => infix("*"),
+                Operation::Div => infix("/"),
+                Operation::Neg => format!("-{x}"),
+                Operation::Abs => format!("kiln_absolute_{s}({x})"),
+                Operation::Sqrt => format!("kiln_root_{s}({x})"),
+                Operation::Pow => function(Function::Pow, self, w),
+                Operation::Maximum => function(Function::Maximum, self, w),
+                Operation::Minimum => function(Function::Minimum, self, w),
+                Operation::Exp => function(Function::Exp, self, w),
+                Operation::Log => function(Function::Log, self, w),
+                Operation::Tanh => function(Function::Tanh, self, w),
+                Operation::Erf => function(Function::Erf, self, w),
+                Operation::Sigmoid => function(Function::Sigmoid, self, w),
+                Operation::Eq => self.own_mask(mask_bytes, infix("==")),
+                Operation::Ne => self.own_mask(mask_bytes, infix("!=")),
+                Operation::Lt => self.own_mask(mask_bytes, infix("<")),
+                Operation::Le => self.own_mask(mask_bytes, infix("<=")),
+                Operation::Gt => self.own_mask(mask_bytes, infix(">")),
+                Operation::Ge => self.own_mask(mask_bytes, infix(">=")),
+                Operation::Where => {
+                    let mask = self.mask_for(operands.size(), x);
+                    format!("kiln_select_{s}({mask}, {y}, {})", args[2])
+                }
+                Operation::Convert | Operation::And | Operation::Not => self.convert(operands, dtype, x),
+            };
+        }
+        if operands == DType::I64 {
+            let wrapping = |symbol: &str| format!("(i64v)((u64v){x} {symbol} (u64v){y})");
+            let compare = |symbol: &str| self.own_mask(8, format!("{x} {symbol} {y}"));
+            return match op {
+                Operation::Add => wrapping("+"),
+                Operation::Sub => wrapping("-"),
+                Operation::Mul => wrapping("*"),
+                Operation::Neg => format!("(i64v)((u64v){{0}} - (u64v){x})"),
+                Operation::Abs => format!("kiln_select_i64({x} < 0, (i64v)((u64v){{0}} - (u64v){x}), {x})"),
+                Operation::Maximum => format!("kiln_select_i64({x} > {y}, {x}, {y})"),
+                Operation::Minimum => format!("kiln_select_i64({x} < {y}, {x}, {y})"),
+                Operation::Pow => format!("kiln_pow_i64({x}, {y})"),
+                Operation::Eq => compare("=="),
+                Operation::Ne => compare("!="),
+                Operation::Lt => compare("<"),
+                Operation::Le => compare("<="),
+                Operation::Gt => compare(">"),
+                Operation::Ge => compare(">="),
+                Operation::Where => format!("kiln_select_i64({}, {y}, {})", self.mask_for(8, x), args[2]),
+                // Lowering converts operands of real functions to floats first.
+                Operation::Div
+                | Operation::Exp
+                | Operation::Log
+                | Operation::Sqrt
+                | Operation::Tanh
+                | Operation::Erf
+                | Operation::Sigmoid
+                | Operation::Convert
+                | Operation::And
+                | Operation::Not => self.convert(operands, dtype, x),
+            };
+        }
+        match op {
+            Operation::Add | Operation::Maximum => format!("({x} | {y})"),
+            Operation::Mul | Operation::Minimum | Operation::And => format!("({x} & {y})"),
+            Operation::Sub | Operation::Ne => format!("({x} ^ {y})"),
+            Operation::Eq => format!("~({x} ^ {y})"),
+            Operation::Lt => format!("(~{x} & {y})"),
+            Operation::Le => format!("(~{x} | {y})"),
+            Operation::Gt => format!("({x} & ~{y})"),
+            Operation::Ge => format!("({x} | ~{y})"),
+            Operation::Not => format!("~{x}"),
+            Operation::Where => format!("(({x} & {y}) | (~{x} & {}))", args[2]),
+            Operation::Neg
+            | Operation::Abs
+            | Operation::Div
+            | Operation::Pow
+            | Operation::Exp
+            | Operation::Log
+            | Operation::Sqrt
+            | Operation::Tanh
+            | Operation::Erf
+            | Operation::Sigmoid
+            | Operation::Convert => self.convert(operands, dtype, x),
+        }
+    }
+
+    fn convert(&self, from: DType, to: DType, x: &str) -> String {
+        match (from, to) {
+            (a, b) if a == b => x.into(),
+            (DType::Bool, DType::I64) => format!("({} & 1)", self.mask_for(8, x)),
+            (DType::Bool, float) => {
+                let s = suffix(float);
+                format!(
+                    "kiln_select_{s}({}, kiln_splat_{s}(1), kiln_splat_{s}(0))",
+                    self.mask_for(float.size(), x)
+                )
+            }
+            (from, DType::Bool) => self.own_mask(from.size(), format!("({x} != 0)")),
+            (DType::F32 | DType::F64, DType::I64) => format!("kiln_i64_from_{}({x})", suffix(from)),
+            (_, to) => format!("__builtin_convertvector({x}, {})", self.ty(to)),
+        }
+    }
+
+    /// The text that computes an expression, operands under their names. May need statements before it.
+    pub(super) fn expression(&mut self, id: ExprId, before: &mut String, indent: &str) -> String {
+        let kernel = self.kernel;
+        let dtype = kernel.exprs[id].dtype;
+        match &kernel.exprs[id].kind {
+            ExprKind::Scalar(s) => match dtype {
+                DType::F32 => format!("kiln_splat_f32((float)kiln_number(scalars[{s}]))"),
+                DType::F64 => format!("kiln_splat_f64(kiln_number(scalars[{s}]))"),
+                DType::I64 => format!("kiln_splat_i64((long long)scalars[{s}])"),
+                DType::Bool => self.splat(DType::Bool, &format!("scalars[{s}] != 0")),
+            },
+            ExprKind::Literal(number) => self.splat(dtype, &number.to_string()),
+            ExprKind::Load { buffer, index } => self.load(id, *buffer, index, dtype, before, indent),
+            ExprKind::Position(index) => self.position(id, index, before, indent),
+            ExprKind::Apply(op, args) => {
+                let operands = match op {
+                    Operation::Where => kernel.exprs[args[1]].dtype,
+                    _ => kernel.exprs[args[0]].dtype,
+                };
+                let names: Vec<String> = args.iter().map(|a| format!("v{a}")).collect();
+                self.apply(*op, dtype, operands, &names)
+            }
+            ExprKind::Reduce(..) => format!("v{id}"),
+            ExprKind::Bounded { value, size, code } => {
+                let size = self.stride(id, usize::MAX, *size);
+                let name = format!("x{id}");
+                let lanes = if self.lane_varies[id] { "count" } else { "1" };
+                before.push_str(&format!(
+                    "{indent}i64v {name} = v{value};\n{indent}for (long l = 0; l < {lanes}; l++) if ((unsigned long){name}[l] >= (unsigned long){size}) {{ {name}[l] = 0; *status = {code}; }}\n"
+                ));
+                if self.lane_varies[id] { name } else { format!("kiln_splat_i64({name}[0])") }
+            }
+        }
+    }
+
+    fn position(&mut self, id: ExprId, index: &Index, before: &mut String, indent: &str) -> String {
+        let constant = self.stride(id, usize::MAX, index.constant);
+        if !self.lane_varies[id] {
+            let text = self.index_text(id, index, None, &|_, _| true);
+            return format!("kiln_splat_i64({text} + {constant})");
+        }
+        let vector = self.kernel.vector_axis();
+        let plain = index.terms.iter().all(|(t, _)| matches!(t, Term::Axis(_)));
+        if plain && index.factor(vector) == 1 {
+            let text = self.index_text(id, index, None, &|_, _| true);
+            return format!("kiln_iota() + ({text} + {constant})");
+        }
+        let name = format!("x{id}");
+        let text = self.index_text(id, index, Some("l"), &|_, _| true);
+        before.push_str(&format!(
+            "{indent}i64v {name};\n{indent}for (long l = 0; l < KILN_LANES; l++) {name}[l] = {text} + {constant};\n"
+        ));
+        name
+    }
+
+    fn load(
+        &mut self,
+        id: ExprId,
+        buffer: usize,
+        index: &Index,
+        dtype: DType,
+        before: &mut String,
+        indent: &str,
+    ) -> String {
+        if matches!(self.levels[id], Level::Call | Level::Item) {
+            let text = self.index_text(id, index, None, &|_, _| true);
+            return self.splat(dtype, &format!("b{buffer}[{text}]"));
+        }
+        let pointer = format!("p{id}");
+        let (text, class) = self.moving(id, index, self.lane_varies[id]);
+        match class {
+            Class::Same => self.splat(dtype, &format!("{pointer}[{text}]")),
+            Class::Next => {
+                self.as_value(dtype, &format!("kiln_read_{}({pointer} + {text}, count)", suffix(dtype)))
+            }
+            Class::Scattered => {
+                let name = format!("x{id}");
+                let ty = Self::memory_vector(dtype);
+                before.push_str(&format!(
+                    "{indent}{ty} {name} = {{0}};\n{indent}for (long l = 0; l < count; l++) {name}[l] = {pointer}[{text}];\n"
+                ));
+                self.as_value(dtype, &name)
+            }
+        }
+    }
+
+    /// The part of an index that changes inside an item, and how it changes along lanes.
+    fn moving(&mut self, access: usize, index: &Index, varies: bool) -> (String, Class) {
+        let wanted = |this: &Emitter<'_>, term: &Term| !this.is_fixed(term);
+        if !varies {
+            return (self.index_text(access, index, None, &wanted), Class::Same);
+        }
+        let vector = self.kernel.vector_axis();
+        let plain = index.terms.iter().all(|(t, _)| match t {
+            Term::Axis(_) => true,
+            Term::Value(v, _) => !self.lane_varies[*v],
+            Term::Div(inner, _) | Term::Mod(inner, _) => !inner.mentions(vector),
+        });
+        if plain && index.factor(vector) == 1 {
+            return (self.index_text(access, index, None, &wanted), Class::Next);
+        }
+        (self.index_text(access, index, Some("l"), &wanted), Class::Scattered)
+    }
+
+    /// The declaration of the pointer through which an access goes: everything that is fixed within an item.
+    pub(super) fn pointer(
+        &mut self,
+        name: &str,
+        access: usize,
+        buffer: usize,
+        index: &Index,
+        dtype: DType,
+    ) -> String {
+        let text = self.index_text(access, index, None, &|this, term| this.is_fixed(term));
+        let ty = memory_type(dtype);
+        self.outer_names.insert(name.into(), format!("{ty} *"));
+        format!("        {ty} *{name} = b{buffer} + {text};\n")
+    }
+
+    /// The store of a value inside a body.
+    pub(super) fn store(&mut self, store: usize, indent: &str) -> String {
+        let s = &self.kernel.stores[store];
+        let (dtype, access) = (self.kernel.buffers[s.buffer], self.store_access(store));
+        let value = self.as_memory(dtype, &format!("v{}", s.value));
+        let (text, class) = self.moving(access, &s.index, true);
+        match class {
+            Class::Next => {
+                format!("{indent}kiln_write_{}(q{store} + {text}, {value}, count);\n", suffix(dtype))
+            }
+            Class::Same | Class::Scattered => {
+                let ty = Self::memory_vector(dtype);
+                format!(
+                    "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) q{store}[{text}] = x[l]; }}\n"
+                )
+            }
+        }
+    }
+
+    /// The store of a value that is the same in all lanes.
+    pub(super) fn store_one(&mut self, store: usize, indent: &str) -> String {
+        let s = &self.kernel.stores[store];
+        let dtype = self.kernel.buffers[s.buffer];
+        let text = self.index_text(self.store_access(store), &s.index, None, &|_, _| true);
+        let value = self.as_memory(dtype, &format!("v{}", s.value));
+        format!("{indent}b{}[{text}] = {value}[0];\n", s.buffer)
+    }
+
+    pub(super) fn store_access(&self, store: usize) -> usize {
+        self.kernel.exprs.len() + store
+    }
+}
+
+/// How an access moves from lane to lane.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Class {
+    Same,
+    Next,
+    Scattered,
+}

@@ -1,0 +1,161 @@
+//! C helpers beside the mathematics: tails, strided loads, conversions, horizontal reductions.
+
+use std::fmt::Write;
+
+use kiln_ir::math::Width;
+use kiln_ir::math::c::CIsa;
+
+use crate::plan::KernelSource;
+
+/// The helpers that the kernels use, for vectors of `lanes` elements.
+pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> String {
+    let uses = |name: &str| kernels.iter().any(|k| k.code.contains(name));
+    let mut out = String::new();
+    let iota: Vec<String> = (0..lanes).map(|i| i.to_string()).collect();
+    let iota = iota.join(", ");
+    let all: [(&str, String); 4] = [
+        (
+            "kiln_number",
+            "KILN_INLINE double kiln_number(unsigned long bits) { double x; __builtin_memcpy(&x, &bits, 8); return x; }\n"
+                .into(),
+        ),
+        (
+            "kiln_pow_i64",
+            "KILN_INLINE i64v kiln_pow_i64(i64v x, i64v y) {
+    i64v out;
+    for (int i = 0; i < KILN_LANES; i++) {
+        unsigned long base = (unsigned long)x[i], power = 1;
+        long e = y[i];
+        if (x[i] == 1 || (x[i] == -1 && e < 0)) { power = x[i] == 1 || e % 2 == 0 ? 1 : -1ul; e = 0; }
+        else if (e < 0) { power = 0; e = 0; }
+        for (; e > 0; e >>= 1) { if (e & 1) power *= base; base *= base; }
+        out[i] = (long)power;
+    }
+    return out;
+}
+"
+            .into(),
+        ),
+        (
+            "kiln_splat_mask32",
+            "KILN_INLINE i32v kiln_splat_mask32(int x) { return (i32v){0} - (x != 0); }\n".into(),
+        ),
+        (
+            "kiln_splat_mask64",
+            "KILN_INLINE i64v kiln_splat_mask64(int x) { return (i64v){0} - (long long)(x != 0); }\n".into(),
+        ),
+    ];
+    for (name, text) in all {
+        if uses(name) {
+            out.push_str(&text);
+        }
+    }
+    let _ = write!(
+        out,
+        "KILN_INLINE i32v kiln_live32(long count) {{ return ((i32v){{{iota}}}) < (int)count; }}
+KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long long)count; }}
+"
+    );
+    if uses("kiln_iota") {
+        let _ = writeln!(out, "KILN_INLINE i64v kiln_iota(void) {{ return (i64v){{{iota}}}; }}");
+    }
+    for (vector, scalar, suffix) in [
+        ("f32v", "float", "f32"),
+        ("f64v", "double", "f64"),
+        ("i64v", "long long", "i64"),
+        ("u8v", "unsigned char", "bool"),
+    ] {
+        let width = match suffix {
+            "f32" => Some(Width::F32),
+            "f64" => Some(Width::F64),
+            _ => None,
+        };
+        if !uses(&format!("_{suffix}")) || width.is_some_and(|w| !isa.has_helpers(lanes, w)) {
+            continue;
+        }
+        out.push_str(&partial(vector, scalar, suffix, isa, lanes));
+        if uses(&format!("kiln_sum_{suffix}")) {
+            let _ = write!(
+                out,
+                "KILN_INLINE {scalar} kiln_sum_{suffix}({vector} x) {{
+    for (int half = KILN_LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+}}
+"
+            );
+        }
+        if uses(&format!("kiln_highest_{suffix}")) {
+            let _ = write!(
+                out,
+                "KILN_INLINE {scalar} kiln_highest_{suffix}({vector} x) {{
+    {scalar} most = x[0];
+    for (int i = 1; i < KILN_LANES; i++) most = x[i] > most || x[i] != x[i] ? x[i] : most;
+    return most;
+}}
+"
+            );
+        }
+        if uses(&format!("kiln_i64_from_{suffix}")) {
+            // Like a conversion in Rust: NaN gives 0, what is out of range the nearest integer.
+            let _ = write!(
+                out,
+                "KILN_INLINE i64v kiln_i64_from_{suffix}({vector} x) {{
+    i64v out;
+    for (int i = 0; i < KILN_LANES; i++) {{
+        {scalar} e = x[i];
+        out[i] = e != e ? 0 : e >= ({scalar})9223372036854775808.0 ? 0x7fffffffffffffffLL
+            : e < ({scalar})-9223372036854775808.0 ? -0x7fffffffffffffffLL - 1 : (long long)e;
+    }}
+    return out;
+}}
+"
+            );
+        }
+    }
+    out
+}
+
+/// Loads and stores of `count` elements. With a constant full count only the plain access remains.
+fn partial(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+    let bytes = lanes
+        * match suffix {
+            "f32" => 4,
+            "bool" => 1,
+            _ => 8,
+        };
+    let masked = match (isa, suffix) {
+        (CIsa::Avx512, "f32") if bytes >= 16 => Some("vmovups"),
+        (CIsa::Avx512, "f64" | "i64") if bytes <= 64 => Some("vmovupd"),
+        (CIsa::Avx512, "bool") if bytes >= 16 => Some("vmovdqu8"),
+        _ => None,
+    };
+    let (load, store) = match masked {
+        // A masked access touches live lanes only.
+        Some(instruction) => (
+            format!(
+                "{vector} v;
+    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(v) : \"r\"(p), \"Yk\"((unsigned short)((1u << count) - 1)), \"m\"(*(const char (*)[])p));
+    return v;"
+            ),
+            format!(
+                "__asm__ volatile(\"{instruction} %1, (%0)%{{%2%}}\" : : \"r\"(p), \"v\"(v), \"Yk\"((unsigned short)((1u << count) - 1)) : \"memory\");"
+            ),
+        ),
+        None => (
+            format!("{vector} v = {{0}};\n    for (long i = 0; i < count; i++) v[i] = ((const {scalar} *)p)[i];\n    return v;"),
+            format!("for (long i = 0; i < count; i++) (({scalar} *)p)[i] = v[i];"),
+        ),
+    };
+    format!(
+        "KILN_INLINE {vector} kiln_read_{suffix}(const void *p, long count) {{
+    if (count == KILN_LANES) return kiln_load_{suffix}(p);
+    {load}
+}}
+KILN_INLINE void kiln_write_{suffix}(void *p, {vector} v, long count) {{
+    if (count == KILN_LANES) {{ kiln_store_{suffix}(p, v); return; }}
+    {store}
+}}
+"
+    )
+}

@@ -1,0 +1,513 @@
+//! C text of a kernel, in GCC/Clang vector extensions.
+//!
+//! [Note: one text for many sizes]
+//! Extents, strides and run-time numbers are arguments (`ints`, `scalars`), so loops of equal form give equal
+//! text whatever their sizes. What is part of the text: the modes, dtypes and operations, which strides are 0,
+//! whether the stride along the vector axis is 1, divisors in indices.
+//!
+//! [Note: bodies]
+//! The body of each pass is an always-inline function of the position and the number of live lanes. The main
+//! loop calls it with the constant full count, so that partial loads and masks vanish, and the tail once with
+//! what is left.
+
+mod body;
+mod columns;
+mod expr;
+mod helpers;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use kiln_ir::DType;
+use kiln_ir::math::c::CIsa;
+use kiln_ir::math::{Function, Width};
+
+use crate::index::{AxisId, ExprId, Index, Term};
+use crate::loops::{ExprKind, Kernel, Mode, Reduction};
+
+pub(crate) use helpers::helpers;
+
+/// Elements per item of a kernel without rows.
+pub(crate) const CHUNK: i64 = 16384;
+/// Rows saved for a later pass may take this much of a thread's scratch.
+const MOST_SCRATCH: i64 = 512 << 10;
+
+/// A kernel as text, and the arguments of this use of it.
+#[derive(Debug)]
+pub(crate) struct Emitted {
+    /// The function's text, with `KERNEL` where its name goes.
+    pub code: String,
+    pub functions: Vec<(Function, Width)>,
+    pub lanes: usize,
+    pub ints: Vec<i64>,
+    pub items: i64,
+    pub grain: i64,
+    pub scratch_bytes: usize,
+}
+
+/// Where an expression is computed.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum Level {
+    /// Once per call.
+    Call,
+    /// Once per item.
+    Item,
+    /// In [`Mode::Columns`]: once per column, kept in scratch.
+    Column,
+    /// In the loops.
+    Body,
+}
+
+struct Emitter<'k> {
+    kernel: &'k Kernel,
+    lanes: usize,
+    /// Bytes of a mask's lanes.
+    mask: usize,
+    depths: Vec<usize>,
+    levels: Vec<Level>,
+    /// Whether the value differs between lanes.
+    lane_varies: Vec<bool>,
+    /// Values kept in a row of scratch, by the pass that computes them.
+    saved: BTreeMap<ExprId, usize>,
+    ints: Vec<i64>,
+    /// Names of `ints`, declared at the top.
+    int_names: Vec<String>,
+    functions: Vec<(Function, Width)>,
+    /// Types of the names that a body may take as parameters.
+    outer_names: BTreeMap<String, String>,
+    /// Strides of accesses, fixed once.
+    stride_names: BTreeMap<(usize, usize), String>,
+    /// Functions written so far.
+    bodies: String,
+    uses_status: bool,
+}
+
+fn vector_type(dtype: DType, mask: usize) -> &'static str {
+    match dtype {
+        DType::F32 => "f32v",
+        DType::F64 => "f64v",
+        DType::I64 => "i64v",
+        DType::Bool if mask == 4 => "i32v",
+        DType::Bool => "i64v",
+    }
+}
+
+fn memory_type(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float",
+        DType::F64 => "double",
+        DType::I64 => "long long",
+        DType::Bool => "unsigned char",
+    }
+}
+
+fn suffix(dtype: DType) -> &'static str {
+    dtype.name()
+}
+
+/// Writes a kernel.
+pub(crate) fn emit(kernel: &Kernel, isa: CIsa, threads: usize) -> Emitted {
+    let lanes = isa.lanes(kernel.widest().max(4));
+    let has_f32 = kernel.exprs.iter().any(|e| e.dtype == DType::F32) || kernel.buffers.contains(&DType::F32);
+    let wide = kernel.exprs.iter().any(|e| e.dtype.size() == 8);
+    let mut this = Emitter {
+        kernel,
+        lanes,
+        mask: if has_f32 || !wide { 4 } else { 8 },
+        depths: kernel.depths(),
+        levels: Vec::new(),
+        lane_varies: kernel.varies(|a| a == kernel.vector_axis()),
+        saved: BTreeMap::new(),
+        ints: Vec::new(),
+        int_names: Vec::new(),
+        functions: Vec::new(),
+        outer_names: BTreeMap::new(),
+        stride_names: BTreeMap::new(),
+        bodies: String::new(),
+        uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { .. })),
+    };
+    this.classify();
+    this.run(threads)
+}
+
+impl<'k> Emitter<'k> {
+    fn classify(&mut self) {
+        let kernel = self.kernel;
+        let vector = kernel.vector_axis();
+        let any = kernel.varies(|_| true);
+        let body = match kernel.mode {
+            Mode::Map | Mode::Table => kernel.varies(|a| a == vector),
+            Mode::Rows | Mode::Columns => kernel.varies(|a| kernel.axes[a].inner),
+        };
+        let column = kernel.varies(|a| a == vector);
+        for (id, expr) in kernel.exprs.iter().enumerate() {
+            let level = if body[id] {
+                Level::Body
+            } else if kernel.mode == Mode::Columns && (column[id] || self.depths[id] > 0) {
+                // Cheap columns are computed where they are used; what needs a reduction is kept.
+                let cheap = self.depths[id] == 0
+                    && !matches!(&expr.kind, ExprKind::Apply(op, _) if op.cost() > 0)
+                    && kernel.operands(id).iter().all(|&o| self.levels[o] != Level::Column);
+                if cheap { Level::Body } else { Level::Column }
+            } else if !any[id] && self.depths[id] == 0 {
+                Level::Call
+            } else {
+                Level::Item
+            };
+            self.levels.push(level);
+        }
+    }
+
+    /// Declares an integer argument.
+    fn int(&mut self, name: String, value: i64) -> String {
+        self.outer_names.insert(name.clone(), "long".into());
+        self.ints.push(value);
+        self.int_names.push(name.clone());
+        name
+    }
+
+    fn passes(&self) -> usize {
+        let stores = self
+            .kernel
+            .stores
+            .iter()
+            .map(|s| self.depths[s.value] + usize::from(self.is_whole(&s.index, s.value)));
+        let reductions =
+            (0..self.kernel.exprs.len()).filter(|&e| self.is_reduction(e)).map(|e| self.depths[e]);
+        stores.chain(reductions).max().unwrap_or(0)
+    }
+
+    fn is_reduction(&self, expr: ExprId) -> bool {
+        matches!(self.kernel.exprs[expr].kind, ExprKind::Reduce(..))
+    }
+
+    /// Whether a store happens inside the inner loops.
+    fn is_whole(&self, index: &Index, value: ExprId) -> bool {
+        let inner = (0..self.kernel.axes.len()).any(|a| self.kernel.axes[a].inner && index.mentions(a));
+        inner || self.levels[value] == Level::Body && self.kernel.mode != Mode::Columns
+    }
+
+    /// The reductions and stores of a pass.
+    fn sinks(&self, pass: usize) -> (Vec<(ExprId, Reduction, ExprId)>, Vec<usize>) {
+        let mut reductions = Vec::new();
+        for (id, expr) in self.kernel.exprs.iter().enumerate() {
+            if let ExprKind::Reduce(r, arg) = expr.kind
+                && self.depths[arg] == pass
+            {
+                reductions.push((id, r, arg));
+            }
+        }
+        let stores = (0..self.kernel.stores.len())
+            .filter(|&s| {
+                let store = &self.kernel.stores[s];
+                self.is_whole(&store.index, store.value) && self.depths[store.value] == pass
+            })
+            .collect();
+        (reductions, stores)
+    }
+
+    /// The expressions needed to compute `roots`, in order, not going below those for which `known` holds;
+    /// returns those known ones that are used directly, too.
+    fn needed(
+        &self,
+        roots: impl IntoIterator<Item = ExprId>,
+        known: &dyn Fn(ExprId) -> bool,
+    ) -> (Vec<ExprId>, Vec<ExprId>) {
+        let mut mark = vec![false; self.kernel.exprs.len()];
+        for root in roots {
+            mark[root] = true;
+        }
+        let (mut compute, mut take) = (Vec::new(), Vec::new());
+        for id in (0..mark.len()).rev() {
+            if !mark[id] {
+                continue;
+            }
+            if known(id) {
+                take.push(id);
+                continue;
+            }
+            compute.push(id);
+            for operand in self.kernel.operands(id) {
+                mark[operand] = true;
+            }
+        }
+        compute.reverse();
+        take.reverse();
+        (compute, take)
+    }
+
+    /// Decides which dear values of a row are kept for later passes.
+    fn choose_saved(&mut self, passes: usize) -> i64 {
+        let inner = self.kernel.axes.iter().filter(|a| a.inner).count();
+        if self.kernel.mode != Mode::Rows || inner != 1 || self.kernel.chunk.is_some() {
+            return 0;
+        }
+        let padded = round_up(self.kernel.count(true), self.lanes as i64);
+        let mut first: BTreeMap<ExprId, usize> = BTreeMap::new();
+        for pass in 0..passes {
+            let (reductions, stores) = self.sinks(pass);
+            let roots =
+                reductions.iter().map(|r| r.2).chain(stores.iter().map(|&s| self.kernel.stores[s].value));
+            let roots: Vec<ExprId> = roots.collect();
+            let known =
+                |id: ExprId| self.levels[id] != Level::Body || (first.contains_key(&id) && self.is_dear(id));
+            let (compute, take) = self.needed(roots, &known);
+            for id in take {
+                if let Some(&at) = first.get(&id)
+                    && self.levels[id] == Level::Body
+                {
+                    self.saved.insert(id, at);
+                }
+            }
+            for id in compute {
+                first.entry(id).or_insert(pass);
+            }
+        }
+        let bytes: i64 = self.saved.keys().map(|&id| self.slot_bytes(id, padded)).sum();
+        if bytes > MOST_SCRATCH {
+            self.saved.clear();
+        }
+        padded
+    }
+
+    fn is_dear(&self, id: ExprId) -> bool {
+        matches!(&self.kernel.exprs[id].kind, ExprKind::Apply(op, _) if op.cost() > 0)
+            && self.kernel.exprs[id].dtype != DType::Bool
+    }
+
+    fn slot_bytes(&self, id: ExprId, count: i64) -> i64 {
+        round_up(count * self.kernel.exprs[id].dtype.size().max(8) as i64, 64)
+    }
+
+    fn axis_name(&self, axis: AxisId) -> String {
+        if axis == self.kernel.vector_axis() { "j".into() } else { format!("i{axis}") }
+    }
+
+    /// Whether a term stays the same within an item (and so belongs into the pointer).
+    fn is_fixed(&self, term: &Term) -> bool {
+        let moves = |a: AxisId| self.kernel.axes[a].inner || a == self.kernel.vector_axis();
+        match term {
+            Term::Axis(a) => !moves(*a),
+            Term::Value(v, _) => matches!(self.levels[*v], Level::Call | Level::Item),
+            Term::Div(inner, _) | Term::Mod(inner, _) => inner.terms.iter().all(|(t, _)| self.is_fixed(t)),
+        }
+    }
+
+    /// The name of the factor of a term of access `access`.
+    fn stride(&mut self, access: usize, term: usize, factor: i64) -> String {
+        if let Some(name) = self.stride_names.get(&(access, term)) {
+            return name.clone();
+        }
+        let name = format!("t{}", self.stride_names.len());
+        let name = self.int(name, factor);
+        self.stride_names.insert((access, term), name.clone());
+        name
+    }
+
+    /// The parts of an index for which `wanted` holds, as C. Lane `lane` of the vector axis.
+    fn index_text(
+        &mut self,
+        access: usize,
+        index: &Index,
+        lane: Option<&str>,
+        wanted: &dyn Fn(&Emitter<'_>, &Term) -> bool,
+    ) -> String {
+        let mut parts = Vec::new();
+        for (t, (term, factor)) in index.terms.iter().enumerate() {
+            if !wanted(self, term) {
+                continue;
+            }
+            let text = self.term_text(term, lane);
+            let vector_one = *term == Term::Axis(self.kernel.vector_axis()) && *factor == 1;
+            parts.push(match vector_one {
+                true => text,
+                false => format!("{text} * {}", self.stride(access, t, *factor)),
+            });
+        }
+        match parts.is_empty() {
+            true => "0".into(),
+            false => parts.join(" + "),
+        }
+    }
+
+    fn term_text(&self, term: &Term, lane: Option<&str>) -> String {
+        match term {
+            Term::Axis(a) => match lane {
+                Some(l) if *a == self.kernel.vector_axis() => format!("(j + {l})"),
+                _ => self.axis_name(*a),
+            },
+            Term::Value(v, _) => match lane {
+                Some(l) => format!("v{v}[{l}]"),
+                None => format!("v{v}[0]"),
+            },
+            // Inside quotients numbers are part of the text: a known divisor is a multiplication.
+            Term::Div(inner, d) => format!("(({}) / {d})", self.literal_index(inner, lane)),
+            Term::Mod(inner, d) => format!("(({}) % {d})", self.literal_index(inner, lane)),
+        }
+    }
+
+    fn literal_index(&self, index: &Index, lane: Option<&str>) -> String {
+        let mut parts: Vec<String> =
+            index.terms.iter().map(|(t, f)| format!("{} * {f}", self.term_text(t, lane))).collect();
+        if index.constant != 0 || parts.is_empty() {
+            parts.push(index.constant.to_string());
+        }
+        parts.join(" + ")
+    }
+
+    fn run(mut self, threads: usize) -> Emitted {
+        let kernel = self.kernel;
+        let (outer, vector) = (kernel.outer(), kernel.vector_axis());
+        for (b, dtype) in kernel.buffers.iter().enumerate() {
+            self.outer_names.insert(format!("b{b}"), format!("{} *", memory_type(*dtype)));
+        }
+        for name in ["j", "count"] {
+            self.outer_names.insert(name.into(), "long".into());
+        }
+        for a in 0..kernel.axes.len() {
+            let name = self.axis_name(a);
+            self.outer_names.insert(name, "long".into());
+        }
+        self.outer_names.insert("status".into(), "int *".into());
+        for id in 0..kernel.exprs.len() {
+            let ty = vector_type(kernel.exprs[id].dtype, self.mask);
+            self.outer_names.insert(format!("v{id}"), ty.into());
+        }
+
+        let mut main = String::new();
+        let mut decode = String::new();
+        let (mut items, mut work) = (1, 1);
+        if kernel.mode != Mode::Table {
+            for (b, dtype) in kernel.buffers.iter().enumerate() {
+                let _ = writeln!(main, "    {} *b{b} = bufs[{b}];", memory_type(*dtype));
+            }
+            // Extents, then the item's position.
+            for (a, axis) in kernel.axes.iter().enumerate() {
+                self.int(format!("n{a}"), axis.extent);
+            }
+            let blocked = kernel.mode != Mode::Rows;
+            let parallel = if blocked { outer - 1 } else { outer };
+            let _ = writeln!(decode, "        long rest = item;");
+            if blocked {
+                let n = kernel.axes[vector].extent;
+                let others: i64 = (0..parallel).map(|a| kernel.axes[a].extent).product();
+                let width = match kernel.mode {
+                    Mode::Columns => column_block(n, others, self.lanes as i64, threads),
+                    _ => CHUNK.min(round_up(n.max(1), self.lanes as i64)),
+                };
+                let blocks = (n + width - 1) / width;
+                let (width_name, blocks_name) =
+                    (self.int("width".into(), width), self.int("blocks".into(), blocks));
+                let _ = writeln!(
+                    decode,
+                    "        const long lo = rest % {blocks_name} * {width_name}, hi = lo + {width_name} < n{vector} ? lo + {width_name} : n{vector};
+        rest /= {blocks_name};"
+                );
+                items *= blocks;
+                work = width.min(n.max(1));
+            }
+            for a in (0..parallel).rev() {
+                let _ = match a {
+                    0 => writeln!(decode, "        const long i0 = rest;"),
+                    _ => writeln!(decode, "        const long i{a} = rest % n{a};\n        rest /= n{a};"),
+                };
+                items *= kernel.axes[a].extent;
+            }
+            work *= kernel.count(true).max(1);
+        }
+        if let Some(chunk) = kernel.chunk {
+            self.int("chunk".into(), chunk);
+            let n = outer;
+            let _ = writeln!(
+                decode,
+                "        const long from = i0 * chunk, upto = from + chunk < n{n} ? from + chunk : n{n};"
+            );
+            self.outer_names.insert("from".into(), "long".into());
+            self.outer_names.insert("upto".into(), "long".into());
+            work = chunk * work / kernel.axes[outer].extent.max(1);
+        }
+        for name in ["lo", "hi"] {
+            self.outer_names.insert(name.into(), "long".into());
+        }
+        let statements = self.statements(Level::Call, "    ");
+        main.push_str(&statements);
+        let (loops, scratch_bytes) = match kernel.mode {
+            Mode::Map | Mode::Table => (self.map_loops(), 0),
+            Mode::Rows => self.row_loops(),
+            Mode::Columns => self.column_loops(),
+        };
+        if kernel.mode == Mode::Table {
+            // The list of chunks follows the other integers: row, first element, count.
+            let (columns, base) = (kernel.buffers.len(), self.ints.len());
+            let _ = writeln!(decode, "const long *chunk = ints + {base} + 3 * item, row = chunk[0];");
+            decode.push_str("const long lo = chunk[1], hi = lo + chunk[2];\n");
+            for (b, dtype) in kernel.buffers.iter().enumerate() {
+                let _ = writeln!(decode, "{} *b{b} = bufs[{columns} * row + {b}];", memory_type(*dtype));
+            }
+        }
+        let mut head = String::new();
+        for (i, name) in self.int_names.iter().enumerate() {
+            let _ = writeln!(head, "    const long {name} = ints[{i}];");
+        }
+        let status =
+            if self.uses_status { ("    int code = 0, *status = &code;\n", "code") } else { ("", "0") };
+        let code = format!(
+            "{}int KERNEL(void *const *bufs, const long *ints, const unsigned long *scalars, long begin, long end, char *scratch) {{
+{head}{}{main}    for (long item = begin; item < end; item++) {{
+{decode}{loops}    }}
+    return {};
+}}
+",
+            self.bodies, status.0, status.1
+        );
+        self.functions.sort();
+        self.functions.dedup();
+        let cost: i64 = 1 + kernel
+            .exprs
+            .iter()
+            .map(|e| match &e.kind {
+                ExprKind::Apply(op, _) => op.cost(),
+                _ => 0,
+            })
+            .sum::<i64>()
+            / 2;
+        let grain = (CHUNK * 2 / (work * cost).max(1)).max(1);
+        Emitted {
+            code: indent(&code),
+            functions: self.functions,
+            lanes: self.lanes,
+            ints: self.ints,
+            items,
+            grain,
+            scratch_bytes: scratch_bytes as usize,
+        }
+    }
+}
+
+/// Indents every line by the braces around it.
+fn indent(text: &str) -> String {
+    let (mut out, mut depth) = (String::with_capacity(text.len()), 0usize);
+    for line in text.lines().map(str::trim) {
+        let closing = line.chars().take_while(|c| *c == '}').count();
+        let is_continued = line.starts_with(':');
+        out.push_str(&"    ".repeat(depth.saturating_sub(closing) + usize::from(is_continued)));
+        out.push_str(line);
+        out.push('\n');
+        let (open, close) = (line.matches('{').count(), line.matches('}').count());
+        depth = (depth + open).saturating_sub(close);
+    }
+    out
+}
+
+fn round_up(n: i64, to: i64) -> i64 {
+    (n + to - 1) / to * to
+}
+
+/// Columns per item: whole rows if other items keep the threads busy, else an equal share of them.
+fn column_block(n: i64, others: i64, lanes: i64, threads: usize) -> i64 {
+    let share = match others >= threads as i64 {
+        true => n,
+        false => (n * others.max(1) + threads as i64 - 1) / threads.max(1) as i64,
+    };
+    round_up(share.clamp(1, 2048), 4 * lanes).min(round_up(n.max(1), lanes))
+}

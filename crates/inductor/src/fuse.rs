@@ -1,0 +1,721 @@
+//! Which values are stored, and which are computed together.
+//!
+//! Everything is computed where it is used unless something speaks against it. Stored are: results, write-backs,
+//! operands of library steps, reductions that don't fit their consumer's loops, values that several kernels
+//! need and that are dearer to compute than to store. Then kernels that read the same memory, or one the
+//! other's result, are made one, if their loops agree and no other step lies between them.
+
+use kiln_ir::{Def, Graph, Op, Strides, Ty, Value};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::WhyNot;
+use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, lower_group};
+use crate::table::Table;
+use crate::views::{View, is_row_major, view_of};
+
+/// Kernels with more expressions than this are not merged.
+const MOST_MERGED: usize = 240;
+/// Kernels with more buffers than this are not merged.
+const MOST_BUFFERS: usize = 28;
+/// Values computed from more nodes than this are stored.
+const MOST_CONE: usize = 160;
+
+/// Where a value goes.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Target {
+    /// Its own buffer.
+    Home,
+    /// The graph output with this number.
+    Output(usize),
+    /// The input that this write-back names.
+    Write(usize),
+    /// A part of another value's buffer.
+    Part { of: Value, offset: i64, strides: Strides },
+}
+
+/// Something that runs as one.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Unit {
+    /// A loop kernel; index into [`Fusion::groups`].
+    Kernel(usize),
+    /// A table kernel; index into [`Fusion::tables`].
+    Table(usize),
+    /// A node run by a library.
+    Library(usize),
+}
+
+/// A loop kernel in the making.
+pub(crate) struct Group {
+    pub roots: Vec<Value>,
+    pub lowered: Lowered,
+}
+
+/// The result of fusion.
+pub(crate) struct Fusion<'g> {
+    pub graph: &'g Graph,
+    pub layouts: &'g [Strides],
+    /// Values with a buffer of their own.
+    pub stored: FxHashSet<Value>,
+    /// Where roots go.
+    pub targets: FxHashMap<Value, Vec<Target>>,
+    pub groups: Vec<Group>,
+    pub tables: Vec<Table>,
+    pub units: Vec<Unit>,
+    pub why_not: Vec<WhyNot>,
+    live: Vec<bool>,
+    /// Stored by choice: the store goes if nobody else reads it.
+    chosen: FxHashSet<Value>,
+}
+
+/// The value behind reshapes: the same bytes if it is stored dense.
+pub(crate) fn behind_reshapes(graph: &Graph, mut value: Value) -> Value {
+    while let Some(node) = graph.producer(value)
+        && let Op::Reshape { .. } = node.op
+    {
+        value = node.args[0];
+    }
+    value
+}
+
+/// Decides what is stored and what is fused.
+pub(crate) fn fuse<'g>(graph: &'g Graph, layouts: &'g [Strides]) -> Fusion<'g> {
+    let mut this = Fusion {
+        graph,
+        layouts,
+        stored: FxHashSet::default(),
+        targets: FxHashMap::default(),
+        groups: Vec::new(),
+        tables: Vec::new(),
+        units: Vec::new(),
+        why_not: Vec::new(),
+        live: live_nodes(graph),
+        chosen: FxHashSet::default(),
+    };
+    this.sinks();
+    this.operands();
+    this.large_cones();
+    this.tables = Table::find(graph, &this.live);
+    // Each round stores more; what was found in the way of one kernel is gone in the next round.
+    loop {
+        let roots = this.lower_roots();
+        if this.store_shared_reductions(&roots) {
+            continue;
+        }
+        this.merge(roots);
+        if !this.store_dear_values() {
+            break;
+        }
+    }
+    this
+}
+
+fn live_nodes(graph: &Graph) -> Vec<bool> {
+    let mut live = vec![false; graph.nodes.len()];
+    let mark = |live: &mut Vec<bool>, v: Value| {
+        if let Def::Node { node, .. } = graph.def(v) {
+            live[node as usize] = true;
+        }
+    };
+    for &v in graph.outputs.iter().chain(graph.writes.iter().map(|w| &w.value)) {
+        mark(&mut live, v);
+    }
+    for n in (0..graph.nodes.len()).rev() {
+        if live[n] {
+            for &arg in &graph.nodes[n].args {
+                mark(&mut live, arg);
+            }
+        }
+    }
+    live
+}
+
+impl<'g> Fusion<'g> {
+    fn is_tensor(&self, value: Value) -> bool {
+        matches!(self.graph.ty(value), Ty::Tensor(_))
+    }
+
+    fn bytes(&self, value: Value) -> i64 {
+        self.graph.ty(value).as_tensor().map_or(0, |t| t.bytes() as i64)
+    }
+
+    /// Whether a value is computed in loops (and not by a library step, a table, or from outside).
+    fn is_inlined(&self, value: Value) -> bool {
+        self.graph.producer(value).is_some_and(|n| is_inlined(&n.op)) && self.is_tensor(value)
+    }
+
+    fn add_target(&mut self, value: Value, target: Target) {
+        self.targets.entry(value).or_default().push(target);
+    }
+
+    fn store(&mut self, value: Value) {
+        if self.stored.insert(value) && self.is_inlined(value) {
+            self.add_target(value, Target::Home);
+        }
+    }
+
+    /// Results and write-backs.
+    fn sinks(&mut self) {
+        for (k, &v) in self.graph.outputs.iter().enumerate() {
+            let value = behind_reshapes(self.graph, v);
+            self.add_target(value, Target::Output(k));
+            if self.is_inlined(value) {
+                self.stored.insert(value);
+            }
+        }
+        for (w, write) in self.graph.writes.iter().enumerate() {
+            let Def::Input(number) = self.graph.def(write.target) else { continue };
+            let shape = self.graph.ty(write.target).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+            let dense = is_row_major(&shape, &self.layouts[number as usize]);
+            let value = if dense { behind_reshapes(self.graph, write.value) } else { write.value };
+            self.add_target(value, Target::Write(w));
+            if dense && self.is_inlined(value) {
+                self.stored.insert(value);
+            }
+        }
+    }
+
+    /// Operands of library steps and parts of larger values.
+    fn operands(&mut self) {
+        let graph = self.graph;
+        for (n, node) in graph.nodes.iter().enumerate() {
+            if !self.live[n] {
+                continue;
+            }
+            match &node.op {
+                Op::Mm {} | Op::GatherBackward { .. } | Op::List {} => {
+                    for &arg in &node.args {
+                        let base = match node.op {
+                            Op::List {} => self.element(arg).base,
+                            _ => self.base(arg),
+                        };
+                        if self.is_inlined(base) && !self.stored.contains(&base) {
+                            let reason = "a library step or a list reads it";
+                            self.why_not.push(WhyNot::Stored { value: base, reason });
+                            self.store(base);
+                        }
+                    }
+                }
+                Op::Cat { dim } => {
+                    let shape =
+                        self.graph.ty(node.outs[0]).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+                    let strides = shape.contiguous_strides();
+                    let mut at = 0;
+                    for &arg in &node.args {
+                        let size = self.graph.ty(arg).as_tensor().map_or(0, |t| t.shape[*dim]) as i64;
+                        let offset = at * strides[*dim] as i64;
+                        let target = Target::Part { of: node.outs[0], offset, strides: strides.clone() };
+                        self.add_target(arg, target);
+                        at += size;
+                    }
+                }
+                Op::SliceScatter { dim, start, step, .. } => {
+                    let shape =
+                        self.graph.ty(node.outs[0]).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+                    let mut strides = shape.contiguous_strides();
+                    let (x, src) = (node.args[0], node.args[1]);
+                    let covers =
+                        self.graph.ty(src).as_tensor().is_some_and(|t| t.shape.numel() == shape.numel());
+                    if !covers {
+                        let target = Target::Part { of: node.outs[0], offset: 0, strides: strides.clone() };
+                        self.add_target(x, target);
+                    }
+                    let offset = *start as i64 * strides[*dim] as i64;
+                    strides[*dim] *= *step as isize;
+                    self.add_target(src, Target::Part { of: node.outs[0], offset, strides });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Values that hang on very many nodes are stored, so that kernels stay of a size compilers like.
+    fn large_cones(&mut self) {
+        let mut cones = vec![0usize; self.graph.value_count()];
+        let graph = self.graph;
+        for (n, node) in graph.nodes.iter().enumerate() {
+            let out = node.outs[0];
+            if !self.live[n] || !self.is_inlined(out) {
+                continue;
+            }
+            let cone = 1 + node.args.iter().map(|a| cones[a.index()]).sum::<usize>();
+            cones[out.index()] = if self.stored.contains(&out) { 1 } else { cone };
+            if cone > MOST_CONE && !self.stored.contains(&out) {
+                cones[out.index()] = 1;
+                self.why_not.push(WhyNot::TooLarge { value: out, limit: MOST_CONE });
+                self.chosen.insert(out);
+                self.store(out);
+            }
+        }
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { graph: self.graph, layouts: self.layouts, stored: &self.stored }
+    }
+
+    /// Lowers every root on its own, storing what must be stored for that.
+    fn lower_roots(&mut self) -> Vec<Group> {
+        let mut done: FxHashMap<Value, Group> = FxHashMap::default();
+        loop {
+            let mut roots: Vec<Value> = self.targets.keys().copied().filter(|v| self.is_root(*v)).collect();
+            roots.sort_unstable();
+            let mut changed = false;
+            for &root in roots.iter().filter(|r| !done.contains_key(*r)).collect::<Vec<_>>() {
+                let shape = self.graph.ty(root).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+                match lower_group(&self.context(), &[root], &Space::of(&shape, &[])) {
+                    Ok(lowered) => {
+                        done.insert(root, Group { roots: vec![root], lowered });
+                    }
+                    Err(Refusal::Store(value, why) | Refusal::Apart(why @ WhyNot::FewRows { value, .. })) => {
+                        if !self.stored.contains(&value) {
+                            self.why_not.push(why);
+                            self.store(value);
+                        }
+                        changed = true;
+                    }
+                    Err(Refusal::Apart(why)) => self.why_not.push(why),
+                }
+            }
+            if changed {
+                // Kernels that computed a value that is stored now are lowered anew.
+                let stored = &self.stored;
+                let graph = self.graph;
+                done.retain(|root, group| {
+                    !group.lowered.nodes.iter().any(|&n| {
+                        let out = graph.nodes[n as usize].outs[0];
+                        out != *root && stored.contains(&out)
+                    })
+                });
+                continue;
+            }
+            return roots.into_iter().filter_map(|r| done.remove(&r)).collect();
+        }
+    }
+
+    /// Whether a kernel must be made for a value's targets.
+    fn is_root(&self, value: Value) -> bool {
+        let Some(tensor) = self.graph.ty(value).as_tensor() else { return false };
+        if tensor.shape.numel() == 0 {
+            return false;
+        }
+        // A library's first result target is where the library writes.
+        let library = self.graph.producer(value).is_some_and(|n| !is_inlined(&n.op));
+        self.targets[&value].len() > usize::from(library && self.library_target(value).is_some())
+    }
+
+    /// The target that a library step or table writes directly.
+    pub fn library_target(&self, value: Value) -> Option<usize> {
+        let in_table = matches!(self.graph.producer(value).map(|n| &n.op), Some(Op::ListGet { .. }));
+        let targets = self.targets.get(&value)?;
+        let write = targets.iter().position(|t| in_table && matches!(t, Target::Write(_)));
+        write.or_else(|| targets.iter().position(|t| matches!(t, Target::Output(_))))
+    }
+
+    /// A reduction in several kernels is computed once.
+    fn store_shared_reductions(&mut self, groups: &[Group]) -> bool {
+        let mut count: FxHashMap<Value, usize> = FxHashMap::default();
+        for reduction in groups.iter().flat_map(|g| &g.lowered.reductions) {
+            *count.entry(*reduction).or_default() += 1;
+        }
+        let mut changed = false;
+        for (&value, &kernels) in count.iter().filter(|(_, n)| **n > 1) {
+            if !self.stored.contains(&value) {
+                self.chosen.insert(value);
+                self.store(value);
+                self.why_not.push(WhyNot::ComputedOnce {
+                    value,
+                    kernels,
+                    stored: self.bytes(value),
+                    again: i64::MAX,
+                });
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    fn reads(&self, unit: &Unit, groups: &[Group]) -> Vec<Value> {
+        match unit {
+            Unit::Kernel(g) => groups[*g].lowered.loads.clone(),
+            Unit::Table(t) => self.tables[*t].reads(self),
+            Unit::Library(n) => {
+                let tensors = self.graph.nodes[*n].args.iter().filter(|v| self.is_tensor(**v));
+                tensors.map(|&v| self.base(v)).collect()
+            }
+        }
+    }
+
+    /// The stored value or input behind an operand of a library step.
+    pub fn base(&self, value: Value) -> Value {
+        view_of(self.graph, self.layouts, &self.stored, value).base
+    }
+
+    /// The inputs and stored values that a unit reads.
+    pub fn reads_of(&self, unit: &Unit) -> Vec<Value> {
+        self.reads(unit, &self.groups)
+    }
+
+    /// Whether a value is an element of a list that a table makes.
+    pub fn is_list_get(&self, value: Value) -> bool {
+        matches!(self.graph.producer(value).map(|n| &n.op), Some(Op::ListGet { .. }))
+    }
+
+    /// Which element of its list a value is.
+    pub fn list_row(&self, value: Value) -> Option<usize> {
+        match self.graph.producer(behind_reshapes(self.graph, value)).map(|n| &n.op) {
+            Some(Op::ListGet { index }) => Some(*index),
+            _ => None,
+        }
+    }
+
+    /// The strides with which `root` is stored into a write-back's target.
+    pub fn write_strides(&self, write: usize, root: Value) -> Strides {
+        let target = self.graph.writes[write].target;
+        let shape = |v: Value| self.graph.ty(v).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+        match self.graph.def(target) {
+            Def::Input(number) if shape(target) == shape(root) => self.layouts[number as usize].clone(),
+            // Behind a reshape: only dense targets get there.
+            _ => shape(root).contiguous_strides(),
+        }
+    }
+
+    /// An element of a packed list as a strided look at its base. Not at a stored copy of the view: the rows of
+    /// tables were chosen by these strides.
+    pub fn element(&self, value: Value) -> View {
+        view_of(self.graph, self.layouts, &FxHashSet::default(), value)
+    }
+
+    /// The kernels and library steps behind every stored value.
+    pub fn producers(&self, units: &[Unit], groups: &[Group]) -> FxHashMap<Value, Vec<usize>> {
+        let mut out: FxHashMap<Value, Vec<usize>> = FxHashMap::default();
+        for (u, unit) in units.iter().enumerate() {
+            match unit {
+                Unit::Kernel(g) => {
+                    for root in &groups[*g].roots {
+                        if self.is_inlined(*root) {
+                            out.entry(*root).or_default().push(u);
+                        }
+                        for target in self.targets.get(root).into_iter().flatten() {
+                            if let Target::Part { of, .. } = target {
+                                out.entry(*of).or_default().push(u);
+                            }
+                        }
+                    }
+                }
+                Unit::Table(t) => {
+                    for value in self.tables[*t].results(self.graph) {
+                        out.entry(value).or_default().push(u);
+                    }
+                }
+                Unit::Library(n) => out.entry(self.graph.nodes[*n].outs[0]).or_default().push(u),
+            }
+        }
+        out
+    }
+
+    /// What every unit must wait for.
+    pub fn dependencies(&self, units: &[Unit], groups: &[Group]) -> Vec<Vec<usize>> {
+        let producers = self.producers(units, groups);
+        let mut out: Vec<Vec<usize>> = Vec::with_capacity(units.len());
+        for (u, unit) in units.iter().enumerate() {
+            let mut deps: Vec<usize> = Vec::new();
+            for value in self.reads(unit, groups) {
+                deps.extend(producers.get(&value).into_iter().flatten().copied());
+            }
+            if let Unit::Kernel(g) = unit {
+                deps.extend(self.overwritten(&groups[*g].roots, &producers, units, groups));
+            }
+            deps.retain(|&d| d != u);
+            deps.sort_unstable();
+            deps.dedup();
+            out.push(deps);
+        }
+        out
+    }
+
+    /// The kernels that fill the rest of a `slice_scatter` before these roots are put into their window.
+    fn overwritten(
+        &self,
+        roots: &[Value],
+        producers: &FxHashMap<Value, Vec<usize>>,
+        units: &[Unit],
+        groups: &[Group],
+    ) -> Vec<usize> {
+        let mut out = Vec::new();
+        for root in roots {
+            for target in self.targets.get(root).into_iter().flatten() {
+                let Target::Part { of, .. } = target else { continue };
+                let Some(node) = self.graph.producer(*of) else { continue };
+                if matches!(node.op, Op::SliceScatter { .. })
+                    && node.args[1] == *root
+                    && node.args[0] != *root
+                {
+                    for &u in producers.get(of).into_iter().flatten() {
+                        if let Unit::Kernel(g) = &units[u]
+                            && groups[*g].roots.contains(&node.args[0])
+                        {
+                            out.push(u);
+                        }
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// Makes kernels one where that saves memory traffic.
+    fn merge(&mut self, groups: Vec<Group>) {
+        let mut groups: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
+        self.tables = Table::find(self.graph, &self.live);
+        loop {
+            // Units anew: numbers of the kernels that are left.
+            let alive: Vec<usize> = (0..groups.len()).filter(|&g| groups[g].is_some()).collect();
+            let current: Vec<Group> = alive.iter().filter_map(|&g| groups[g].take()).collect();
+            let (mut current, merged) = self.merge_round(current);
+            if !merged {
+                self.units = self.make_units(current.len());
+                self.merge_tables(&current);
+                self.groups = std::mem::take(&mut current);
+                return;
+            }
+            groups = current.into_iter().map(Some).collect();
+        }
+    }
+
+    fn make_units(&self, groups: usize) -> Vec<Unit> {
+        let mut units: Vec<Unit> = (0..groups).map(Unit::Kernel).collect();
+        units.extend((0..self.tables.len()).map(Unit::Table));
+        for n in (0..self.graph.nodes.len()).filter(|&n| self.live[n]) {
+            let op = &self.graph.nodes[n].op;
+            let by_library =
+                matches!(op, Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. });
+            if by_library {
+                units.push(Unit::Library(n));
+            }
+        }
+        units
+    }
+
+    /// One sweep over all kernels; each is merged with the partner that saves most.
+    fn merge_round(&mut self, groups: Vec<Group>) -> (Vec<Group>, bool) {
+        let units = self.make_units(groups.len());
+        let mut deps = self.dependencies(&units, &groups);
+        let mut groups: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
+        // Who reads and who stores a value.
+        let mut touching: FxHashMap<Value, Vec<usize>> = FxHashMap::default();
+        for (g, group) in groups.iter().enumerate() {
+            let Some(group) = group else { continue };
+            for &v in group.lowered.loads.iter().chain(&group.roots) {
+                touching.entry(v).or_default().push(g);
+            }
+        }
+        let mut merged = false;
+        let mut into: Vec<usize> = (0..units.len()).collect();
+        for g in 0..groups.len() {
+            let Some(group) = &groups[g] else { continue };
+            let mut savings: FxHashMap<usize, i64> = FxHashMap::default();
+            for v in group.lowered.loads.iter().chain(&group.roots) {
+                for &other in touching.get(v).into_iter().flatten() {
+                    let other = find(&into, other);
+                    if other != g && groups[other].is_some() {
+                        *savings.entry(other).or_default() += self.bytes(*v);
+                    }
+                }
+            }
+            let mut partners: Vec<(i64, usize)> =
+                savings.into_iter().map(|(other, bytes)| (-bytes, other)).collect();
+            partners.sort_unstable();
+            for (_, other) in partners.into_iter().take(12) {
+                let (Some(a), Some(b)) = (&groups[g], &groups[other]) else { continue };
+                match self.try_merge(a, b, g, other, &deps, &into) {
+                    Ok(both) => {
+                        groups[other] = None;
+                        groups[g] = Some(both);
+                        into[other] = g;
+                        let taken = std::mem::take(&mut deps[other]);
+                        deps[g].extend(taken);
+                        for list in &mut deps {
+                            for d in list.iter_mut() {
+                                *d = find(&into, *d);
+                            }
+                        }
+                        deps[g].retain(|&d| d != g);
+                        merged = true;
+                    }
+                    Err(why) => {
+                        if !self.why_not.contains(&why) && self.why_not.len() < 200 {
+                            self.why_not.push(why);
+                        }
+                    }
+                }
+            }
+        }
+        (groups.into_iter().flatten().collect(), merged)
+    }
+
+    fn try_merge(
+        &self,
+        a: &Group,
+        b: &Group,
+        ua: usize,
+        ub: usize,
+        deps: &[Vec<usize>],
+        into: &[usize],
+    ) -> Result<Group, WhyNot> {
+        let (left, right) = (a.roots[0].min(b.roots[0]), a.roots[0].max(b.roots[0]));
+        let spaces = WhyNot::Spaces { left, right };
+        let space = a.lowered.space.join(&b.lowered.space).ok_or_else(|| spaces.clone())?;
+        if a.lowered.kernel.exprs.len() + b.lowered.kernel.exprs.len() > MOST_MERGED
+            || a.lowered.loads.len() + b.lowered.loads.len() + a.roots.len() + b.roots.len() > MOST_BUFFERS
+        {
+            return Err(WhyNot::TooLarge { value: left, limit: MOST_MERGED });
+        }
+        if reaches(deps, into, ua, ub) || reaches(deps, into, ub, ua) {
+            return Err(WhyNot::Between { left, right });
+        }
+        if let Some(value) = self.filled_by(a, b).or_else(|| self.filled_by(b, a)) {
+            return Err(WhyNot::OtherPlace { value });
+        }
+        let mut roots: Vec<Value> = a.roots.iter().chain(&b.roots).copied().collect();
+        roots.sort_unstable();
+        match lower_group(&self.context(), &roots, &space) {
+            Ok(lowered) => Ok(Group { roots, lowered }),
+            Err(Refusal::Store(_, why) | Refusal::Apart(why)) => Err(why),
+        }
+    }
+
+    /// A value that one kernel fills in parts and the other reads, or must have filled before.
+    fn filled_by(&self, writer: &Group, other: &Group) -> Option<Value> {
+        let parts =
+            writer.roots.iter().flat_map(|r| self.targets.get(r).into_iter().flatten().map(move |t| (*r, t)));
+        parts
+            .filter_map(|(root, target)| match target {
+                Target::Part { of, .. } => Some((root, *of)),
+                _ => None,
+            })
+            .find(|(root, of)| {
+                // The window of a `slice_scatter` lies over what surrounds it: in one kernel, whichever thread
+                // comes last would win.
+                let over = self.graph.producer(*of).is_some_and(|node| {
+                    matches!(node.op, Op::SliceScatter { .. })
+                        && node.args[1] == *root
+                        && node.args[0] != *root
+                        && other.roots.contains(&node.args[0])
+                });
+                over || other.lowered.loads.contains(of)
+            })
+            .map(|(_, of)| of)
+    }
+
+    /// List kernels over equal shapes are one, unless something lies between them.
+    fn merge_tables(&mut self, groups: &[Group]) {
+        let mut a = 0;
+        while a < self.tables.len() {
+            let mut b = a + 1;
+            while b < self.tables.len() {
+                if !self.tables[a].fits(&self.tables[b]) {
+                    b += 1;
+                    continue;
+                }
+                let units = self.make_units(groups.len());
+                let deps = self.dependencies(&units, groups);
+                let same: Vec<usize> = (0..units.len()).collect();
+                let (ua, ub) = (groups.len() + a, groups.len() + b);
+                let between = reaches(&deps, &same, ua, ub) || reaches(&deps, &same, ub, ua);
+                // List values are never read from memory: a direct edge means packed results of the other.
+                let direct = deps[ua].contains(&ub) || deps[ub].contains(&ua);
+                if !between && !direct {
+                    let other = self.tables.remove(b);
+                    self.tables[a].roots.extend(other.roots);
+                } else {
+                    b += 1;
+                }
+            }
+            a += 1;
+        }
+        self.units = self.make_units(groups.len());
+    }
+
+    /// Stores values that several kernels compute where storing moves less. True if there were any.
+    fn store_dear_values(&mut self) -> bool {
+        let mut users: FxHashMap<u32, usize> = FxHashMap::default();
+        for node in self.groups.iter().flat_map(|g| &g.lowered.nodes) {
+            *users.entry(*node).or_default() += 1;
+        }
+        let mut shared: Vec<(u32, usize)> = users.into_iter().filter(|(_, n)| *n > 1).collect();
+        shared.sort_unstable_by(|a, b| b.cmp(a));
+        let mut changed = false;
+        let mut covered: FxHashSet<u32> = FxHashSet::default();
+        for (n, kernels) in shared {
+            let value = self.graph.nodes[n as usize].outs[0];
+            if covered.contains(&n) || self.stored.contains(&value) || !self.is_inlined(value) {
+                continue;
+            }
+            let mut cone = FxHashSet::default();
+            let again = self.cost(value, &mut cone) * (kernels as i64 - 1);
+            let stored = self.bytes(value) * (1 + kernels as i64);
+            if again > stored {
+                self.why_not.push(WhyNot::ComputedOnce { value, kernels, stored, again });
+                self.chosen.insert(value);
+                self.store(value);
+                covered.extend(cone);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// What computing a value once costs: bytes loaded, and operations counted as bytes.
+    fn cost(&self, value: Value, seen: &mut FxHashSet<u32>) -> i64 {
+        let Def::Node { node, .. } = self.graph.def(value) else { return self.bytes(value) };
+        if !self.is_tensor(value) {
+            return 0;
+        }
+        if !seen.insert(node) {
+            return 0;
+        }
+        if self.stored.contains(&value) || !self.is_inlined(value) {
+            return self.bytes(value);
+        }
+        let n = &self.graph.nodes[node as usize];
+        let elements = self.graph.ty(value).as_tensor().map_or(0, |t| t.shape.numel() as i64);
+        let own = match &n.op {
+            Op::Exp {} | Op::Log {} | Op::Tanh {} | Op::Erf {} | Op::Sigmoid {} => 3 * elements,
+            Op::Div {} | Op::Sqrt {} => elements,
+            Op::Pow {} => 60 * elements,
+            _ => 0,
+        };
+        own + n.args.iter().map(|&a| self.cost(a, seen)).sum::<i64>()
+    }
+
+    /// Whether a value that was stored by choice is read by no other kernel, so that its store can go.
+    pub fn is_dropped(&self, value: Value, read: &FxHashSet<Value>) -> bool {
+        self.chosen.contains(&value) && !read.contains(&value)
+    }
+}
+
+fn find(into: &[usize], mut unit: usize) -> usize {
+    while into[unit] != unit {
+        unit = into[unit];
+    }
+    unit
+}
+
+/// Whether `from` waits for `to` through something else.
+pub(crate) fn reaches(deps: &[Vec<usize>], into: &[usize], from: usize, to: usize) -> bool {
+    let mut seen = vec![false; deps.len()];
+    let mut todo: Vec<usize> =
+        deps[from].iter().map(|&d| find(into, d)).filter(|&d| d != to && d != from).collect();
+    while let Some(unit) = todo.pop() {
+        if std::mem::replace(&mut seen[unit], true) {
+            continue;
+        }
+        for &d in &deps[unit] {
+            let d = find(into, d);
+            if d == to {
+                return true;
+            }
+            todo.push(d);
+        }
+    }
+    false
+}

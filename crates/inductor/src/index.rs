@@ -1,0 +1,251 @@
+//! Index expressions: where in a buffer an access goes, as a function of the loop variables. Views are these
+//! expressions and nothing else.
+
+use std::fmt;
+
+/// A loop variable of a kernel.
+pub type AxisId = usize;
+
+/// A value of a kernel.
+pub type ExprId = usize;
+
+/// What an index is made of.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Term {
+    /// A loop variable.
+    Axis(AxisId),
+    /// A quotient that no splitting of loops removes.
+    Div(Box<Index>, i64),
+    /// A remainder that no splitting of loops removes.
+    Mod(Box<Index>, i64),
+    /// An integer computed by the kernel, in `0..size` (a gather).
+    Value(ExprId, i64),
+}
+
+/// A sum of terms, each with a factor, and a constant. Terms are sorted and distinct, factors are not zero.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct Index {
+    /// The terms with their factors.
+    pub terms: Vec<(Term, i64)>,
+    /// The constant.
+    pub constant: i64,
+}
+
+/// A loop that must be cut in two so that a quotient or remainder becomes a loop variable.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Split {
+    /// The loop.
+    pub axis: AxisId,
+    /// Extent of the new inner loop.
+    pub factor: i64,
+}
+
+impl Index {
+    /// A constant.
+    pub fn constant(constant: i64) -> Index {
+        Index { terms: Vec::new(), constant }
+    }
+
+    /// A loop variable.
+    pub fn axis(axis: AxisId) -> Index {
+        Index { terms: vec![(Term::Axis(axis), 1)], constant: 0 }
+    }
+
+    /// A computed integer in `0..size`.
+    pub fn value(value: ExprId, size: i64) -> Index {
+        Index { terms: vec![(Term::Value(value, size), 1)], constant: 0 }
+    }
+
+    fn term(term: Term) -> Index {
+        Index { terms: vec![(term, 1)], constant: 0 }
+    }
+
+    /// `self += factor · other`
+    pub fn add_scaled(&mut self, other: &Index, factor: i64) {
+        self.constant += other.constant * factor;
+        for (term, f) in &other.terms {
+            self.add_term(term.clone(), f * factor);
+        }
+    }
+
+    fn add_term(&mut self, term: Term, factor: i64) {
+        match self.terms.binary_search_by(|(t, _)| t.cmp(&term)) {
+            Ok(at) => {
+                self.terms[at].1 += factor;
+                if self.terms[at].1 == 0 {
+                    self.terms.remove(at);
+                }
+            }
+            Err(at) => {
+                if factor != 0 {
+                    self.terms.insert(at, (term, factor));
+                }
+            }
+        }
+    }
+
+    /// `factor · self + constant`
+    pub fn scaled(&self, factor: i64, constant: i64) -> Index {
+        let mut out = Index::constant(constant);
+        out.add_scaled(self, factor);
+        out
+    }
+
+    /// The factor of a loop variable (not counting quotients and remainders).
+    pub fn factor(&self, axis: AxisId) -> i64 {
+        self.terms.iter().find(|(t, _)| *t == Term::Axis(axis)).map_or(0, |(_, f)| *f)
+    }
+
+    /// Whether the loop variable occurs, and not only as a plain term.
+    pub fn is_nested(&self, axis: AxisId) -> bool {
+        self.terms.iter().any(|(term, _)| match term {
+            Term::Axis(_) | Term::Value(..) => false,
+            Term::Div(inner, _) | Term::Mod(inner, _) => inner.mentions(axis),
+        })
+    }
+
+    /// Whether the loop variable occurs (computed integers don't count).
+    pub fn mentions(&self, axis: AxisId) -> bool {
+        self.terms.iter().any(|(term, _)| match term {
+            Term::Axis(a) => *a == axis,
+            Term::Value(..) => false,
+            Term::Div(inner, _) | Term::Mod(inner, _) => inner.mentions(axis),
+        })
+    }
+
+    /// Calls `f` for every computed integer.
+    pub fn for_each_value(&self, f: &mut dyn FnMut(ExprId)) {
+        for (term, _) in &self.terms {
+            match term {
+                Term::Axis(_) => {}
+                Term::Value(value, _) => f(*value),
+                Term::Div(inner, _) | Term::Mod(inner, _) => inner.for_each_value(f),
+            }
+        }
+    }
+
+    /// The index with every loop variable replaced and every computed integer renumbered.
+    pub fn map(&self, axis: &dyn Fn(AxisId) -> Index, value: &dyn Fn(ExprId) -> ExprId) -> Index {
+        let mut out = Index::constant(self.constant);
+        for (term, factor) in &self.terms {
+            let mapped = match term {
+                Term::Axis(a) => axis(*a),
+                Term::Value(v, size) => Index::value(value(*v), *size),
+                Term::Div(inner, d) => Index::term(Term::Div(Box::new(inner.map(axis, value)), *d)),
+                Term::Mod(inner, d) => Index::term(Term::Mod(Box::new(inner.map(axis, value)), *d)),
+            };
+            out.add_scaled(&mapped, *factor);
+        }
+        out
+    }
+
+    /// The largest value, given the loops' extents; `None` if a factor is negative.
+    fn largest(&self, extents: &[i64]) -> Option<i64> {
+        let mut sum = self.constant;
+        for (term, factor) in &self.terms {
+            if *factor < 0 {
+                return None;
+            }
+            let most = match term {
+                Term::Axis(a) => extents[*a] - 1,
+                Term::Value(_, size) => size - 1,
+                Term::Div(inner, d) => inner.largest(extents)? / d,
+                Term::Mod(_, d) => d - 1,
+            };
+            sum += most.max(0) * factor;
+        }
+        Some(sum)
+    }
+
+    /// Parts whose factors are and are not multiples of `d`. The constant is shared out likewise.
+    fn part(&self, d: i64) -> (Index, Index) {
+        let (mut multiple, mut rest) = (Index::default(), Index::default());
+        for (term, factor) in &self.terms {
+            let side = if factor % d == 0 { &mut multiple } else { &mut rest };
+            side.terms.push((term.clone(), *factor));
+        }
+        multiple.constant = self.constant.div_euclid(d) * d;
+        rest.constant = self.constant.rem_euclid(d);
+        (multiple, rest)
+    }
+
+    /// The loop to cut so that `rest / d` becomes affine.
+    fn split_for(rest: &Index, d: i64, extents: &[i64]) -> Option<Split> {
+        rest.terms.iter().find_map(|(term, factor)| match term {
+            Term::Axis(axis) if *factor > 0 && d % factor == 0 => {
+                let inner = d / factor;
+                (inner > 1 && extents[*axis] > inner && extents[*axis] % inner == 0)
+                    .then_some(Split { axis: *axis, factor: inner })
+            }
+            _ => None,
+        })
+    }
+
+    /// `self / d` and `self % d` for a non-negative index, as plainly as possible; or the loop to cut first.
+    pub fn div_mod(&self, d: i64, extents: &[i64]) -> Result<(Index, Index), Split> {
+        if d == 1 {
+            return Ok((self.clone(), Index::default()));
+        }
+        let (multiple, rest) = self.part(d);
+        let quotient = |i: &Index| Index {
+            terms: i.terms.iter().map(|(t, f)| (t.clone(), f / d)).collect(),
+            constant: i.constant / d,
+        };
+        if rest.largest(extents).is_some_and(|most| most < d) {
+            return Ok((quotient(&multiple), rest));
+        }
+        if let Some(split) = Index::split_for(&rest, d, extents) {
+            return Err(split);
+        }
+        let mut high = quotient(&multiple);
+        high.add_term(Term::Div(Box::new(rest.clone()), d), 1);
+        Ok((high, Index::term(Term::Mod(Box::new(rest), d))))
+    }
+}
+
+impl fmt::Display for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut first = true;
+        for (term, factor) in &self.terms {
+            if !first {
+                f.write_str(" + ")?;
+            }
+            first = false;
+            match term {
+                Term::Axis(a) => write!(f, "i{a}")?,
+                Term::Value(v, size) => write!(f, "%{v}<{size}")?,
+                Term::Div(inner, d) => write!(f, "({inner})/{d}")?,
+                Term::Mod(inner, d) => write!(f, "({inner})%{d}")?,
+            }
+            if *factor != 1 {
+                write!(f, "*{factor}")?;
+            }
+        }
+        match (first, self.constant) {
+            (true, c) => write!(f, "{c}"),
+            (false, 0) => Ok(()),
+            (false, c) => write!(f, " + {c}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotients_of_bounded_sums_are_affine() {
+        // i0 < 4, i1 < 5: (i0·5 + i1) / 5 = i0
+        let mut index = Index::axis(0).scaled(5, 0);
+        index.add_scaled(&Index::axis(1), 1);
+        assert_eq!(index.div_mod(5, &[4, 5]), Ok((Index::axis(0), Index::axis(1))));
+        assert_eq!(index.to_string(), "i0*5 + i1");
+    }
+
+    #[test]
+    fn a_loop_is_cut_where_that_helps() {
+        assert_eq!(Index::axis(0).div_mod(3, &[12]), Err(Split { axis: 0, factor: 3 }));
+        let (high, low) = Index::axis(0).div_mod(5, &[12]).unwrap();
+        assert_eq!((high.to_string(), low.to_string()), ("(i0)/5".into(), "(i0)%5".into()));
+    }
+}

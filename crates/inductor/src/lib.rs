@@ -1,0 +1,123 @@
+//! Prims to fused loops to C.
+//!
+//! [`lower`] turns a graph of prims into a [`Plan`]: kernels as C text, library calls, and where everything
+//! lies in memory. In order:
+//!
+//! 1. `lists`: lists whose tensors don't lie alike are taken apart;
+//! 2. `fuse`: what is stored, what is computed together (`lower`: values to expressions, `views`, [`index`];
+//!    `table`: lists);
+//! 3. `order`: write-backs, and the order of steps;
+//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `memory`, `scalars`.
+//!
+//! Nothing here knows how text is built or launched.
+//!
+//! ```
+//! use kiln_inductor::{Options, lower};
+//! use kiln_ir::{Graph, math::c::CIsa};
+//! let graph: Graph = "graph(%0: f32[4, 3]) {
+//!   %1 = exp(%0) : f32[4, 3]
+//!   %2 = sum(%1) {dims: [1], keepdim: false} : f32[4]
+//!   return %2
+//! }".parse()?;
+//! let plan = lower(&graph, &Options::dense(&graph, CIsa::Avx2, 2)).expect("prims");
+//! assert_eq!(plan.steps.len(), 1);
+//! # Ok::<(), kiln_ir::Error>(())
+//! ```
+
+mod assemble;
+mod c;
+mod fuse;
+pub mod index;
+mod lists;
+pub mod loops;
+mod lower;
+mod memory;
+mod options;
+mod order;
+pub mod parse;
+mod plan;
+mod report;
+mod scalars;
+mod schedule;
+mod table;
+mod views;
+mod why_not;
+
+use kiln_ir::{Graph, Strides, Ty};
+
+pub use options::{Layout, Options};
+pub use plan::{
+    BufferId, BufferPlan, BufferRef, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan, ScalarOp,
+    ScalarRef, Step, ViewRef,
+};
+pub use report::{Report, StepReport};
+pub use why_not::WhyNot;
+
+/// Why a graph can't be lowered.
+#[derive(Debug, thiserror::Error)]
+pub enum LowerError {
+    /// A node that is not a prim in the verifier's sense.
+    #[error("%{value} = {op}: {message}")]
+    NotPrim {
+        /// The node's result.
+        value: u32,
+        /// Its op.
+        op: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+    /// A graph input of a type that has no memory layout.
+    #[error("input {input} is a list; lists are packed inside the graph")]
+    ListInput {
+        /// Number of the input.
+        input: usize,
+    },
+    /// Fewer or more layouts than inputs, or of another rank.
+    #[error("input {input} has no layout of its rank")]
+    Layout {
+        /// Number of the input.
+        input: usize,
+    },
+    /// A result that is not a tensor.
+    #[error("result {output} is not a tensor")]
+    Output {
+        /// Number of the result.
+        output: usize,
+    },
+}
+
+/// Lowers a graph of prims.
+pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
+    check(graph, options)?;
+    let layouts: Vec<Strides> = options.input_layouts.iter().map(|l| l.strides.clone()).collect();
+    let (graph, refused) = lists::take_apart(graph, &layouts);
+    let mut fusion = fuse::fuse(&graph, &layouts);
+    fusion.why_not.extend(refused);
+    let order = order::order(&fusion);
+    Ok(assemble::assemble(&fusion, &order, options))
+}
+
+fn check(graph: &Graph, options: &Options) -> Result<(), LowerError> {
+    for (i, &input) in graph.inputs.iter().enumerate() {
+        match (graph.ty(input), options.input_layouts.get(i)) {
+            (Ty::List(_), _) => return Err(LowerError::ListInput { input: i }),
+            (_, None) => return Err(LowerError::Layout { input: i }),
+            (Ty::Tensor(t), Some(l)) if t.shape.rank() != l.strides.len() => {
+                return Err(LowerError::Layout { input: i });
+            }
+            _ => {}
+        }
+    }
+    for node in &graph.nodes {
+        if let Err(message) = graph.prim_form(node) {
+            let value = node.outs.first().map_or(0, |v| v.0);
+            return Err(LowerError::NotPrim { value, op: node.op.name(), message });
+        }
+    }
+    for (k, &output) in graph.outputs.iter().enumerate() {
+        if !matches!(graph.ty(output), Ty::Tensor(_)) {
+            return Err(LowerError::Output { output: k });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,442 @@
+//! The loop IR: one kernel as data, a closed set.
+//!
+//! ```text
+//! kernel   = buffers, scalars, axes, expressions in order, stores
+//! axis     = outer (kept, parallel) | inner (reduced or passed over several times), with an extent
+//! expr     = scalar | literal | load buffer[index] | position index | operation(exprs)
+//!          | sum(expr) | max(expr)                    over all inner axes
+//!          | bounded(expr, size)                      an index checked against a size
+//! store    = buffer[index] <- expr
+//! ```
+//!
+//! There are no statements and no explicit passes: an expression that mentions an inner axis lives inside the
+//! inner loops, any other outside, and a store or reduction of something that needs a reduction comes in a
+//! later pass over the inner loops than that reduction ([`Kernel::depths`]).
+
+use std::fmt;
+
+use kiln_ir::{DType, ScalarKind};
+use smallvec::SmallVec;
+
+use crate::index::{AxisId, ExprId, Index};
+
+/// An operation on elements. Operands have been converted to the dtype it computes in.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Operation {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Pow,
+    Maximum,
+    Minimum,
+    Neg,
+    Abs,
+    Exp,
+    Log,
+    Sqrt,
+    Tanh,
+    Erf,
+    Sigmoid,
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    And,
+    Not,
+    Where,
+    Convert,
+}
+
+impl Operation {
+    /// Every operation.
+    pub const ALL: [Operation; 25] = [
+        Operation::Add,
+        Operation::Sub,
+        Operation::Mul,
+        Operation::Div,
+        Operation::Pow,
+        Operation::Maximum,
+        Operation::Minimum,
+        Operation::Neg,
+        Operation::Abs,
+        Operation::Exp,
+        Operation::Log,
+        Operation::Sqrt,
+        Operation::Tanh,
+        Operation::Erf,
+        Operation::Sigmoid,
+        Operation::Eq,
+        Operation::Ne,
+        Operation::Lt,
+        Operation::Le,
+        Operation::Gt,
+        Operation::Ge,
+        Operation::And,
+        Operation::Not,
+        Operation::Where,
+        Operation::Convert,
+    ];
+
+    /// Its name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operation::Add => "add",
+            Operation::Sub => "sub",
+            Operation::Mul => "mul",
+            Operation::Div => "div",
+            Operation::Pow => "pow",
+            Operation::Maximum => "maximum",
+            Operation::Minimum => "minimum",
+            Operation::Neg => "neg",
+            Operation::Abs => "abs",
+            Operation::Exp => "exp",
+            Operation::Log => "log",
+            Operation::Sqrt => "sqrt",
+            Operation::Tanh => "tanh",
+            Operation::Erf => "erf",
+            Operation::Sigmoid => "sigmoid",
+            Operation::Eq => "eq",
+            Operation::Ne => "ne",
+            Operation::Lt => "lt",
+            Operation::Le => "le",
+            Operation::Gt => "gt",
+            Operation::Ge => "ge",
+            Operation::And => "and",
+            Operation::Not => "not",
+            Operation::Where => "where",
+            Operation::Convert => "convert",
+        }
+    }
+
+    /// What one element costs, in bytes that memory could have moved meanwhile.
+    pub const fn cost(self) -> i64 {
+        match self {
+            Operation::Exp | Operation::Log | Operation::Tanh | Operation::Erf | Operation::Sigmoid => 3,
+            Operation::Div | Operation::Sqrt => 1,
+            Operation::Pow => 60,
+            Operation::Add
+            | Operation::Sub
+            | Operation::Mul
+            | Operation::Maximum
+            | Operation::Minimum
+            | Operation::Neg
+            | Operation::Abs
+            | Operation::Eq
+            | Operation::Ne
+            | Operation::Lt
+            | Operation::Le
+            | Operation::Gt
+            | Operation::Ge
+            | Operation::And
+            | Operation::Not
+            | Operation::Where
+            | Operation::Convert => 0,
+        }
+    }
+}
+
+/// How a reduction combines.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Reduction {
+    /// Sum.
+    Sum,
+    /// Largest element, NaN winning.
+    Max,
+}
+
+/// What an expression computes.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ExprKind {
+    /// A run-time number, already of the dtype's kind.
+    Scalar(usize),
+    /// A small number of the kernel's text.
+    Literal(i64),
+    /// An element of a buffer.
+    Load {
+        /// Which buffer.
+        buffer: usize,
+        /// Which element.
+        index: Index,
+    },
+    /// The value of an index expression, as i64.
+    Position(Index),
+    /// An operation.
+    Apply(Operation, SmallVec<[ExprId; 3]>),
+    /// A reduction over all inner axes.
+    Reduce(Reduction, ExprId),
+    /// An index that must be in `0..size`: if it is not, the kernel reports `code` and uses 0.
+    Bounded {
+        /// The index.
+        value: ExprId,
+        /// The size of the dim.
+        size: i64,
+        /// What the kernel returns if it is out of range.
+        code: usize,
+    },
+}
+
+/// An expression with its dtype.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Expr {
+    /// Element type.
+    pub dtype: DType,
+    /// What it computes.
+    pub kind: ExprKind,
+}
+
+/// Puts an expression's value into memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Store {
+    /// Which buffer.
+    pub buffer: usize,
+    /// Which element.
+    pub index: Index,
+    /// The value.
+    pub value: ExprId,
+}
+
+/// A loop.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Axis {
+    /// How often it runs.
+    pub extent: i64,
+    /// Whether it is an inner loop.
+    pub inner: bool,
+}
+
+/// How a kernel runs its loops.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Mode {
+    /// No inner axes; vectors along the last outer axis.
+    Map,
+    /// Vectors along the last inner axis; one row per item.
+    Rows,
+    /// Vectors along the last outer axis; inner loops are serial.
+    Columns,
+    /// Like [`Mode::Map`] over one axis, for every row of a table of pointers.
+    Table,
+}
+
+impl Mode {
+    /// Its name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::Map => "map",
+            Mode::Rows => "rows",
+            Mode::Columns => "columns",
+            Mode::Table => "table",
+        }
+    }
+}
+
+/// One kernel.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Kernel {
+    /// How the loops run.
+    pub mode: Mode,
+    /// Axis 0 counts chunks of this many steps of the first inner axis.
+    pub chunk: Option<i64>,
+    /// The loops: outer ones first, each kind in order.
+    pub axes: Vec<Axis>,
+    /// Dtypes of the buffers.
+    pub buffers: Vec<DType>,
+    /// Kinds of the run-time numbers.
+    pub scalars: Vec<ScalarKind>,
+    /// The expressions; operands come first.
+    pub exprs: Vec<Expr>,
+    /// The stores.
+    pub stores: Vec<Store>,
+}
+
+impl Kernel {
+    /// A kernel without anything in it.
+    pub fn empty(mode: Mode) -> Kernel {
+        Kernel {
+            mode,
+            chunk: None,
+            axes: Vec::new(),
+            buffers: Vec::new(),
+            scalars: Vec::new(),
+            exprs: Vec::new(),
+            stores: Vec::new(),
+        }
+    }
+
+    /// The axis along which vectors lie.
+    pub fn vector_axis(&self) -> AxisId {
+        match self.mode {
+            Mode::Rows => self.axes.len() - 1,
+            Mode::Map | Mode::Columns | Mode::Table => self.outer() - 1,
+        }
+    }
+
+    /// Number of outer axes.
+    pub fn outer(&self) -> usize {
+        self.axes.iter().filter(|a| !a.inner).count()
+    }
+
+    /// Product of the outer or inner extents.
+    pub fn count(&self, inner: bool) -> i64 {
+        self.axes.iter().filter(|a| a.inner == inner).map(|a| a.extent).product()
+    }
+
+    /// Direct operands of an expression, those of its index included.
+    pub fn operands(&self, expr: ExprId) -> SmallVec<[ExprId; 3]> {
+        let mut out = SmallVec::new();
+        match &self.exprs[expr].kind {
+            ExprKind::Scalar(_) | ExprKind::Literal(_) => {}
+            ExprKind::Load { index, .. } | ExprKind::Position(index) => {
+                index.for_each_value(&mut |v| out.push(v))
+            }
+            ExprKind::Apply(_, args) => out.extend(args.iter().copied()),
+            ExprKind::Reduce(_, arg) => out.push(*arg),
+            ExprKind::Bounded { value, .. } => out.push(*value),
+        }
+        out
+    }
+
+    fn index_of(&self, expr: ExprId) -> Option<&Index> {
+        match &self.exprs[expr].kind {
+            ExprKind::Load { index, .. } | ExprKind::Position(index) => Some(index),
+            ExprKind::Scalar(_)
+            | ExprKind::Literal(_)
+            | ExprKind::Apply(..)
+            | ExprKind::Reduce(..)
+            | ExprKind::Bounded { .. } => None,
+        }
+    }
+
+    /// For every expression, whether its value changes along any of the axes for which `along` holds.
+    pub fn varies(&self, along: impl Fn(AxisId) -> bool) -> Vec<bool> {
+        // A reduction swallows the inner axes, so the outer ones are followed separately.
+        let (mut any, mut outer) =
+            (Vec::with_capacity(self.exprs.len()), Vec::<bool>::with_capacity(self.exprs.len()));
+        let mentions = |id: ExprId, wanted: &dyn Fn(AxisId) -> bool| {
+            self.index_of(id).is_some_and(|i| (0..self.axes.len()).any(|a| wanted(a) && i.mentions(a)))
+        };
+        for id in 0..self.exprs.len() {
+            let operands = self.operands(id);
+            let is_reduction = matches!(self.exprs[id].kind, ExprKind::Reduce(..));
+            let through_outer = operands.iter().any(|&o| outer[o]);
+            let through = if is_reduction { through_outer } else { operands.iter().any(|&o| any[o]) };
+            any.push(through || mentions(id, &along));
+            outer.push(through_outer || mentions(id, &|a| along(a) && !self.axes[a].inner));
+        }
+        any
+    }
+
+    /// For every expression the number of passes over the inner loops that must be complete before it can be
+    /// computed. A reduction of something of depth d happens in pass d and has depth d + 1.
+    pub fn depths(&self) -> Vec<usize> {
+        let mut out: Vec<usize> = Vec::with_capacity(self.exprs.len());
+        for id in 0..self.exprs.len() {
+            let below = self.operands(id).iter().map(|&o| out[o]).max().unwrap_or(0);
+            out.push(below + usize::from(matches!(self.exprs[id].kind, ExprKind::Reduce(..))));
+        }
+        out
+    }
+
+    /// Bytes per lane of the widest element.
+    pub fn widest(&self) -> usize {
+        let exprs = self.exprs.iter().map(|e| e.dtype.size());
+        exprs.chain(self.buffers.iter().map(|b| b.size())).max().unwrap_or(4)
+    }
+
+    /// Drops expressions that nothing needs and numbers the rest anew; buffers and scalars likewise. Returns
+    /// the old numbers of the kept buffers and scalars.
+    pub fn prune(&mut self) -> (Vec<usize>, Vec<usize>) {
+        let mut used = vec![false; self.exprs.len()];
+        for store in &self.stores {
+            used[store.value] = true;
+            store.index.for_each_value(&mut |v| used[v] = true);
+        }
+        for id in (0..self.exprs.len()).rev() {
+            if used[id] {
+                for operand in self.operands(id) {
+                    used[operand] = true;
+                }
+            }
+        }
+        let (mut buffers, mut scalars) = (Vec::new(), Vec::new());
+        let number = |list: &mut Vec<usize>, old: usize| match list.iter().position(|&b| b == old) {
+            Some(at) => at,
+            None => {
+                list.push(old);
+                list.len() - 1
+            }
+        };
+        let mut renamed = vec![usize::MAX; self.exprs.len()];
+        let mut kept = Vec::new();
+        for (id, expr) in self.exprs.iter().enumerate().filter(|(id, _)| used[*id]) {
+            let same_axis = |a| Index::axis(a);
+            let rename = |e: ExprId| renamed[e];
+            let kind = match &expr.kind {
+                ExprKind::Scalar(s) => ExprKind::Scalar(number(&mut scalars, *s)),
+                ExprKind::Literal(number) => ExprKind::Literal(*number),
+                ExprKind::Load { buffer, index } => ExprKind::Load {
+                    buffer: number(&mut buffers, *buffer),
+                    index: index.map(&same_axis, &rename),
+                },
+                ExprKind::Position(index) => ExprKind::Position(index.map(&same_axis, &rename)),
+                ExprKind::Apply(op, args) => ExprKind::Apply(*op, args.iter().map(|&a| renamed[a]).collect()),
+                ExprKind::Reduce(r, arg) => ExprKind::Reduce(*r, renamed[*arg]),
+                ExprKind::Bounded { value, size, code } => {
+                    ExprKind::Bounded { value: renamed[*value], size: *size, code: *code }
+                }
+            };
+            renamed[id] = kept.len();
+            kept.push(Expr { dtype: expr.dtype, kind });
+        }
+        for store in &mut self.stores {
+            store.buffer = number(&mut buffers, store.buffer);
+            store.index = store.index.map(&|a| Index::axis(a), &|e| renamed[e]);
+            store.value = renamed[store.value];
+        }
+        self.exprs = kept;
+        self.buffers = buffers.iter().map(|&b| self.buffers[b]).collect();
+        self.scalars = scalars.iter().map(|&s| self.scalars[s]).collect();
+        (buffers, scalars)
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |items: Vec<String>| items.join(", ");
+        write!(f, "{}", self.mode.name())?;
+        if let Some(chunk) = self.chunk {
+            write!(f, " chunk {chunk}")?;
+        }
+        let axes = self.axes.iter().enumerate();
+        let axes =
+            axes.map(|(i, a)| format!("i{i}: {} {}", if a.inner { "inner" } else { "outer" }, a.extent));
+        write!(f, " ({})", list(axes.collect()))?;
+        let buffers = self.buffers.iter().enumerate().map(|(i, b)| format!("b{i}: {b}"));
+        write!(f, " ({})", list(buffers.collect()))?;
+        let scalars = self.scalars.iter().enumerate().map(|(i, s)| format!("s{i}: {}", s.name()));
+        writeln!(f, " ({}) {{", list(scalars.collect()))?;
+        for (id, expr) in self.exprs.iter().enumerate() {
+            write!(f, "  %{id} = ")?;
+            match &expr.kind {
+                ExprKind::Scalar(s) => write!(f, "scalar s{s}")?,
+                ExprKind::Literal(number) => write!(f, "literal {number}")?,
+                ExprKind::Load { buffer, index } => write!(f, "load b{buffer}[{index}]")?,
+                ExprKind::Position(index) => write!(f, "position [{index}]")?,
+                ExprKind::Apply(op, args) => {
+                    write!(f, "{}({})", op.name(), list(args.iter().map(|a| format!("%{a}")).collect()))?;
+                }
+                ExprKind::Reduce(Reduction::Sum, arg) => write!(f, "sum(%{arg})")?,
+                ExprKind::Reduce(Reduction::Max, arg) => write!(f, "max(%{arg})")?,
+                ExprKind::Bounded { value, size, code } => write!(f, "bounded(%{value}, {size}, {code})")?,
+            }
+            writeln!(f, " : {}", expr.dtype)?;
+        }
+        for store in &self.stores {
+            writeln!(f, "  store b{}[{}] <- %{}", store.buffer, store.index, store.value)?;
+        }
+        writeln!(f, "}}")
+    }
+}

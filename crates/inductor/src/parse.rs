@@ -1,0 +1,257 @@
+//! Reads the text form of loop kernels back.
+
+use std::str::FromStr;
+
+use kiln_ir::{DType, ScalarKind};
+
+use crate::index::{Index, Term};
+use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Store};
+
+/// Text that is not a kernel.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("line {line}: expected {expected}")]
+pub struct ParseError {
+    /// 1-based line of the text.
+    pub line: usize,
+    /// What should have been there.
+    pub expected: &'static str,
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    line: usize,
+}
+
+type Read<T> = Result<T, ParseError>;
+
+impl<'a> Reader<'a> {
+    fn fail<T>(&self, expected: &'static str) -> Read<T> {
+        Err(ParseError { line: self.line, expected })
+    }
+
+    fn space(&mut self) {
+        let rest = self.text.trim_start();
+        self.line += self.text[..self.text.len() - rest.len()].matches('\n').count();
+        self.text = rest;
+    }
+
+    fn eat(&mut self, token: &str) -> bool {
+        self.space();
+        match self.text.strip_prefix(token) {
+            Some(rest) => {
+                self.text = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn expect(&mut self, token: &'static str) -> Read<()> {
+        if self.eat(token) { Ok(()) } else { self.fail(token) }
+    }
+
+    fn word(&mut self) -> &'a str {
+        self.space();
+        let end = self.text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(self.text.len());
+        let (word, rest) = self.text.split_at(end);
+        self.text = rest;
+        word
+    }
+
+    fn number(&mut self) -> Read<i64> {
+        self.space();
+        let digits = |c: char| !c.is_ascii_digit();
+        let start = usize::from(self.text.starts_with('-'));
+        let end = self.text[start..].find(digits).map_or(self.text.len(), |e| e + start);
+        let (number, rest) = self.text.split_at(end);
+        match number.parse() {
+            Ok(n) => {
+                self.text = rest;
+                Ok(n)
+            }
+            Err(_) => self.fail("a number"),
+        }
+    }
+
+    fn numbered(&mut self, prefix: &'static str) -> Read<usize> {
+        self.expect(prefix)?;
+        Ok(self.number()? as usize)
+    }
+
+    fn dtype(&mut self) -> Read<DType> {
+        DType::from_name(self.word()).map_or_else(|| self.fail("a dtype"), Ok)
+    }
+
+    fn list<T>(&mut self, mut item: impl FnMut(&mut Reader<'a>, usize) -> Read<T>) -> Read<Vec<T>> {
+        self.expect("(")?;
+        let mut out = Vec::new();
+        while !self.eat(")") {
+            out.push(item(self, out.len())?);
+            self.eat(",");
+        }
+        Ok(out)
+    }
+
+    fn index(&mut self, end: &'static str) -> Read<Index> {
+        let mut out = Index::default();
+        while !self.eat(end) {
+            let term = if self.eat("(") {
+                let inner = Box::new(self.index(")")?);
+                let is_div = self.eat("/");
+                if !is_div {
+                    self.expect("%")?;
+                }
+                let by = self.number()?;
+                Some(if is_div { Term::Div(inner, by) } else { Term::Mod(inner, by) })
+            } else if self.eat("%") {
+                let value = self.number()? as usize;
+                self.expect("<")?;
+                Some(Term::Value(value, self.number()?))
+            } else if self.eat("i") {
+                Some(Term::Axis(self.number()? as usize))
+            } else {
+                None
+            };
+            match term {
+                Some(term) => {
+                    let factor = if self.eat("*") { self.number()? } else { 1 };
+                    out.add_scaled(&Index { terms: vec![(term, 1)], constant: 0 }, factor);
+                }
+                None => out.constant += self.number()?,
+            }
+            self.eat("+");
+        }
+        Ok(out)
+    }
+
+    fn kernel(&mut self) -> Read<Kernel> {
+        let mode = match self.word() {
+            "map" => Mode::Map,
+            "rows" => Mode::Rows,
+            "columns" => Mode::Columns,
+            "table" => Mode::Table,
+            _ => return self.fail("map, rows, columns or table"),
+        };
+        let mut kernel = Kernel::empty(mode);
+        if self.eat("chunk") {
+            kernel.chunk = Some(self.number()?);
+        }
+        kernel.axes = self.list(|r, _| {
+            r.numbered("i")?;
+            r.expect(":")?;
+            let inner = r.eat("inner");
+            if !inner {
+                r.expect("outer")?;
+            }
+            Ok(Axis { extent: r.number()?, inner })
+        })?;
+        kernel.buffers = self.list(|r, _| {
+            r.numbered("b")?;
+            r.expect(":")?;
+            r.dtype()
+        })?;
+        kernel.scalars = self.list(|r, _| {
+            r.numbered("s")?;
+            r.expect(":")?;
+            let name = r.word();
+            let kinds = [ScalarKind::Bool, ScalarKind::Int, ScalarKind::Float];
+            kinds.into_iter().find(|k| k.name() == name).map_or_else(|| r.fail("a kind of number"), Ok)
+        })?;
+        self.expect("{")?;
+        while !self.eat("}") {
+            if self.eat("store") {
+                let buffer = self.numbered("b")?;
+                self.expect("[")?;
+                let index = self.index("]")?;
+                self.expect("<-")?;
+                let value = self.numbered("%")?;
+                kernel.stores.push(Store { buffer, index, value });
+                continue;
+            }
+            self.numbered("%")?;
+            self.expect("=")?;
+            let kind = self.expr()?;
+            self.expect(":")?;
+            let dtype = self.dtype()?;
+            kernel.exprs.push(Expr { dtype, kind });
+        }
+        Ok(kernel)
+    }
+
+    fn expr(&mut self) -> Read<ExprKind> {
+        Ok(match self.word() {
+            "scalar" => ExprKind::Scalar(self.numbered("s")?),
+            "literal" => ExprKind::Literal(self.number()?),
+            "load" => {
+                let buffer = self.numbered("b")?;
+                self.expect("[")?;
+                ExprKind::Load { buffer, index: self.index("]")? }
+            }
+            "position" => {
+                self.expect("[")?;
+                ExprKind::Position(self.index("]")?)
+            }
+            name @ ("sum" | "max") => {
+                let reduction = if name == "sum" { Reduction::Sum } else { Reduction::Max };
+                let arg = self.list(|r, _| r.numbered("%"))?;
+                match arg.first() {
+                    Some(&arg) => ExprKind::Reduce(reduction, arg),
+                    None => return self.fail("an operand"),
+                }
+            }
+            "bounded" => {
+                self.expect("(")?;
+                let value = self.numbered("%")?;
+                self.expect(",")?;
+                let size = self.number()?;
+                self.expect(",")?;
+                let code = self.number()? as usize;
+                self.expect(")")?;
+                ExprKind::Bounded { value, size, code }
+            }
+            name => match Operation::ALL.into_iter().find(|op| op.name() == name) {
+                Some(op) => ExprKind::Apply(op, self.list(|r, _| r.numbered("%"))?.into_iter().collect()),
+                None => return self.fail("an expression"),
+            },
+        })
+    }
+}
+
+impl FromStr for Kernel {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Kernel, ParseError> {
+        Reader { text, line: 1 }.kernel()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_survives_a_round_trip() {
+        let text = "\
+rows chunk 64 (i0: outer 4, i1: inner 1024) (b0: f32, b1: i64, b2: bool) (s0: float) {
+  %0 = load b1[i0] : i64
+  %1 = bounded(%0, 9, 1) : i64
+  %2 = load b0[i0*3 + (i1 + 2)/5 + (i1)%5*7 + %1<9*4] : f32
+  %3 = scalar s0 : f32
+  %4 = add(%2, %3) : f32
+  %5 = max(%4) : f32
+  %6 = position [i1 + 3] : i64
+  %7 = literal 0 : f32
+  %8 = lt(%5, %7) : bool
+  store b2[i0] <- %8
+}
+";
+        let kernel: Kernel = text.parse().unwrap();
+        assert_eq!(kernel.to_string(), text);
+    }
+
+    #[test]
+    fn errors_say_where() {
+        let error = "rows () () () {\n  %0 = nonsense : f32\n}".parse::<Kernel>().unwrap_err();
+        assert_eq!(error.to_string(), "line 2: expected an expression");
+    }
+}

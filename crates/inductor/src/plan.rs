@@ -1,0 +1,258 @@
+//! What comes out: kernels as C text, buffers, steps in order. Plain data; running it needs no allocation.
+
+use kiln_ir::math::c::{self, CIsa};
+use kiln_ir::math::{Function, Width};
+use kiln_ir::{DType, Loc, Op, Scalar, Shape, Strides};
+
+use crate::report::Report;
+
+/// Index into [`Plan::buffers`].
+#[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct BufferId(pub u32);
+
+impl BufferId {
+    /// As an index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Where a buffer lives.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// The memory of this graph input.
+    Input(usize),
+    /// Fresh memory for this graph output.
+    Output(usize),
+    /// The run's arena, at this byte.
+    Arena {
+        /// Byte offset, a multiple of 64.
+        offset: usize,
+    },
+}
+
+/// A piece of memory that steps read and write.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BufferPlan {
+    /// Where it lives.
+    pub place: Place,
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Shape,
+    /// Strides in elements.
+    pub strides: Strides,
+    /// Bytes it occupies (of an input: of its elements).
+    pub bytes: usize,
+}
+
+/// A number that a step needs.
+#[derive(Copy, Clone, PartialEq, Debug)]
+pub enum ScalarRef {
+    /// The graph input with this number.
+    Input(usize),
+    /// A number of the program text.
+    Constant(Scalar),
+    /// Result of [`Plan::scalars`].
+    Computed(usize),
+}
+
+/// An op on numbers, run on the host before the steps ([`Plan::eval_scalars`]).
+#[derive(Clone, PartialEq, Debug)]
+pub struct ScalarOp {
+    /// The op.
+    pub op: Op,
+    /// Its operands.
+    pub args: Vec<ScalarRef>,
+    /// The kind of its result.
+    pub kind: kiln_ir::ScalarKind,
+}
+
+/// A buffer and the element at which an access begins.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub struct BufferRef {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Offset in elements.
+    pub offset: i64,
+}
+
+/// A strided matrix.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct MatrixRef {
+    /// Where element (0, 0) is.
+    pub at: BufferRef,
+    /// Elements from one row to the next.
+    pub row: i64,
+    /// Elements from one column to the next.
+    pub column: i64,
+}
+
+/// A strided tensor.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ViewRef {
+    /// Where its first element is.
+    pub at: BufferRef,
+    /// Sizes.
+    pub shape: Shape,
+    /// Strides in elements.
+    pub strides: Strides,
+}
+
+/// What a status other than 0 of a kernel means.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CheckText {
+    /// The op whose operand was out of range.
+    pub op: &'static str,
+    /// The size of the dim that was indexed.
+    pub size: i64,
+    /// The user's line.
+    pub loc: Loc,
+}
+
+/// Distribution of a random fill.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum Distribution {
+    /// Uniform in [0, 1).
+    Uniform,
+    /// Standard normal.
+    Normal,
+}
+
+/// One thing to do. Steps run in order; each may use all threads.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Step {
+    /// Calls a kernel over `0..items`.
+    Kernel {
+        /// Index into [`Plan::kernels`].
+        kernel: usize,
+        /// Its buffers, by first byte: for a table kernel, `columns` per row.
+        bufs: Vec<BufferRef>,
+        /// Extents, strides, chunks.
+        ints: Vec<i64>,
+        /// Numbers.
+        scalars: Vec<ScalarRef>,
+        /// Items to split over threads.
+        items: i64,
+        /// Fewest items worth a thread.
+        grain: i64,
+        /// Scratch memory per thread.
+        scratch_bytes: usize,
+        /// What status n + 1 means.
+        checks: Vec<CheckText>,
+    },
+    /// `dst = lhs · rhs`, or `dst += lhs · rhs`.
+    Gemm {
+        /// Rows of the result.
+        m: usize,
+        /// Columns of the result.
+        n: usize,
+        /// Inner size.
+        k: usize,
+        /// Left operand.
+        lhs: MatrixRef,
+        /// Right operand.
+        rhs: MatrixRef,
+        /// Result.
+        dst: MatrixRef,
+        /// Whether to add to what is there.
+        accumulate: bool,
+        /// Element type.
+        dtype: DType,
+    },
+    /// Fills a dense buffer with random numbers.
+    Random {
+        /// The distribution.
+        distribution: Distribution,
+        /// The buffer.
+        buffer: BufferId,
+        /// The seed, an integer.
+        seed: ScalarRef,
+        /// The first counter, an integer.
+        offset: ScalarRef,
+    },
+    /// Copies a dense buffer to another of as many elements, in row-major order.
+    Copy {
+        /// From; dense.
+        src: BufferId,
+        /// To; of any strides.
+        dst: BufferId,
+    },
+    /// An op without a lowering, run by a library call.
+    Fallback {
+        /// The op.
+        op: Op,
+        /// Operands.
+        args: Vec<ViewRef>,
+        /// Dense results.
+        outs: Vec<BufferId>,
+        /// The user's line.
+        loc: Loc,
+    },
+}
+
+/// A C function.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KernelSource {
+    /// Its name, made from a hash of its text.
+    pub name: String,
+    /// Lanes of its vectors.
+    pub lanes: usize,
+    /// Its text, without prelude and mathematics.
+    pub code: String,
+    /// The mathematics it calls.
+    pub functions: Vec<(Function, Width)>,
+    /// Whether it calls the C library's mathematics.
+    pub needs_libm: bool,
+    /// The ops it implements, with the user's lines (of the first place it is used at).
+    pub ops: Vec<String>,
+    /// The loops it was written from.
+    pub loops: String,
+}
+
+impl KernelSource {
+    /// A complete C source with this function.
+    pub fn source(&self, isa: CIsa) -> String {
+        KernelSource::shard(&[self], isa)
+    }
+
+    /// One C source for several kernels, which must have equal lanes.
+    pub fn shard(kernels: &[&KernelSource], isa: CIsa) -> String {
+        let lanes = kernels.first().map_or(4, |k| k.lanes);
+        let mut out = c::prelude(lanes, isa);
+        out.push_str(&crate::c::helpers(lanes, isa, kernels));
+        let mut functions: Vec<(Function, Width)> =
+            kernels.iter().flat_map(|k| k.functions.iter().copied()).collect();
+        functions.sort();
+        functions.dedup();
+        for (function, width) in functions {
+            out.push_str(&c::function(function, width));
+        }
+        for kernel in kernels {
+            out.push('\n');
+            out.push_str(&kernel.code);
+        }
+        out
+    }
+}
+
+/// A lowered graph.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// Distinct kernels.
+    pub kernels: Vec<KernelSource>,
+    /// Memory.
+    pub buffers: Vec<BufferPlan>,
+    /// Ops on numbers, in order, run before the steps.
+    pub scalars: Vec<ScalarOp>,
+    /// What to do, in order.
+    pub steps: Vec<Step>,
+    /// Size of the arena.
+    pub arena_bytes: usize,
+    /// The buffer of every graph output.
+    pub outputs: Vec<BufferId>,
+    /// The instruction set of the text.
+    pub isa: CIsa,
+    /// What was decided and why.
+    pub report: Report,
+}

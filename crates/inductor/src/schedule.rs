@@ -1,0 +1,286 @@
+//! How a kernel runs its loops: trivial loops dropped, the vector axis chosen, loops ordered and joined, tall
+//! reductions cut into chunks.
+
+use kiln_ir::DType;
+
+use crate::index::{AxisId, ExprId, Index};
+use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
+
+/// Elements of a chunk of a tall reduction. Fixed, so that results don't depend on the number of threads.
+const CHUNK: i64 = 65536;
+
+/// Orders and joins the loops of a lowered kernel.
+fn schedule(mut kernel: Kernel) -> Kernel {
+    keep(&mut kernel, &|axis| axis.extent != 1);
+    let has_inner = kernel.axes.iter().any(|a| a.inner);
+    if kernel.axes.iter().all(|a| a.inner) {
+        // Something to iterate over, for the one result.
+        kernel.axes.insert(0, Axis { extent: 1, inner: false });
+        shift(&mut kernel, 1);
+        if !has_inner {
+            for store in &mut kernel.stores {
+                store.index.add_scaled(&Index::axis(0), 1);
+            }
+        }
+    }
+    let vector = vector_axis(&kernel, has_inner);
+    kernel.mode = match (has_inner, kernel.axes[vector].inner) {
+        (false, _) => Mode::Map,
+        (true, true) => Mode::Rows,
+        (true, false) => Mode::Columns,
+    };
+    let mut order: Vec<AxisId> = (0..kernel.axes.len()).collect();
+    order.sort_by_key(|&a| (kernel.axes[a].inner, a == vector));
+    permute(&mut kernel, &order);
+    join(&mut kernel);
+    kernel
+}
+
+/// Moves every axis number up.
+fn shift(kernel: &mut Kernel, by: usize) {
+    rewrite(kernel, &|a| Index::axis(a + by));
+}
+
+/// Rewrites every index.
+fn rewrite(kernel: &mut Kernel, axis: &dyn Fn(AxisId) -> Index) {
+    for expr in &mut kernel.exprs {
+        if let ExprKind::Load { index, .. } | ExprKind::Position(index) = &mut expr.kind {
+            *index = index.map(axis, &|v| v);
+        }
+    }
+    for store in &mut kernel.stores {
+        store.index = store.index.map(axis, &|v| v);
+    }
+}
+
+/// Drops the axes for which `wanted` does not hold; their variables are 0.
+fn keep(kernel: &mut Kernel, wanted: &dyn Fn(&Axis) -> bool) {
+    let mut number = 0;
+    let places: Vec<Option<usize>> = kernel
+        .axes
+        .iter()
+        .map(|a| {
+            wanted(a).then(|| {
+                number += 1;
+                number - 1
+            })
+        })
+        .collect();
+    rewrite(kernel, &|a| places[a].map_or(Index::default(), Index::axis));
+    kernel.axes.retain(|a| wanted(a));
+}
+
+fn permute(kernel: &mut Kernel, order: &[AxisId]) {
+    let mut places = vec![0; order.len()];
+    for (new, &old) in order.iter().enumerate() {
+        places[old] = new;
+    }
+    rewrite(kernel, &|a| Index::axis(places[a]));
+    kernel.axes = order.iter().map(|&a| kernel.axes[a]).collect();
+}
+
+fn accesses(kernel: &Kernel) -> Vec<(&Index, i64)> {
+    let loads = kernel.exprs.iter().filter_map(|e| match &e.kind {
+        ExprKind::Load { index, .. } => Some((index, e.dtype.size() as i64)),
+        _ => None,
+    });
+    let stores = kernel.stores.iter().map(|s| (&s.index, 2 * kernel.buffers[s.buffer].size() as i64));
+    loads.chain(stores).collect()
+}
+
+/// The axis along which most bytes lie side by side.
+fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
+    let accesses = accesses(kernel);
+    let size = |index: &Index| -> f64 {
+        (0..kernel.axes.len()).filter(|&a| index.mentions(a)).map(|a| kernel.axes[a].extent as f64).product()
+    };
+    let score = |axis: AxisId| -> f64 {
+        let sum: f64 = accesses
+            .iter()
+            .map(|(index, bytes)| match (index.factor(axis), index.is_nested(axis)) {
+                (1, false) => size(index) * *bytes as f64,
+                (0, false) => 0.0,
+                _ => -size(index) * *bytes as f64,
+            })
+            .sum();
+        // Vectors along a short axis are mostly empty.
+        sum * (kernel.axes[axis].extent as f64 / 16.0).min(1.0)
+    };
+    let mut best = kernel.axes.len() - 1;
+    if has_inner {
+        best = (0..kernel.axes.len()).rev().find(|&a| kernel.axes[a].inner).unwrap_or(best);
+    }
+    let mut best_score = score(best);
+    for axis in (0..kernel.axes.len()).rev() {
+        let s = score(axis);
+        if s > best_score {
+            (best, best_score) = (axis, s);
+        }
+    }
+    best
+}
+
+/// Joins neighbouring axes that every access walks through as one.
+fn join(kernel: &mut Kernel) {
+    let mut a = 0;
+    while a + 1 < kernel.axes.len() {
+        let (outer, inner) = (kernel.axes[a], kernel.axes[a + 1]);
+        let fits = |index: &Index| {
+            index.factor(a) == index.factor(a + 1) * inner.extent
+                && !index.is_nested(a)
+                && !index.is_nested(a + 1)
+        };
+        let positions = kernel.exprs.iter().filter_map(|e| match &e.kind {
+            ExprKind::Position(index) => Some(index),
+            _ => None,
+        });
+        let all = accesses(kernel).iter().all(|(index, _)| fits(index)) && { positions }.all(fits);
+        if outer.inner != inner.inner || !all {
+            a += 1;
+            continue;
+        }
+        kernel.axes[a].extent *= inner.extent;
+        // The pair i_a·e + i_(a+1) is the new variable: its factor is the inner one's.
+        rewrite(kernel, &|axis| match axis {
+            x if x < a => Index::axis(x),
+            x if x == a => Index::default(),
+            x => Index::axis(x - 1),
+        });
+        kernel.axes.remove(a + 1);
+    }
+}
+
+/// A kernel in its final form, with the old numbers of its buffers and scalars.
+pub(crate) struct Scheduled {
+    pub kernel: Kernel,
+    pub buffers: Vec<usize>,
+    pub scalars: Vec<usize>,
+}
+
+/// Prunes and schedules a lowered kernel. A reduction to few elements over many becomes two kernels: the first
+/// leaves partial results of chunks, the second combines them. Partial buffers are numbered after the kernel's
+/// own; their dtypes and sizes are returned.
+pub(crate) fn finish(kernel: Kernel) -> (Vec<Scheduled>, Vec<(DType, i64)>) {
+    match cut(&kernel) {
+        Some((first, second, sizes)) => (vec![first, second], sizes),
+        None => (vec![pruned(kernel)], Vec::new()),
+    }
+}
+
+fn pruned(mut kernel: Kernel) -> Scheduled {
+    let (buffers, scalars) = kernel.prune();
+    Scheduled { kernel: schedule(kernel), buffers, scalars }
+}
+
+fn is_whole(kernel: &Kernel, store: &Store) -> bool {
+    (0..kernel.axes.len()).any(|a| kernel.axes[a].inner && store.index.mentions(a))
+}
+
+fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
+    let (outer, inner) = (kernel.count(false), kernel.count(true));
+    let depths = kernel.depths();
+    let has_inner = kernel.axes.iter().any(|a| a.inner);
+    let one_pass = depths.iter().all(|&d| d <= 1)
+        && kernel.stores.iter().all(|s| depths[s.value] == 0 || !is_whole(kernel, s));
+    if !has_inner || outer > 16 || inner < 32768 || !one_pass {
+        return None;
+    }
+    let reductions: Vec<ExprId> =
+        (0..kernel.exprs.len()).filter(|&e| matches!(kernel.exprs[e].kind, ExprKind::Reduce(..))).collect();
+    let base = kernel.buffers.len();
+    let (mut place, mut step) = (Index::default(), 1);
+    for (a, axis) in kernel.axes.iter().enumerate().rev().filter(|(_, axis)| !axis.inner) {
+        place.add_scaled(&Index::axis(a), step);
+        step *= axis.extent;
+    }
+
+    let mut first = kernel.clone();
+    first.stores.retain(|s| is_whole(kernel, s));
+    for (n, &e) in reductions.iter().enumerate() {
+        first.buffers.push(kernel.exprs[e].dtype);
+        first.stores.push(Store { buffer: base + n, index: place.clone(), value: e });
+    }
+    let mut first = pruned(first);
+    let k = &mut first.kernel;
+    let axis = k.outer();
+    let row = k.count(true) / k.axes[axis].extent.max(1);
+    let chunk = (CHUNK / (row * outer).max(1)).max(1);
+    let chunks = (k.axes[axis].extent + chunk - 1) / chunk;
+    // A new outermost axis counts the chunks.
+    k.chunk = Some(chunk);
+    k.axes.insert(0, Axis { extent: chunks, inner: false });
+    shift(k, 1);
+    let own = k.stores.len() - reductions.len();
+    for store in &mut k.stores[own..] {
+        store.index.add_scaled(&Index::axis(0), outer);
+    }
+
+    // The second kernel reduces over the chunks: one new inner axis in place of all others.
+    let mut second = kernel.clone();
+    second.stores.retain(|s| !is_whole(kernel, s));
+    let new_axis = second.axes.len();
+    for axis in second.axes.iter_mut().filter(|a| a.inner) {
+        axis.extent = 1;
+    }
+    second.axes.push(Axis { extent: chunks, inner: true });
+    for (n, &e) in reductions.iter().enumerate() {
+        let mut index = place.clone();
+        index.add_scaled(&Index::axis(new_axis), outer);
+        let ExprKind::Reduce(reduction, _) = second.exprs[e].kind else { continue };
+        let dtype = second.exprs[e].dtype;
+        second.buffers.push(dtype);
+        second.exprs.push(Expr { dtype, kind: ExprKind::Load { buffer: base + n, index } });
+        second.exprs[e].kind = ExprKind::Reduce(reduction, second.exprs.len() - 1);
+    }
+    sort_operands(&mut second);
+    let sizes = reductions.iter().map(|&e| (kernel.exprs[e].dtype, outer * chunks)).collect();
+    Some((first, pruned(second), sizes))
+}
+
+/// Puts expressions in an order in which operands come first again.
+fn sort_operands(kernel: &mut Kernel) {
+    let mut order = Vec::new();
+    let mut done = vec![false; kernel.exprs.len()];
+    fn visit(kernel: &Kernel, e: ExprId, done: &mut [bool], order: &mut Vec<ExprId>) {
+        if std::mem::replace(&mut done[e], true) {
+            return;
+        }
+        for operand in kernel.operands(e) {
+            visit(kernel, operand, done, order);
+        }
+        order.push(e);
+    }
+    for e in 0..kernel.exprs.len() {
+        visit(kernel, e, &mut done, &mut order);
+    }
+    let mut places = vec![0; order.len()];
+    for (new, &old) in order.iter().enumerate() {
+        places[old] = new;
+    }
+    let same = |a| Index::axis(a);
+    let moved = |e: ExprId| places[e];
+    let exprs = order
+        .iter()
+        .map(|&old| {
+            let Expr { dtype, kind } = kernel.exprs[old].clone();
+            let kind = match kind {
+                ExprKind::Load { buffer, index } => {
+                    ExprKind::Load { buffer, index: index.map(&same, &moved) }
+                }
+                ExprKind::Position(index) => ExprKind::Position(index.map(&same, &moved)),
+                ExprKind::Apply(op, args) => ExprKind::Apply(op, args.iter().map(|&a| places[a]).collect()),
+                ExprKind::Reduce(r, arg) => ExprKind::Reduce(r, places[arg]),
+                ExprKind::Bounded { value, size, code } => {
+                    ExprKind::Bounded { value: places[value], size, code }
+                }
+                kind @ (ExprKind::Scalar(_) | ExprKind::Literal(_)) => kind,
+            };
+            Expr { dtype, kind }
+        })
+        .collect();
+    kernel.exprs = exprs;
+    for store in &mut kernel.stores {
+        store.value = places[store.value];
+        store.index = store.index.map(&same, &moved);
+    }
+}

@@ -1,0 +1,166 @@
+//! Pointer-table kernels: ops over lists as one kernel that runs over a table of pointers, one row per tensor.
+
+use kiln_ir::{DType, Def, Graph, Op, ScalarKind, TensorTy, Ty, Value};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::fuse::Fusion;
+use crate::index::{ExprId, Index};
+use crate::loops::{Axis, ExprKind, Kernel, Mode, Store};
+use crate::lower::{Builder, operand_dtype};
+
+/// List values over equal shapes that are computed together.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    pub roots: Vec<Value>,
+    shapes: Vec<kiln_ir::Shape>,
+}
+
+/// The kernel for the rows of one combination of dtypes.
+pub(crate) struct TableKernel {
+    /// Buffers are the columns: packed lists first, then the roots.
+    pub kernel: Kernel,
+    /// The packed lists (`list` nodes' results) behind the first columns.
+    pub packs: Vec<Value>,
+    pub scalars: Vec<(Value, ScalarKind)>,
+    /// Which rows it runs over.
+    pub rows: Vec<usize>,
+    pub nodes: Vec<u32>,
+}
+
+fn items(graph: &Graph, list: Value) -> &[TensorTy] {
+    graph.ty(list).as_list().map_or(&[], |l| l)
+}
+
+impl Table {
+    /// One table per list value that is taken apart again.
+    pub fn find(graph: &Graph, live: &[bool]) -> Vec<Table> {
+        let mut seen = FxHashSet::default();
+        let mut out = Vec::new();
+        for (n, node) in graph.nodes.iter().enumerate() {
+            if live[n]
+                && let Op::ListGet { .. } = node.op
+                && seen.insert(node.args[0])
+                && !matches!(graph.producer(node.args[0]).map(|n| &n.op), Some(Op::List {}))
+            {
+                let root = node.args[0];
+                let shapes = items(graph, root).iter().map(|t| t.shape.clone()).collect();
+                out.push(Table { roots: vec![root], shapes });
+            }
+        }
+        out
+    }
+
+    /// Whether two tables have equal rows.
+    pub fn fits(&self, other: &Table) -> bool {
+        self.shapes == other.shapes
+    }
+
+    /// The `list_get` nodes' results that it makes.
+    pub fn results(&self, graph: &Graph) -> Vec<Value> {
+        let roots: FxHashSet<Value> = self.roots.iter().copied().collect();
+        graph
+            .nodes
+            .iter()
+            .filter(|n| matches!(n.op, Op::ListGet { .. }) && roots.contains(&n.args[0]))
+            .map(|n| n.outs[0])
+            .collect()
+    }
+
+    /// The packed lists that its roots are computed from.
+    pub fn packs(&self, graph: &Graph) -> Vec<Value> {
+        let (mut out, mut seen) = (Vec::new(), FxHashSet::default());
+        let mut todo = self.roots.clone();
+        while let Some(v) = todo.pop() {
+            if !seen.insert(v) || graph.ty(v).is_scalar() {
+                continue;
+            }
+            let Some(node) = graph.producer(v) else { continue };
+            match node.op {
+                Op::List {} => out.push(v),
+                _ => todo.extend(node.args.iter().copied()),
+            }
+        }
+        out.sort_unstable();
+        out
+    }
+
+    /// The stored values and inputs that it reads.
+    pub fn reads(&self, fusion: &Fusion<'_>) -> Vec<Value> {
+        let graph = fusion.graph;
+        let packs = self.packs(graph);
+        let elements = packs.iter().filter_map(|&p| graph.producer(p)).flat_map(|n| n.args.iter());
+        elements.map(|&v| fusion.element(v).base).collect()
+    }
+
+    /// The kernels, one per combination of dtypes.
+    pub fn lower(&self, graph: &Graph) -> Vec<TableKernel> {
+        let lists = self.lists(graph);
+        let mut classes: Vec<(Vec<DType>, Vec<usize>)> = Vec::new();
+        let mut known: FxHashMap<Vec<DType>, usize> = FxHashMap::default();
+        for row in (0..self.shapes.len()).filter(|&r| self.shapes[r].numel() > 0) {
+            let key: Vec<DType> = lists.iter().map(|&l| items(graph, l)[row].dtype).collect();
+            let at = *known.entry(key.clone()).or_insert_with(|| {
+                classes.push((key, Vec::new()));
+                classes.len() - 1
+            });
+            classes[at].1.push(row);
+        }
+        classes.into_iter().map(|(_, rows)| self.lower_rows(graph, rows)).collect()
+    }
+
+    fn lists(&self, graph: &Graph) -> Vec<Value> {
+        let (mut out, mut seen) = (Vec::new(), FxHashSet::default());
+        let mut todo = self.roots.clone();
+        while let Some(v) = todo.pop() {
+            if seen.insert(v) && matches!(graph.ty(v), Ty::List(_)) {
+                out.push(v);
+                if let Some(node) = graph.producer(v)
+                    && !matches!(node.op, Op::List {})
+                {
+                    todo.extend(node.args.iter().copied());
+                }
+            }
+        }
+        out.sort_unstable();
+        out
+    }
+
+    fn lower_rows(&self, graph: &Graph, rows: Vec<usize>) -> TableKernel {
+        let row = rows[0];
+        let packs = self.packs(graph);
+        let mut builder = Builder::default();
+        let mut exprs: FxHashMap<Value, ExprId> = FxHashMap::default();
+        let mut nodes = Vec::new();
+        for list in self.lists(graph) {
+            let Def::Node { node: number, .. } = graph.def(list) else { continue };
+            let node = &graph.nodes[number as usize];
+            let dtype = items(graph, list)[row].dtype;
+            if let Op::List {} = node.op {
+                let buffer = packs.iter().position(|&p| p == list).unwrap_or(0);
+                exprs.insert(list, builder.push(dtype, ExprKind::Load { buffer, index: Index::axis(0) }));
+                continue;
+            }
+            nodes.push(number);
+            let operands = operand_dtype(&node.op, node.args.iter().map(|&v| graph.ty(v)), row);
+            let made = builder.pointwise::<std::convert::Infallible>(
+                &node.op,
+                &node.args,
+                operands,
+                dtype,
+                &mut |b, v, wanted| Ok(exprs.get(&v).copied().unwrap_or_else(|| b.scalar(v, wanted))),
+            );
+            if let Ok(Some(expr)) = made {
+                exprs.insert(list, expr);
+            }
+        }
+        let mut kernel = Kernel::empty(Mode::Table);
+        kernel.axes = vec![Axis { extent: 0, inner: false }];
+        kernel.buffers = packs.iter().chain(&self.roots).map(|&l| items(graph, l)[row].dtype).collect();
+        kernel.scalars = builder.scalars.iter().map(|(_, kind)| *kind).collect();
+        kernel.exprs = builder.exprs;
+        for (r, root) in self.roots.iter().enumerate() {
+            kernel.stores.push(Store { buffer: packs.len() + r, index: Index::axis(0), value: exprs[root] });
+        }
+        TableKernel { kernel, packs, scalars: builder.scalars, rows, nodes }
+    }
+}

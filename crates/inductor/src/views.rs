@@ -1,0 +1,138 @@
+//! Views as strides: where the elements of a value lie in the buffer of another, if strides can say it.
+
+use kiln_ir::{Def, Graph, Op, Shape, Strides, Value};
+use rustc_hash::FxHashSet;
+
+/// A value as a strided look at a stored value or an input.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct View {
+    pub base: Value,
+    pub offset: i64,
+    pub strides: Strides,
+}
+
+/// The base of a value that strides can describe. `stored` values are dense and end the search; a reshape that
+/// strides can't express makes the value its own base.
+pub(crate) fn view_of(graph: &Graph, layouts: &[Strides], stored: &FxHashSet<Value>, value: Value) -> View {
+    let shape = |v: Value| graph.ty(v).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+    let dense = |v: Value| View { base: v, offset: 0, strides: shape(v).contiguous_strides() };
+    if stored.contains(&value) {
+        return dense(value);
+    }
+    let node = match graph.def(value) {
+        Def::Input(number) => {
+            return View { base: value, offset: 0, strides: layouts[number as usize].clone() };
+        }
+        Def::Node { node, .. } => &graph.nodes[node as usize],
+    };
+    let Some(&x) = node.args.first() else { return dense(value) };
+    match &node.op {
+        Op::Permute { dims } => {
+            let mut view = view_of(graph, layouts, stored, x);
+            view.strides = dims.iter().map(|&d| view.strides[d]).collect();
+            view
+        }
+        Op::Expand { shape: to } => {
+            let mut view = view_of(graph, layouts, stored, x);
+            let from = shape(x);
+            let lead = to.rank() - from.rank();
+            view.strides =
+                (0..to.rank())
+                    .map(|d| {
+                        if d < lead || (from[d - lead] == 1 && to[d] != 1) {
+                            0
+                        } else {
+                            view.strides[d - lead]
+                        }
+                    })
+                    .collect();
+            view
+        }
+        Op::Slice { dim, start, step, .. } => {
+            let mut view = view_of(graph, layouts, stored, x);
+            view.offset += view.strides[*dim] as i64 * *start as i64;
+            view.strides[*dim] *= *step as isize;
+            view
+        }
+        Op::Reshape { shape: to } => {
+            let view = view_of(graph, layouts, stored, x);
+            match reshaped(&shape(x), &view.strides, to) {
+                Some(strides) => View { strides, ..view },
+                None => dense(value),
+            }
+        }
+        _ => dense(value),
+    }
+}
+
+/// Strides of a reshape, if there are any.
+pub(crate) fn reshaped(from: &Shape, strides: &Strides, to: &Shape) -> Option<Strides> {
+    if from.numel() == 0 {
+        return Some(to.contiguous_strides());
+    }
+    // Dims of size 1 have no say; runs of dims that lie end to end are one.
+    let mut runs: Vec<(usize, isize)> = Vec::new();
+    for d in (0..from.rank()).filter(|&d| from[d] != 1) {
+        match runs.last_mut() {
+            Some((size, stride)) if *stride == strides[d] * from[d] as isize => {
+                *size *= from[d];
+                *stride = strides[d];
+            }
+            _ => runs.push((from[d], strides[d])),
+        }
+    }
+    let mut out = to.contiguous_strides();
+    let mut left = runs.pop();
+    for d in (0..to.rank()).rev() {
+        if to[d] == 1 {
+            continue;
+        }
+        while let Some((1, _)) = left {
+            left = runs.pop();
+        }
+        let (size, stride) = left?;
+        if size % to[d] != 0 {
+            return None;
+        }
+        out[d] = stride;
+        left = Some((size / to[d], stride * to[d] as isize));
+    }
+    Some(out)
+}
+
+/// Whether strides describe a dense tensor in some order of its dims.
+pub(crate) fn is_dense(shape: &Shape, strides: &Strides) -> bool {
+    let mut dims: Vec<(isize, usize)> =
+        (0..shape.rank()).filter(|&d| shape[d] != 1).map(|d| (strides[d], shape[d])).collect();
+    dims.sort_unstable();
+    let mut expected = 1;
+    dims.into_iter().all(|(stride, size)| {
+        let fits = stride == expected;
+        expected *= size as isize;
+        fits
+    })
+}
+
+/// Whether strides are row-major (dims of size 1 don't matter).
+pub(crate) fn is_row_major(shape: &Shape, strides: &Strides) -> bool {
+    let want = shape.contiguous_strides();
+    shape.numel() == 0 || (0..shape.rank()).all(|d| shape[d] == 1 || strides[d] == want[d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reshapes_have_strides_where_runs_allow() {
+        let check = |from: &[usize], strides: &[isize], to: &[usize], want: Option<&[isize]>| {
+            let got = reshaped(&from.into(), &Strides::from_slice(strides), &to.into());
+            assert_eq!(got.as_deref(), want, "{from:?} {strides:?} to {to:?}");
+        };
+        check(&[4, 6], &[6, 1], &[24], Some(&[1]));
+        check(&[4, 6], &[6, 1], &[2, 2, 3, 2], Some(&[12, 6, 2, 1]));
+        check(&[4, 6], &[1, 4], &[24], None);
+        check(&[4, 6], &[1, 4], &[2, 2, 6], Some(&[2, 1, 4]));
+        check(&[4, 1], &[9, 0], &[4], Some(&[9]));
+    }
+}

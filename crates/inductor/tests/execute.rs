@@ -1,0 +1,272 @@
+//! Plans are compiled, run, and compared with the naive evaluator.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
+
+mod support;
+
+use kiln_inductor::{Options, Place, Step};
+use kiln_ir::Graph;
+use support::{Random, best_isa, check_run, check_strided, check_text};
+
+#[test]
+fn pointwise() {
+    let plan = check_text(
+        "graph(%0: f32[5, 7], %1: f32[5, 7], %2: float) {
+  %3 = mul(%0, %2) : f32[5, 7]
+  %4 = add(%3, %1) : f32[5, 7]
+  %5 = tanh(%4) : f32[5, 7]
+  return %5
+}",
+    );
+    assert_eq!(plan.steps.len(), 1);
+}
+
+#[test]
+fn softmax() {
+    for (rows, n) in [(3, 5), (7, 16), (4, 33), (2, 4099)] {
+        let plan = check_text(&format!(
+            "graph(%0: f32[{rows}, {n}]) {{
+  %1 = amax(%0) {{dims: [1], keepdim: false}} : f32[{rows}]
+  %2 = reshape(%1) {{shape: [{rows}, 1]}} : f32[{rows}, 1]
+  %3 = expand(%2) {{shape: [{rows}, {n}]}} : f32[{rows}, {n}]
+  %4 = sub(%0, %3) : f32[{rows}, {n}]
+  %5 = exp(%4) : f32[{rows}, {n}]
+  %6 = sum(%5) {{dims: [1], keepdim: false}} : f32[{rows}]
+  %7 = reshape(%6) {{shape: [{rows}, 1]}} : f32[{rows}, 1]
+  %8 = expand(%7) {{shape: [{rows}, {n}]}} : f32[{rows}, {n}]
+  %9 = div(%5, %8) : f32[{rows}, {n}]
+  return %9
+}}"
+        ));
+        assert_eq!(plan.steps.len(), 1);
+    }
+}
+
+#[test]
+fn strided_inputs() {
+    check_strided(
+        "graph(%0: f32[5, 7], %1: f32[5, 7]) {
+  %2 = add(%0, %1) : f32[5, 7]
+  return %2
+}",
+        &[(0, &[1, 5]), (1, &[0, 2])],
+    );
+}
+
+/// Every golden graph that is not too large for the naive evaluator.
+#[test]
+fn golden_graphs() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    for file in std::fs::read_dir(folder).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        let graph: Graph = text
+            .lines()
+            .skip(1)
+            .take_while(|l| !l.starts_with("; ----"))
+            .collect::<Vec<_>>()
+            .join("\n")
+            .parse()
+            .unwrap();
+        let size: usize =
+            graph.inputs.iter().filter_map(|&v| graph.ty(v).as_tensor()).map(|t| t.shape.numel()).sum();
+        if size > 300_000 {
+            continue;
+        }
+        let mut inputs = Random(5).inputs(&graph);
+        for input in &mut inputs {
+            // Integers are class numbers there.
+            if let support::naive::Val::Tensor(t) = input {
+                for x in t.data.iter_mut().filter(|_| t.dtype == kiln_ir::DType::I64) {
+                    *x = kiln_ir::Scalar::Int(x.as_i64().abs());
+                }
+            }
+        }
+        check_run(&graph, &Options::dense(&graph, best_isa(), 2), &inputs);
+    }
+}
+
+#[test]
+fn zero_dims_and_no_elements() {
+    check_text(
+        "graph(%0: f32[], %1: f32[0, 3], %2: f64[2, 0]) {
+  %3 = exp(%0) : f32[]
+  %4 = neg(%1) : f32[0, 3]
+  %5 = sum(%1) {dims: [0], keepdim: false} : f32[3]
+  %6 = sum(%2) {dims: [0, 1], keepdim: false} : f64[]
+  %7 = expand(%0) {shape: [2, 3]} : f32[2, 3]
+  %8 = cat(%1, %7) {dim: 0} : f32[2, 3]
+  write %0 <- %3
+  return %3, %4, %5, %6, %8
+}",
+    );
+}
+
+#[test]
+fn integers_and_truth_values() {
+    check_text(
+        "graph(%0: i64[37], %1: i64[37], %2: bool[37], %3: int) {
+  %4 = mul(%0, %3) : i64[37]
+  %5 = add(%4, %1) : i64[37]
+  %6 = abs(%5) : i64[37]
+  %7 = pow(%0, %6) : i64[37]
+  %8 = gt(%0, %1) : bool[37]
+  %9 = logical_and(%8, %2) : bool[37]
+  %10 = where(%9, %5, %7) : i64[37]
+  %11 = to(%10) {dtype: f32} : f32[37]
+  %12 = to(%9) {dtype: i64} : i64[37]
+  %13 = sum(%12) {dims: [0], keepdim: false} : i64[]
+  %14 = amax(%10) {dims: [0], keepdim: false} : i64[]
+  %15 = add(%2, %8) : bool[37]
+  %16 = amax(%15) {dims: [0], keepdim: false} : bool[]
+  return %9, %10, %11, %13, %14, %15, %16
+}",
+    );
+}
+
+#[test]
+fn an_index_out_of_range_is_an_error_and_touches_nothing() {
+    // Numbers are in -3..4, so some are out of range.
+    let plan = check_text(
+        "graph(%0: f32[5, 3], %1: i64[50, 3]) {
+  %2 = gather(%0, %1) {dim: 0} : f32[50, 3]
+  return %2
+}"
+        .replace("[50, 3]", "[5, 3]")
+        .as_str(),
+    );
+    assert!(
+        matches!(&plan.steps[0], Step::Kernel { checks, .. } if checks[0].op == "gather" && checks[0].size == 5)
+    );
+    check_text(
+        "graph(%0: f32[0, 3], %1: i64[2, 3]) {
+  %2 = constant() {value: 0} : int
+  %3 = maximum(%1, %2) : i64[2, 3]
+  %4 = reshape(%0) {shape: [3, 0]} : f32[3, 0]
+  %5 = reshape(%3) {shape: [3, 2]} : i64[3, 2]
+  %6 = gather(%4, %5) {dim: 1} : f32[3, 2]
+  return %6
+}",
+    );
+}
+
+#[test]
+fn tall_reductions() {
+    for (shape, dims, kept) in
+        [("[70001]", "[0]", "[]"), ("[40001, 5]", "[0]", "[5]"), ("[3, 40000]", "[1]", "[3]")]
+    {
+        let plan = check_text(&format!(
+            "graph(%0: f64{shape}) {{
+  %1 = tanh(%0) : f64{shape}
+  %2 = sum(%1) {{dims: {dims}, keepdim: false}} : f64{kept}
+  %3 = amax(%0) {{dims: {dims}, keepdim: false}} : f64{kept}
+  %4 = add(%2, %3) : f64{kept}
+  return %1, %4
+}}"
+        ));
+        assert_eq!(plan.steps.len(), 2, "{shape}");
+    }
+}
+
+#[test]
+fn write_backs_in_place_and_not() {
+    // Same place: in the kernel itself.
+    let plan = check_text(
+        "graph(%0: f32[6, 6], %1: f32[6, 6]) {
+  %2 = add(%0, %1) : f32[6, 6]
+  write %0 <- %2
+  return
+}",
+    );
+    assert_eq!((plan.steps.len(), plan.arena_bytes), (1, 0));
+    // Another place: through a temporary.
+    let plan = check_text(
+        "graph(%0: f32[6, 6]) {
+  %1 = permute(%0) {dims: [1, 0]} : f32[6, 6]
+  %2 = exp(%1) : f32[6, 6]
+  write %0 <- %2
+  return %1
+}",
+    );
+    assert!(matches!(plan.steps.last(), Some(Step::Copy { .. })));
+    // Read by a product as well: the product comes first.
+    let plan = check_text(
+        "graph(%0: f32[6, 6], %1: f32[6, 6]) {
+  %2 = sub(%0, %1) : f32[6, 6]
+  %3 = mm(%0, %1) : f32[6, 6]
+  write %0 <- %2
+  return %3
+}",
+    );
+    assert!(matches!(plan.steps[..], [Step::Gemm { .. }, Step::Kernel { .. }]));
+    // A normalised row that overwrites its input.
+    check_text(
+        "graph(%0: f32[6, 40]) {
+  %1 = sum(%0) {dims: [1], keepdim: false} : f32[6]
+  %2 = reshape(%1) {shape: [6, 1]} : f32[6, 1]
+  %3 = expand(%2) {shape: [6, 40]} : f32[6, 40]
+  %4 = sub(%0, %3) : f32[6, 40]
+  %5 = exp(%0) : f32[6, 40]
+  %6 = add(%5, %3) : f32[6, 40]
+  write %0 <- %4
+  return %6
+}",
+    );
+}
+
+#[test]
+fn lists() {
+    let text = |a: &str| {
+        format!(
+            "graph(%0: f32[4, 6], %1: f64[7], %2: f32[4, 6], %3: f64[7], %4: float) {{
+  %5 = list(%0, %1) : list(1 x f32[4, 6], 1 x f64[7])
+  %6 = list(%2, %3) : list(1 x f32[4, 6], 1 x f64[7])
+  %7 = foreach_mul(%6, %4) : list(1 x f32[4, 6], 1 x f64[7])
+  %8 = foreach_{a}(%5, %7) : list(1 x f32[4, 6], 1 x f64[7])
+  %9 = list_get(%8) {{index: 0}} : f32[4, 6]
+  %10 = list_get(%8) {{index: 1}} : f64[7]
+  write %0 <- %9
+  write %1 <- %10
+  return
+}}"
+        )
+    };
+    // Two dtypes: two kernels, everything in place.
+    let plan = check_text(&text("add"));
+    assert_eq!((plan.kernels.len(), plan.arena_bytes), (2, 0));
+    assert!(plan.buffers.iter().all(|b| matches!(b.place, Place::Input(_))));
+    // Equally permuted rows are dense, too; unequal ones get a kernel of their own.
+    let plan = check_strided(&text("sub"), &[(0, &[1, 4]), (2, &[1, 4])]);
+    assert_eq!(plan.kernels.len(), 2);
+    check_strided(&text("maximum"), &[(0, &[1, 4])]);
+}
+
+#[test]
+fn equal_layers_share_a_kernel() {
+    let plan = check_text(
+        "graph(%0: f32[8, 16], %1: f32[16, 16], %2: f32[16, 24]) {
+  %3 = mm(%0, %1) : f32[8, 16]
+  %4 = tanh(%3) : f32[8, 16]
+  %5 = mm(%4, %2) : f32[8, 24]
+  %6 = tanh(%5) : f32[8, 24]
+  return %6
+}",
+    );
+    assert_eq!((plan.kernels.len(), plan.steps.len()), (1, 4));
+}
+
+#[test]
+fn numbers_are_computed_once() {
+    let plan = check_text(
+        "graph(%0: f64[9], %1: float, %2: int) {
+  %3 = pow(%1, %2) : float
+  %4 = constant() {value: 1.0} : float
+  %5 = sub(%4, %3) : float
+  %6 = sqrt(%4) : float
+  %7 = lt(%5, %6) : boolean
+  %8 = where(%7, %5, %6) : float
+  %9 = mul(%0, %8) : f64[9]
+  return %9
+}",
+    );
+    assert!(plan.scalars.len() >= 5);
+}

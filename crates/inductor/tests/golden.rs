@@ -1,0 +1,91 @@
+//! Golden files: a graph, then what it is lowered to. `BLESS=1` renews them.
+//!
+//! The first line says what is shown: `; test loops`, `; test loops c`.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::fmt::Write;
+use std::path::Path;
+
+use kiln_inductor::loops::Kernel;
+use kiln_inductor::{Options, Plan, ScalarRef, Step, lower};
+use kiln_ir::math::c::CIsa;
+use kiln_ir::{Graph, Stage};
+
+const RULE: &str = "\n; ----\n";
+
+fn show(plan: &Plan, with_c: bool) -> String {
+    let mut out = String::new();
+    for step in &plan.steps {
+        match step {
+            Step::Kernel { kernel, bufs, scalars, items, .. } => {
+                let at = |b: &kiln_inductor::BufferRef| {
+                    let place = format!("{:?}", plan.buffers[b.buffer.index()].place);
+                    let place = place.replace(" { offset: ", "(").replace(" }", ")");
+                    if b.offset == 0 { place } else { format!("{place}+{}", b.offset) }
+                };
+                let bufs: Vec<String> = bufs.iter().map(at).collect();
+                let scalars: Vec<String> = scalars
+                    .iter()
+                    .map(|s| match s {
+                        ScalarRef::Input(i) => format!("input {i}"),
+                        ScalarRef::Constant(c) => c.to_string(),
+                        ScalarRef::Computed(i) => format!("computed {i}"),
+                    })
+                    .collect();
+                writeln!(out, "kernel {kernel} over {items}: {} [{}]", bufs.join(", "), scalars.join(", "))
+                    .unwrap();
+            }
+            Step::Gemm { m, n, k, lhs, rhs, accumulate, .. } => {
+                let sign = if *accumulate { "+=" } else { "=" };
+                writeln!(
+                    out,
+                    "gemm {m} x {n} {sign} {k}: lhs strides {} {}, rhs strides {} {}",
+                    lhs.row, lhs.column, rhs.row, rhs.column
+                )
+                .unwrap();
+            }
+            Step::Random { distribution, .. } => writeln!(out, "random {distribution:?}").unwrap(),
+            Step::Copy { .. } => writeln!(out, "copy").unwrap(),
+            Step::Fallback { op, .. } => writeln!(out, "library {}", op.name()).unwrap(),
+        }
+    }
+    writeln!(out, "arena {} bytes, {} bytes moved", plan.arena_bytes, plan.report.bytes()).unwrap();
+    for why in &plan.report.why_not {
+        writeln!(out, "not fused: {why}").unwrap();
+    }
+    for kernel in &plan.kernels {
+        writeln!(out, "\n{}", kernel.loops.trim_end()).unwrap();
+        let parsed: Kernel = kernel.loops.parse().unwrap();
+        assert_eq!(parsed.to_string(), kernel.loops);
+        if with_c {
+            writeln!(out, "\n{}", kernel.code.trim_end()).unwrap();
+        }
+    }
+    out
+}
+
+#[test]
+fn golden_files() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
+    files.sort();
+    let mut failed = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let (input, expected) = text.split_once(RULE).unwrap_or((&text, ""));
+        let header = input.lines().next().unwrap();
+        assert!(header.starts_with("; test"), "{}: no header", file.display());
+        let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
+        graph.verify(Stage::Prims, "the golden file").unwrap();
+        let plan = lower(&graph, &Options::dense(&graph, CIsa::Avx512, 2)).unwrap();
+        let got = show(&plan, header.contains(" c"));
+        if got != expected {
+            if std::env::var("BLESS").is_ok() {
+                std::fs::write(&file, format!("{}{RULE}{got}", input.trim_end())).unwrap();
+            } else {
+                failed.push(format!("{}\n{got}", file.display()));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "renew with BLESS=1:\n{}", failed.join("\n"));
+}

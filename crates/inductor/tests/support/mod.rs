@@ -1,0 +1,490 @@
+//! A runner for plans, single-threaded, and comparison with the naive evaluator.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+pub mod naive;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kiln_inductor::{BufferRef, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower};
+use kiln_ir::math::c::{CIsa, FLAGS};
+use kiln_ir::{DType, Graph, Op, Scalar, Shape, Stage, Strides, Ty};
+use naive::{Tensor, Val};
+
+/// Bytes put around every allocation, to see writes outside of it.
+const FENCE: usize = 128;
+const CANARY: u8 = 0xA5;
+
+/// Memory aligned to 64 bytes with a fence on either side.
+pub struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Memory {
+    pub fn new(len: usize) -> Memory {
+        let mut bytes = vec![CANARY; len + 2 * FENCE + 64];
+        let start = (bytes.as_ptr() as usize + FENCE).next_multiple_of(64) - bytes.as_ptr() as usize;
+        bytes[start..start + len].fill(0xEE);
+        Memory { bytes, start, len }
+    }
+
+    pub fn pointer(&mut self) -> *mut u8 {
+        self.bytes[self.start..].as_mut_ptr()
+    }
+
+    fn check(&self) {
+        let outside = self.bytes[..self.start].iter().chain(&self.bytes[self.start + self.len..]);
+        assert!(outside.copied().all(|b| b == CANARY), "a kernel wrote outside its buffer");
+    }
+
+    pub fn write(&mut self, at: usize, dtype: DType, value: Scalar) {
+        let at = self.start + at * dtype.size();
+        match dtype {
+            DType::F32 => self.bytes[at..at + 4].copy_from_slice(&(value.as_f64() as f32).to_le_bytes()),
+            DType::F64 => self.bytes[at..at + 8].copy_from_slice(&value.as_f64().to_le_bytes()),
+            DType::I64 => self.bytes[at..at + 8].copy_from_slice(&value.as_i64().to_le_bytes()),
+            DType::Bool => self.bytes[at] = value.as_bool() as u8,
+        }
+    }
+
+    pub fn read(&self, at: usize, dtype: DType) -> Scalar {
+        let at = self.start + at * dtype.size();
+        match dtype {
+            DType::F32 => {
+                Scalar::Float(f64::from(f32::from_le_bytes(self.bytes[at..at + 4].try_into().unwrap())))
+            }
+            DType::F64 => Scalar::Float(f64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap())),
+            DType::I64 => Scalar::Int(i64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap())),
+            DType::Bool => {
+                assert!(self.bytes[at] <= 1, "a truth value is {}", self.bytes[at]);
+                Scalar::Bool(self.bytes[at] == 1)
+            }
+        }
+    }
+}
+
+fn positions(shape: &Shape, strides: &Strides) -> Vec<usize> {
+    let mut out = Vec::with_capacity(shape.numel());
+    for mut n in 0..shape.numel() {
+        let mut at = 0;
+        for d in (0..shape.rank()).rev() {
+            at += (n % shape[d]) as isize * strides[d];
+            n /= shape[d];
+        }
+        out.push(at as usize);
+    }
+    out
+}
+
+/// The best instruction set of this machine.
+pub fn best_isa() -> CIsa {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+        {
+            return CIsa::Avx512;
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return CIsa::Avx2;
+        }
+    }
+    CIsa::Plain
+}
+
+pub type KernelFn = unsafe extern "C" fn(*const *mut u8, *const i64, *const u64, i64, i64, *mut u8) -> i32;
+
+/// Compiled kernels of a plan, by name. `None` without a C compiler.
+pub struct Compiled {
+    pub libraries: Vec<libloading::Library>,
+    pub kernels: Vec<KernelFn>,
+    folder: PathBuf,
+}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        self.libraries.clear();
+        std::fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+pub fn compile(plan: &Plan) -> Option<Compiled> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("kiln-inductor-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut shards: HashMap<usize, Vec<&KernelSource>> = HashMap::new();
+    for kernel in &plan.kernels {
+        shards.entry(kernel.lanes).or_default().push(kernel);
+    }
+    let mut libraries = Vec::new();
+    let mut found: HashMap<String, KernelFn> = HashMap::new();
+    for (lanes, kernels) in shards {
+        let (source, object) = (folder.join(format!("k{lanes}.c")), folder.join(format!("k{lanes}.so")));
+        std::fs::write(&source, KernelSource::shard(&kernels, plan.isa)).unwrap();
+        let output = Command::new("cc")
+            .args(FLAGS)
+            .args(plan.isa.flags())
+            .args(["-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing", "-o"])
+            .arg(&object)
+            .arg(&source)
+            .arg("-lm")
+            .output();
+        let Ok(output) = output else {
+            eprintln!("no C compiler: nothing is run");
+            return None;
+        };
+        assert!(
+            output.status.success(),
+            "{}\n{}",
+            String::from_utf8_lossy(&output.stderr),
+            std::fs::read_to_string(&source).unwrap()
+        );
+        // SAFETY: the library was just built from our text and has no initialisers.
+        let library = unsafe { libloading::Library::new(&object) }.unwrap();
+        for kernel in kernels {
+            // SAFETY: the function has this signature by construction.
+            let symbol = unsafe { library.get::<KernelFn>(kernel.name.as_bytes()) }.unwrap();
+            found.insert(kernel.name.clone(), *symbol);
+        }
+        libraries.push(library);
+    }
+    let kernels = plan.kernels.iter().map(|k| found[&k.name]).collect();
+    Some(Compiled { libraries, kernels, folder })
+}
+
+/// A plan with its memory.
+pub struct Run<'p> {
+    pub plan: &'p Plan,
+    pub inputs: Vec<Memory>,
+    pub outputs: Vec<Memory>,
+    pub arena: Memory,
+    scalars: Vec<Scalar>,
+    results: Vec<Scalar>,
+}
+
+impl<'p> Run<'p> {
+    pub fn new(plan: &'p Plan, graph: &Graph, options: &Options, inputs: &[Val]) -> Run<'p> {
+        let mut memories = Vec::new();
+        let mut scalars = Vec::new();
+        for (i, input) in inputs.iter().enumerate() {
+            let (mut memory, mut scalar) = (Memory::new(0), Scalar::Int(0));
+            match input {
+                Val::Tensor(t) => {
+                    let at = positions(&t.shape, &options.input_layouts[i].strides);
+                    memory = Memory::new(at.iter().max().map_or(0, |m| (m + 1) * t.dtype.size()));
+                    for (&at, &x) in at.iter().zip(&t.data) {
+                        memory.write(at, t.dtype, x);
+                    }
+                }
+                Val::Scalar(s) => scalar = *s,
+                Val::List(_) => panic!("lists are packed in the graph"),
+            }
+            memories.push(memory);
+            scalars.push(scalar);
+        }
+        let bytes = |v: &kiln_ir::Value| graph.ty(*v).as_tensor().unwrap().bytes();
+        let outputs = graph.outputs.iter().map(|v| Memory::new(bytes(v))).collect();
+        let results = vec![Scalar::Int(0); plan.scalars.len()];
+        Run { plan, inputs: memories, outputs, arena: Memory::new(plan.arena_bytes), scalars, results }
+    }
+
+    pub fn pointer(&mut self, at: BufferRef) -> *mut u8 {
+        let buffer = &self.plan.buffers[at.buffer.index()];
+        let offset = at.offset as usize * buffer.dtype.size();
+        let base = match buffer.place {
+            Place::Input(i) => self.inputs[i].pointer(),
+            Place::Output(k) => self.outputs[k].pointer(),
+            Place::Arena { offset } => self.arena.pointer().wrapping_add(offset),
+        };
+        base.wrapping_add(offset)
+    }
+
+    fn element(&mut self, at: BufferRef, dtype: DType, element: i64) -> *mut u8 {
+        self.pointer(at).wrapping_offset(element as isize * dtype.size() as isize)
+    }
+
+    fn read(&mut self, at: BufferRef, dtype: DType, element: i64) -> Scalar {
+        let p = self.element(at, dtype, element);
+        // SAFETY: plans stay inside their buffers; the fences check writes.
+        unsafe {
+            match dtype {
+                DType::F32 => Scalar::Float(f64::from(*p.cast::<f32>())),
+                DType::F64 => Scalar::Float(*p.cast::<f64>()),
+                DType::I64 => Scalar::Int(*p.cast::<i64>()),
+                DType::Bool => Scalar::Bool(*p != 0),
+            }
+        }
+    }
+
+    fn write(&mut self, at: BufferRef, dtype: DType, element: i64, x: Scalar) {
+        let p = self.element(at, dtype, element);
+        // SAFETY: as above.
+        unsafe {
+            match dtype {
+                DType::F32 => *p.cast::<f32>() = x.as_f64() as f32,
+                DType::F64 => *p.cast::<f64>() = x.as_f64(),
+                DType::I64 => *p.cast::<i64>() = x.as_i64(),
+                DType::Bool => *p = x.as_bool() as u8,
+            }
+        }
+    }
+
+    /// Runs all steps; the text of a failed check is the error.
+    pub fn run(&mut self, compiled: &Compiled) -> Result<(), String> {
+        let given = self.scalars.clone();
+        self.plan.eval_scalars(&|i| given[i], &mut self.results);
+        for step in &self.plan.steps {
+            self.step(step, compiled)?;
+        }
+        self.inputs.iter().chain(&self.outputs).for_each(Memory::check);
+        self.arena.check();
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step, compiled: &Compiled) -> Result<(), String> {
+        match step {
+            Step::Kernel { kernel, bufs, ints, scalars, items, scratch_bytes, checks, .. } => {
+                let bufs: Vec<*mut u8> = bufs.iter().map(|&b| self.pointer(b)).collect();
+                let given = &self.scalars;
+                let scalars: Vec<u64> = scalars
+                    .iter()
+                    .map(|&s| Plan::scalar(s, &|i| given[i], &self.results).to_bits())
+                    .collect();
+                let mut scratch = Memory::new(*scratch_bytes);
+                let function = compiled.kernels[*kernel];
+                // In three ranges, as threads would.
+                let cuts = [0, items / 3, items / 2, *items];
+                let mut failed = 0;
+                for pair in cuts.windows(2) {
+                    // SAFETY: the plan gives every kernel the arguments it was written for.
+                    let status = unsafe {
+                        function(
+                            bufs.as_ptr(),
+                            ints.as_ptr(),
+                            scalars.as_ptr(),
+                            pair[0],
+                            pair[1],
+                            scratch.pointer(),
+                        )
+                    };
+                    failed = if status != 0 { status } else { failed };
+                }
+                scratch.check();
+                match failed {
+                    0 => Ok(()),
+                    code => Err(checks[code as usize - 1].op.to_string()),
+                }
+            }
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype } => {
+                let at = |x: &MatrixRef, i: usize, j: usize| i as i64 * x.row + j as i64 * x.column;
+                for i in 0..*m {
+                    for j in 0..*n {
+                        let (mut float, mut int) = (0.0, 0i64);
+                        for l in 0..*k {
+                            let x = self.read(lhs.at, *dtype, at(lhs, i, l));
+                            let y = self.read(rhs.at, *dtype, at(rhs, l, j));
+                            float += x.as_f64() * y.as_f64();
+                            int = int.wrapping_add(x.as_i64().wrapping_mul(y.as_i64()));
+                        }
+                        let old = self.read(dst.at, *dtype, at(dst, i, j));
+                        let sum = match (dtype.is_float(), accumulate) {
+                            (true, false) => Scalar::Float(float),
+                            (true, true) => Scalar::Float(old.as_f64() + float),
+                            (false, false) => Scalar::Int(int),
+                            (false, true) => Scalar::Int(old.as_i64().wrapping_add(int)),
+                        };
+                        self.write(dst.at, *dtype, at(dst, i, j), sum);
+                    }
+                }
+                Ok(())
+            }
+            Step::Copy { src, dst } => {
+                let (from, to) = (&self.plan.buffers[src.index()], &self.plan.buffers[dst.index()]);
+                let (a, b) = (positions(&from.shape, &from.strides), positions(&to.shape, &to.strides));
+                let dtype = from.dtype;
+                for (a, b) in a.into_iter().zip(b) {
+                    let x = self.read(BufferRef { buffer: *src, offset: 0 }, dtype, a as i64);
+                    self.write(BufferRef { buffer: *dst, offset: 0 }, dtype, b as i64, x);
+                }
+                Ok(())
+            }
+            Step::Fallback { op: Op::GatherBackward { dim, .. }, args, outs, .. } => {
+                let out = &self.plan.buffers[outs[0].index()];
+                let at = BufferRef { buffer: outs[0], offset: 0 };
+                for n in 0..out.shape.numel() {
+                    self.write(at, out.dtype, n as i64, Scalar::Float(0.0));
+                }
+                let (src, index) = (
+                    positions(&args[0].shape, &args[0].strides),
+                    positions(&args[1].shape, &args[1].strides),
+                );
+                for (n, (s, i)) in src.into_iter().zip(index).enumerate() {
+                    let mut rest = n;
+                    let mut to = 0;
+                    for d in (0..out.shape.rank()).rev() {
+                        let own = rest % args[0].shape[d];
+                        rest /= args[0].shape[d];
+                        let own = if d == *dim {
+                            self.read(args[1].at, DType::I64, i as i64).as_i64() as usize
+                        } else {
+                            own
+                        };
+                        to += own as isize * out.strides[d];
+                    }
+                    let x = self.read(args[0].at, out.dtype, s as i64).as_f64()
+                        + self.read(at, out.dtype, to as i64).as_f64();
+                    self.write(at, out.dtype, to as i64, Scalar::Float(x));
+                }
+                Ok(())
+            }
+            Step::Random { .. } | Step::Fallback { .. } => panic!("not run here: {step:?}"),
+        }
+    }
+}
+
+/// Doubles that come from floats are as exact as floats.
+fn close(got: Scalar, want: Scalar, dtype: DType, has_f32: bool) -> bool {
+    let (a, b) = (got.as_f64(), want.as_f64());
+    let tolerance = if dtype == DType::F64 && !has_f32 { 1e-10 } else { 2e-5 };
+    match dtype.is_float() {
+        true => a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs()),
+        false => got.as_i64() == want.as_i64(),
+    }
+}
+
+fn compare(
+    what: &str,
+    memory: &Memory,
+    shape: &Shape,
+    strides: &Strides,
+    want: &Tensor,
+    plan: &Plan,
+    graph: &Graph,
+) {
+    let types = graph.nodes.iter().flat_map(|n| n.args.iter().chain(&n.outs));
+    let has_f32 = types.filter_map(|&v| graph.ty(v).as_tensor()).any(|t| t.dtype == DType::F32);
+    for (n, at) in positions(shape, strides).into_iter().enumerate() {
+        let got = memory.read(at, want.dtype);
+        assert!(
+            close(got, want.data[n], want.dtype, has_f32),
+            "{what}[{n}]: {got:?}, expected {:?}\n{graph}\n{}\n{}\n{:#?}",
+            want.data[n],
+            plan.kernels.iter().map(|k| k.loops.as_str()).collect::<String>(),
+            plan.kernels.iter().map(|k| k.code.as_str()).collect::<String>(),
+            plan.steps
+        );
+    }
+}
+
+/// Lowers, compiles and runs a graph and compares with the naive evaluator. Returns the plan.
+pub fn check_run(graph: &Graph, options: &Options, inputs: &[Val]) -> Plan {
+    graph.verify(Stage::Prims, "the test").unwrap();
+    let plan = lower(graph, options).unwrap();
+    let Some(compiled) = compile(&plan) else { return plan };
+    let mut run = Run::new(&plan, graph, options, inputs);
+    // As it lies in memory: elements of expanded inputs are one.
+    let mut inputs = inputs.to_vec();
+    for (i, input) in inputs.iter_mut().enumerate() {
+        if let Val::Tensor(t) = input {
+            for (n, at) in positions(&t.shape, &options.input_layouts[i].strides).into_iter().enumerate() {
+                t.data[n] = run.inputs[i].read(at, t.dtype);
+            }
+        }
+    }
+    let wanted = naive::evaluate(graph, &inputs);
+    let done = run.run(&compiled);
+    let (outputs, writes) = match (wanted, done) {
+        (Ok(wanted), Ok(())) => wanted,
+        (Err(want), Err(got)) => {
+            assert_eq!(want, got);
+            return plan;
+        }
+        (want, got) => panic!("expected {:?}, got {got:?}\n{graph}", want.map(|_| ())),
+    };
+    for (k, want) in outputs.iter().enumerate() {
+        compare(
+            &format!("output {k}"),
+            &run.outputs[k],
+            &want.shape,
+            &want.shape.contiguous_strides(),
+            want,
+            &plan,
+            graph,
+        );
+    }
+    for (write, want) in graph.writes.iter().zip(&writes) {
+        let i = graph.inputs.iter().position(|&v| v == write.target).unwrap();
+        compare(
+            &format!("input {i}"),
+            &run.inputs[i],
+            &want.shape,
+            &options.input_layouts[i].strides,
+            want,
+            &plan,
+            graph,
+        );
+    }
+    plan
+}
+
+/// A small random generator.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let x = self.0 ^ (self.0 >> 33);
+        x.wrapping_mul(0xff51afd7ed558ccd) >> 17
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn float(&mut self) -> f64 {
+        f64::from(((self.next() % 4001) as f64 / 1000.0 - 2.0) as f32)
+    }
+
+    pub fn value(&mut self, ty: &Ty) -> Val {
+        let number = |this: &mut Random, dtype: DType| match dtype {
+            DType::Bool => Scalar::Bool(this.below(2) == 1),
+            DType::I64 => Scalar::Int(this.below(7) as i64 - 3),
+            _ => Scalar::Float(this.float()),
+        };
+        match ty {
+            Ty::Scalar(kind) => Val::Scalar(number(self, kind.dtype())),
+            Ty::Tensor(t) => Val::Tensor(Tensor {
+                dtype: t.dtype,
+                shape: t.shape.clone(),
+                data: (0..t.shape.numel()).map(|_| number(self, t.dtype)).collect(),
+            }),
+            Ty::List(_) => panic!("lists are packed in the graph"),
+        }
+    }
+
+    pub fn inputs(&mut self, graph: &Graph) -> Vec<Val> {
+        graph.inputs.iter().map(|&v| self.value(graph.ty(v))).collect()
+    }
+}
+
+/// Checks a graph given as text, on the machine's best instruction set.
+pub fn check_text(text: &str) -> Plan {
+    check_strided(text, &[])
+}
+
+/// The same with strides for some inputs.
+pub fn check_strided(text: &str, strides: &[(usize, &[isize])]) -> Plan {
+    let graph: Graph = text.parse().unwrap();
+    let mut options = Options::dense(&graph, best_isa(), 2);
+    for (input, strides) in strides {
+        options.input_layouts[*input] = Layout { strides: Strides::from_slice(strides) };
+    }
+    let inputs = Random(text.len() as u64).inputs(&graph);
+    check_run(&graph, &options, &inputs)
+}

@@ -1,0 +1,264 @@
+//! The plain meaning of prims: every value computed element by element, in double precision rounded to its
+//! dtype, or in integers.
+
+use kiln_ir::{DType, Def, Eval, Graph, Node, Op, Scalar, Shape, Ty};
+
+/// A dense tensor of numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    pub dtype: DType,
+    pub shape: Shape,
+    pub data: Vec<Scalar>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Val {
+    Tensor(Tensor),
+    Scalar(Scalar),
+    List(Vec<Tensor>),
+}
+
+pub fn cast(x: Scalar, dtype: DType) -> Scalar {
+    match dtype {
+        DType::F32 => Scalar::Float(f64::from(x.as_f64() as f32)),
+        _ => x.to_kind(dtype.kind()),
+    }
+}
+
+fn unfold(mut linear: usize, shape: &[usize]) -> Vec<usize> {
+    let mut out = vec![0; shape.len()];
+    for d in (0..shape.len()).rev() {
+        out[d] = linear % shape[d];
+        linear /= shape[d];
+    }
+    out
+}
+
+fn fold(index: &[usize], shape: &[usize]) -> usize {
+    index.iter().zip(shape).fold(0, |n, (i, s)| n * s + i)
+}
+
+fn make(dtype: DType, shape: &Shape, f: impl Fn(&[usize]) -> Scalar) -> Tensor {
+    let data = (0..shape.numel()).map(|i| cast(f(&unfold(i, shape)), dtype)).collect();
+    Tensor { dtype, shape: shape.clone(), data }
+}
+
+impl Tensor {
+    pub fn get(&self, index: &[usize]) -> Scalar {
+        self.data[fold(index, &self.shape)]
+    }
+}
+
+fn element(op: &Op, args: &[Scalar], operands: DType, result: DType) -> Scalar {
+    let value = match op.row().eval {
+        Eval::Pointwise { float, int } => match int {
+            Some(int) if !operands.is_float() => {
+                Scalar::Int(int(&args.iter().map(|a| a.as_i64()).collect::<Vec<_>>()))
+            }
+            _ => Scalar::Float(float(&args.iter().map(|a| a.as_f64()).collect::<Vec<_>>())),
+        },
+        Eval::Compare { float, int } => Scalar::Bool(match operands.is_float() {
+            true => float(&args.iter().map(|a| a.as_f64()).collect::<Vec<_>>()),
+            false => int(&args.iter().map(|a| a.as_i64()).collect::<Vec<_>>()),
+        }),
+        Eval::Convert => args[0],
+        _ => panic!("{op:?} is not pointwise"),
+    };
+    cast(value, result)
+}
+
+fn pointwise(graph: &Graph, node: &Node, args: &[Val], result: &Ty, row: usize) -> Tensor {
+    let (dtype, shape) = match result {
+        Ty::Tensor(t) => (t.dtype, t.shape.clone()),
+        Ty::List(l) => (l[row].dtype, l[row].shape.clone()),
+        Ty::Scalar(_) => unreachable!(),
+    };
+    let skip = usize::from(matches!(node.op, Op::Where {}));
+    let tensor = |v: &Val| match v {
+        Val::Tensor(t) => Some(t.clone()),
+        Val::List(l) => Some(l[row].clone()),
+        Val::Scalar(_) => None,
+    };
+    let found = args.iter().skip(skip).find_map(tensor).map(|t| t.dtype);
+    let operands = match node.op.row().eval {
+        Eval::Compare { .. } => found.unwrap_or(dtype),
+        Eval::Convert => args.iter().find_map(tensor).map_or(dtype, |t| t.dtype),
+        _ => dtype,
+    };
+    let _ = graph;
+    let parts: Vec<Result<Tensor, Scalar>> = args
+        .iter()
+        .enumerate()
+        .map(|(i, a)| {
+            let wanted = if i < skip { DType::Bool } else { operands };
+            match a {
+                Val::Scalar(s) => Err(cast(*s, wanted)),
+                other => Ok(tensor(other).unwrap()),
+            }
+        })
+        .collect();
+    let data = (0..shape.numel())
+        .map(|i| {
+            let xs: Vec<Scalar> =
+                parts.iter().map(|p| p.as_ref().map_or_else(|s| *s, |t| t.data[i])).collect();
+            element(&node.op, &xs, operands, dtype)
+        })
+        .collect();
+    Tensor { dtype, shape, data }
+}
+
+/// Every value of the graph; `Err` where an index is out of range.
+pub fn evaluate(graph: &Graph, inputs: &[Val]) -> Result<(Vec<Tensor>, Vec<Tensor>), String> {
+    let mut values: Vec<Option<Val>> = vec![None; graph.value_count()];
+    for (&v, input) in graph.inputs.iter().zip(inputs) {
+        values[v.index()] = Some(input.clone());
+    }
+    for node in &graph.nodes {
+        let args: Vec<Val> = node.args.iter().map(|a| values[a.index()].clone().unwrap()).collect();
+        let out = graph.ty(node.outs[0]);
+        let value = compute(graph, node, &args, out)?;
+        values[node.outs[0].index()] = Some(value);
+    }
+    let tensor = |v: kiln_ir::Value| match &values[v.index()] {
+        Some(Val::Tensor(t)) => t.clone(),
+        other => panic!("not a tensor: {other:?}"),
+    };
+    let outputs = graph.outputs.iter().map(|&v| tensor(v)).collect();
+    let writes = graph.writes.iter().map(|w| tensor(w.value)).collect();
+    let _: Option<Def> = None;
+    Ok((outputs, writes))
+}
+
+fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, String> {
+    let t = |i: usize| match &args[i] {
+        Val::Tensor(t) => t,
+        other => panic!("{:?}: {other:?}", node.op),
+    };
+    let s = |i: usize| match &args[i] {
+        Val::Scalar(s) => *s,
+        other => panic!("{:?}: {other:?}", node.op),
+    };
+    if let (Op::Constant { value }, _) = (&node.op, out) {
+        return Ok(Val::Scalar(*value));
+    }
+    let ty = match out {
+        Ty::Scalar(kind) => {
+            let xs: Vec<Scalar> = (0..args.len()).map(s).collect();
+            let operands = xs.iter().map(|x| x.kind()).max().unwrap().dtype();
+            let operands =
+                if matches!(node.op.row().eval, Eval::Compare { .. }) { operands } else { kind.dtype() };
+            return Ok(Val::Scalar(element(&node.op, &xs, operands, kind.dtype())));
+        }
+        Ty::List(items) => {
+            if let Op::List {} = node.op {
+                return Ok(Val::List((0..args.len()).map(|i| t(i).clone()).collect()));
+            }
+            return Ok(Val::List((0..items.len()).map(|r| pointwise(graph, node, args, out, r)).collect()));
+        }
+        Ty::Tensor(ty) => ty.clone(),
+    };
+    let (dtype, shape) = (ty.dtype, &ty.shape);
+    let result = match &node.op {
+        Op::ListGet { index } => match &args[0] {
+            Val::List(l) => l[*index].clone(),
+            other => panic!("{other:?}"),
+        },
+        Op::Reshape { .. } => Tensor { dtype, shape: shape.clone(), data: t(0).data.clone() },
+        Op::Permute { dims } => make(dtype, shape, |i| {
+            let mut from = vec![0; i.len()];
+            for (k, &d) in dims.iter().enumerate() {
+                from[d] = i[k];
+            }
+            t(0).get(&from)
+        }),
+        Op::Expand { .. } => make(dtype, shape, |i| {
+            let from = &t(0).shape;
+            let lead = shape.rank() - from.rank();
+            let index: Vec<usize> =
+                (0..from.rank()).map(|d| if from[d] == 1 { 0 } else { i[d + lead] }).collect();
+            t(0).get(&index)
+        }),
+        Op::Slice { dim, start, step, .. } => make(dtype, shape, |i| {
+            let mut from = i.to_vec();
+            from[*dim] = start + i[*dim] * step;
+            t(0).get(&from)
+        }),
+        Op::SliceScatter { dim, start, end, step } => make(dtype, shape, |i| {
+            let at = i[*dim];
+            if at >= *start && at < *end && (at - start) % step == 0 {
+                let mut from = i.to_vec();
+                from[*dim] = (at - start) / step;
+                return t(1).get(&from);
+            }
+            t(0).get(i)
+        }),
+        Op::Cat { dim } => make(dtype, shape, |i| {
+            let mut from = i.to_vec();
+            for k in 0..args.len() {
+                let size = t(k).shape[*dim];
+                if from[*dim] < size {
+                    return t(k).get(&from);
+                }
+                from[*dim] -= size;
+            }
+            unreachable!()
+        }),
+        Op::Gather { dim } => {
+            let size = t(0).shape[*dim];
+            if t(1).data.iter().any(|i| i.as_i64() < 0 || i.as_i64() >= size as i64) {
+                return Err("gather".into());
+            }
+            make(dtype, shape, |i| {
+                let mut from = i.to_vec();
+                from[*dim] = t(1).get(i).as_i64() as usize;
+                t(0).get(&from)
+            })
+        }
+        Op::GatherBackward { dim, .. } => {
+            let mut sum = vec![0.0; shape.numel()];
+            for n in 0..t(0).data.len() {
+                let mut at = unfold(n, &t(0).shape);
+                at[*dim] = t(1).get(&at).as_i64() as usize;
+                sum[fold(&at, shape)] += t(0).data[n].as_f64();
+            }
+            make(dtype, shape, |i| Scalar::Float(sum[fold(i, shape)]))
+        }
+        Op::Full { .. } => make(dtype, shape, |_| s(0)),
+        Op::Arange { .. } => make(dtype, shape, |i| match dtype {
+            DType::I64 => Scalar::Int(s(0).as_i64() + i[0] as i64 * s(1).as_i64()),
+            _ => Scalar::Float(s(0).as_f64() + i[0] as f64 * s(1).as_f64()),
+        }),
+        Op::Sum { dims, .. } | Op::Amax { dims, .. } => {
+            let from = t(0);
+            let is_sum = matches!(node.op, Op::Sum { .. });
+            let mut acc: Vec<Option<Scalar>> = vec![None; shape.numel()];
+            for (n, &x) in from.data.iter().enumerate() {
+                let at = unfold(n, &from.shape);
+                let kept: Vec<usize> = (0..at.len()).filter(|d| !dims.contains(d)).map(|d| at[d]).collect();
+                let slot = &mut acc[fold(&kept, shape)];
+                *slot = Some(match (*slot, is_sum, dtype.is_float()) {
+                    (None, ..) => x,
+                    (Some(a), true, true) => Scalar::Float(a.as_f64() + x.as_f64()),
+                    (Some(a), true, false) => Scalar::Int(a.as_i64().wrapping_add(x.as_i64())),
+                    (Some(a), false, true) if a.as_f64().is_nan() || x.as_f64() <= a.as_f64() => a,
+                    (Some(_), false, true) => x,
+                    (Some(a), false, false) => Scalar::Int(a.as_i64().max(x.as_i64())),
+                });
+            }
+            make(dtype, shape, |i| acc[fold(i, shape)].unwrap_or(Scalar::Int(0)))
+        }
+        Op::Mm {} => make(dtype, shape, |i| {
+            let k = t(0).shape[1];
+            match dtype.is_float() {
+                true => Scalar::Float(
+                    (0..k).map(|k| t(0).get(&[i[0], k]).as_f64() * t(1).get(&[k, i[1]]).as_f64()).sum(),
+                ),
+                false => Scalar::Int((0..k).fold(0i64, |n, k| {
+                    n.wrapping_add(t(0).get(&[i[0], k]).as_i64().wrapping_mul(t(1).get(&[k, i[1]]).as_i64()))
+                })),
+            }
+        }),
+        _ => pointwise(graph, node, args, out, 0),
+    };
+    Ok(Val::Tensor(result))
+}
