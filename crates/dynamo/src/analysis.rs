@@ -1,0 +1,351 @@
+//! What recording has to know of a segment so far and replay does not: aliases, layouts, the tape.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use kiln_aot::trace::{
+    Event as TraceEvent, GradTarget, InputVariable, Trace, TraceArg, Variable, VariableInfo,
+};
+use kiln_ir::{Class, Grad, Layout, Op, Ty};
+
+use crate::trie::{BackwardEvent, CallEvent, Event, Guard, KeyArg, Made, Trie};
+
+/// What is known of one variable.
+#[derive(Clone, Debug)]
+struct Known {
+    ty: Ty,
+    /// The variable whose memory it is a view of (itself, if none).
+    base: Variable,
+    layout: Option<Layout>,
+    requires_grad: bool,
+    input: Option<InputVariable>,
+}
+
+/// The state of a recording, rebuilt from the trie when recording begins and kept up to date after.
+#[derive(Default)]
+pub(crate) struct Analysis {
+    variables: Vec<Known>,
+    calls: Vec<(CallEvent, Option<Variable>)>,
+    /// Bases that were changed in place.
+    written: FxHashSet<Variable>,
+    /// Inputs that share their storage with another.
+    shared: FxHashSet<Variable>,
+    /// Calls whose tape a `backward` used up.
+    freed: FxHashSet<usize>,
+    /// The leaves of calls that wrote: for every variable, the calls that gave it history.
+    history: Vec<Vec<usize>>,
+}
+
+impl Analysis {
+    /// The analysis of the segment that ends at `at`.
+    pub(crate) fn of(trie: &Trie, at: u32) -> Analysis {
+        let mut analysis = Analysis::default();
+        for index in trie.path(at) {
+            analysis.add(&trie.node(index).event);
+        }
+        analysis
+    }
+
+    fn push(&mut self, known: Known) -> Variable {
+        self.variables.push(known);
+        self.history.push(Vec::new());
+        self.variables.len() as Variable - 1
+    }
+
+    pub(crate) fn add_input(&mut self, guard: &Guard) {
+        let layout = Layout { shape: guard.shape.clone(), strides: guard.strides.clone(), offset: 0 };
+        let base = self.variables.len() as Variable;
+        if let Some(other) = guard.shares_with {
+            self.shared.extend([base, other]);
+        }
+        let input =
+            InputVariable { layout: layout.clone(), requires_grad: guard.requires_grad, leaf: guard.leaf };
+        self.push(Known {
+            ty: guard.ty().into(),
+            base,
+            layout: Some(layout),
+            requires_grad: guard.requires_grad,
+            input: Some(input),
+        });
+    }
+
+    /// Takes note of an event.
+    pub(crate) fn add(&mut self, event: &Event) {
+        match event {
+            Event::Start | Event::Break => {}
+            Event::Call(call) => self.add_call(call),
+            Event::Backward(backward) => self.add_backward(backward),
+        }
+    }
+
+    fn add_call(&mut self, call: &CallEvent) {
+        for guard in &call.guards {
+            self.add_input(guard);
+        }
+        let first = match call.args.first() {
+            Some(KeyArg::Variable(v)) => Some(*v),
+            _ => None,
+        };
+        let index = self.calls.len();
+        let out = match (&call.made, first) {
+            (Made::Changed { requires_grad }, Some(target)) => {
+                self.write(target);
+                if *requires_grad {
+                    self.variables[target as usize].requires_grad = true;
+                    self.history[target as usize].push(index);
+                }
+                None
+            }
+            (Made::Changed { .. }, None) => None,
+            (Made::Variable { ty, requires_grad }, _) => {
+                let view = match (call.op.row().class, first) {
+                    (Class::View, Some(source)) => {
+                        let source = &self.variables[source as usize];
+                        source
+                            .layout
+                            .as_ref()
+                            .and_then(|l| l.view(&call.op))
+                            .map(|layout| (source.base, layout))
+                    }
+                    _ => None,
+                };
+                let own = self.variables.len() as Variable;
+                let (base, layout) = match (view, ty) {
+                    (Some((base, layout)), _) => (base, Some(layout)),
+                    (None, Ty::Tensor(t)) => (own, Some(Layout::contiguous(t.shape.clone()))),
+                    (None, _) => (own, None),
+                };
+                let known =
+                    Known { ty: ty.clone(), base, layout, requires_grad: *requires_grad, input: None };
+                let out = self.push(known);
+                if *requires_grad {
+                    self.history[out as usize].push(index);
+                }
+                Some(out)
+            }
+        };
+        self.calls.push((call.clone(), out));
+    }
+
+    fn write(&mut self, target: Variable) {
+        let mut targets = vec![target];
+        if let Some(items) = self.items(target) {
+            targets = items;
+        }
+        for target in targets {
+            self.written.insert(self.variables[target as usize].base);
+        }
+    }
+
+    /// The elements of a packed list.
+    fn items(&self, list: Variable) -> Option<Vec<Variable>> {
+        let (call, _) =
+            self.calls.iter().find(|(call, out)| *out == Some(list) && matches!(call.op, Op::List {}))?;
+        Some(
+            call.args
+                .iter()
+                .filter_map(|a| if let KeyArg::Variable(v) = a { Some(*v) } else { None })
+                .collect(),
+        )
+    }
+
+    fn add_backward(&mut self, event: &BackwardEvent) {
+        for guard in &event.guards {
+            self.add_input(guard);
+        }
+        let visited = self.reach(event.root).calls;
+        if !event.retain_graph {
+            self.freed.extend(visited);
+        }
+        for &(leaf, target, _) in &event.targets {
+            match target {
+                GradTarget::New(_) => {
+                    let mut known = self.variables[leaf as usize].clone();
+                    known.base = self.variables.len() as Variable;
+                    known.requires_grad = false;
+                    known.input = None;
+                    known.layout = known.ty.as_tensor().map(|t| Layout::contiguous(t.shape.clone()));
+                    self.push(known);
+                }
+                GradTarget::Accumulate(existing) => self.write(existing),
+            }
+        }
+    }
+
+    pub(crate) fn layout_overlaps(&self, variable: Variable) -> bool {
+        self.variables[variable as usize].layout.as_ref().is_some_and(Layout::overlaps_itself)
+    }
+
+    /// The first element of a packed list several of whose elements share one place in memory.
+    pub(crate) fn overlapping_item(&self, list: Variable) -> Option<usize> {
+        self.items(list)?.into_iter().position(|item| self.layout_overlaps(item))
+    }
+
+    /// Whether a variable made in this segment is a view of another.
+    pub(crate) fn is_view(&self, variable: Variable) -> bool {
+        self.variables[variable as usize].base != variable
+    }
+
+    /// The variables whose memory a tensor, or the elements of a list, lie in.
+    pub(crate) fn bases(&self, target: Variable) -> Vec<Variable> {
+        let targets = self.items(target).unwrap_or_else(|| vec![target]);
+        targets.iter().map(|&v| self.variables[v as usize].base).collect()
+    }
+
+    /// Why an in-place op over lists can't be captured, if it can't: eager goes element by element, so a later
+    /// element would see what an earlier one wrote.
+    pub(crate) fn list_conflict(&self, args: &[KeyArg]) -> Option<&'static str> {
+        let mut operands = args.iter().filter_map(|arg| match arg {
+            KeyArg::Variable(list) => Some(self.bases(*list)),
+            KeyArg::Number(..) => None,
+        });
+        let mut owner = FxHashMap::default();
+        for (i, base) in operands.next()?.into_iter().enumerate() {
+            if owner.insert(base, i).is_some() {
+                return Some("two elements of a list that is changed share their memory");
+            }
+        }
+        let foreign = |(i, base): (usize, &Variable)| owner.get(base).is_some_and(|&j| j != i);
+        operands
+            .any(|bases| bases.iter().enumerate().any(foreign))
+            .then_some("a list op reads in one element what it writes in another")
+    }
+
+    /// Why an in-place change of a variable can't be captured, if it can't.
+    pub(crate) fn conflict(&self, target: Variable) -> Option<&'static str> {
+        let targets = self.items(target).unwrap_or_else(|| vec![target]);
+        let from_list = |v: Variable| {
+            self.calls.iter().any(|(call, out)| *out == Some(v) && matches!(call.op, Op::ListGet { .. }))
+        };
+        for target in targets {
+            let base = self.variables[target as usize].base;
+            if self.shared.contains(&base) {
+                return Some("two inputs share one storage and one of them is changed");
+            }
+            if from_list(base) {
+                return Some("an element of a computed list is changed in place");
+            }
+        }
+        None
+    }
+
+    /// Why an input can't join, if it can't: it shares the storage of one that was changed.
+    pub(crate) fn input_conflict(&self, shares_with: Option<Variable>) -> Option<&'static str> {
+        let other = shares_with?;
+        self.written.contains(&other).then_some("an input shares the storage of one that was changed")
+    }
+
+    /// The calls and inputs that gradients of `root` flow through.
+    pub(crate) fn reach(&self, root: Variable) -> Reach {
+        let mut reach = Reach::default();
+        let mut seen = FxHashSet::default();
+        let mut stack = vec![root];
+        while let Some(variable) = stack.pop() {
+            if !seen.insert(variable) {
+                continue;
+            }
+            let known = &self.variables[variable as usize];
+            if known.input.as_ref().is_some_and(|input| input.requires_grad) {
+                reach.inputs.push(variable);
+            }
+            for &index in &self.history[variable as usize] {
+                reach.calls.insert(index);
+                let (call, _) = &self.calls[index];
+                if let Grad::NotDifferentiable(reason) = call.op.row().grad {
+                    reach.blocked = Some((call.op.clone(), reason));
+                }
+                for arg in &call.args {
+                    if let KeyArg::Variable(v) = arg
+                        && self.variables[*v as usize].requires_grad
+                    {
+                        stack.push(*v);
+                    }
+                }
+            }
+        }
+        reach.inputs.sort_unstable();
+        reach.freed = reach.calls.iter().any(|call| self.freed.contains(call));
+        reach
+    }
+
+    pub(crate) fn is_leaf(&self, input: Variable) -> bool {
+        self.variables[input as usize].input.as_ref().is_some_and(|input| input.leaf)
+    }
+
+    /// The next variable's number.
+    pub(crate) fn next(&self) -> Variable {
+        self.variables.len() as Variable
+    }
+}
+
+/// What gradients of a variable flow through.
+#[derive(Default)]
+pub(crate) struct Reach {
+    pub(crate) calls: FxHashSet<usize>,
+    pub(crate) inputs: Vec<Variable>,
+    /// Some of the tape was used up by an earlier `backward`.
+    pub(crate) freed: bool,
+    /// An op on the way that has no gradient.
+    pub(crate) blocked: Option<(Op, &'static str)>,
+}
+
+/// The trace of the segment that ends at `at`.
+pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
+    let mut trace = Trace::default();
+    let inputs = |trace: &mut Trace, guards: &[Guard]| {
+        for guard in guards {
+            let layout = Layout { shape: guard.shape.clone(), strides: guard.strides.clone(), offset: 0 };
+            let input = InputVariable { layout, requires_grad: guard.requires_grad, leaf: guard.leaf };
+            trace.variables.push(VariableInfo { ty: guard.ty().into(), input: Some(input) });
+        }
+    };
+    for index in trie.path(at) {
+        match &*trie.node(index).event {
+            Event::Start | Event::Break => {}
+            Event::Call(call) => {
+                inputs(&mut trace, &call.guards);
+                let args = call
+                    .args
+                    .iter()
+                    .map(|arg| match arg {
+                        KeyArg::Variable(v) => TraceArg::Variable(*v),
+                        KeyArg::Number(kind, _) => {
+                            trace.numbers.push(*kind);
+                            TraceArg::Number(trace.numbers.len() as u32 - 1)
+                        }
+                    })
+                    .collect();
+                let out = match &call.made {
+                    Made::Changed { .. } => None,
+                    Made::Variable { ty, .. } => {
+                        trace.variables.push(VariableInfo { ty: ty.clone(), input: None });
+                        Some(trace.variables.len() as Variable - 1)
+                    }
+                };
+                trace.events.push(TraceEvent::Call {
+                    op: call.op.clone(),
+                    args,
+                    out,
+                    in_place: call.in_place,
+                    grad_enabled: call.grad_enabled,
+                    loc: call.loc,
+                });
+            }
+            Event::Backward(event) => {
+                inputs(&mut trace, &event.guards);
+                for &(leaf, target, _) in &event.targets {
+                    if let GradTarget::New(_) = target {
+                        let ty = trace.variables[leaf as usize].ty.clone();
+                        trace.variables.push(VariableInfo { ty, input: None });
+                    }
+                }
+                trace.events.push(TraceEvent::Backward {
+                    root: event.root,
+                    gradient: event.gradient,
+                    targets: event.targets.iter().map(|&(leaf, target, _)| (leaf, target)).collect(),
+                    loc: event.loc,
+                });
+            }
+        }
+    }
+    trace
+}

@@ -1,0 +1,318 @@
+//! Running a recorded segment op by op: what happens when a call ends early, when something can't be
+//! compiled, and what the `eager` backend always does.
+
+use smallvec::SmallVec;
+
+use kiln_aot::trace::GradTarget;
+use kiln_ir::{Error, Graph, Loc, Node, Op, Result, Scalar, TensorTy, Ty, Value, Why};
+use kiln_tensor::hook::{Arg, Call, Output};
+use kiln_tensor::{Tensor, TensorList, autograd, enable_grad, execute, no_grad};
+
+use crate::state::{Held, State};
+use crate::trie::{BackwardEvent, CallEvent, Event, KeyArg, Made, Trie};
+
+/// Executes the pending events of a run; every variable becomes ready.
+pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
+    let path = trie.path(state.at());
+    let mut numbers = state.numbers.iter().copied();
+    // In-place ops marked their targets when they were recorded; executing them gives those their history.
+    for &index in &path {
+        if let Event::Call(CallEvent { made: Made::Changed { requires_grad: true }, args, .. }) =
+            &*trie.node(index).event
+            && let Some(KeyArg::Variable(target)) = args.first()
+            && let Some(Held::Input(target)) = state.variables.get(*target as usize)
+            && target.is_leaf()
+        {
+            target.mark_requires_grad(false);
+        }
+    }
+    // Variables are numbered in the order in which events bring and make them.
+    let mut next = 0usize;
+    // Gradients that `backward` put in place are taken away until their turn comes.
+    let parked = park_gradients(trie, &path, state);
+    let mut outcome = Ok(());
+    let mut walked = false;
+    for index in path {
+        let done = match &*trie.node(index).event {
+            Event::Start | Event::Break => Ok(()),
+            Event::Call(event) => call(event, state, &mut numbers, &mut next),
+            Event::Backward(event) => {
+                walked |= event.targets.iter().any(|(_, _, outside)| *outside);
+                backward(event, state, &mut next)
+            }
+        };
+        if done.is_err() {
+            outcome = done;
+            break;
+        }
+    }
+    restore_gradients(parked);
+    state.walked |= walked;
+    outcome
+}
+
+/// A leaf and what its `grad` is now.
+struct Parked {
+    leaf: Tensor,
+    now: Option<Tensor>,
+}
+
+fn park_gradients(trie: &Trie, path: &[u32], state: &State) -> Vec<Parked> {
+    let mut parked: Vec<Parked> = Vec::new();
+    for &index in path {
+        let Event::Backward(event) = &*trie.node(index).event else { continue };
+        for &(input, _, outside) in &event.targets {
+            if let (false, Some(Held::Input(leaf))) = (outside, state.variables.get(input as usize))
+                && !parked.iter().any(|p| p.leaf.same(leaf))
+            {
+                parked.push(Parked { leaf: leaf.clone(), now: leaf.grad() });
+                leaf.set_grad(None);
+            }
+        }
+    }
+    parked
+}
+
+/// A segment failed: a gradient that was never computed is no gradient.
+pub(crate) fn drop_lazy_gradients(state: &State) {
+    for held in &state.variables {
+        if let Held::Input(leaf) = held
+            && leaf.grad().is_some_and(|grad| grad.is_lazy())
+        {
+            leaf.set_grad(None);
+        }
+    }
+}
+
+fn restore_gradients(parked: Vec<Parked>) {
+    for Parked { leaf, now } in parked {
+        // A gradient that was never computed is no gradient.
+        leaf.set_grad(now.filter(|grad| !grad.is_lazy()));
+    }
+}
+
+fn tensor(state: &State, variable: u32) -> Result<&Tensor> {
+    match state.variables.get(variable as usize) {
+        Some(Held::Input(t) | Held::Made(t)) => Ok(t),
+        _ => Err(lost()),
+    }
+}
+
+fn lost() -> Error {
+    Error::op("interpreter", Why::Other("a variable is missing: this is a bug in Kiln".into()), Loc::UNKNOWN)
+}
+
+fn call(
+    event: &CallEvent,
+    state: &State,
+    numbers: &mut impl Iterator<Item = Scalar>,
+    next: &mut usize,
+) -> Result<()> {
+    *next += event.guards.len();
+    if let Made::Variable { .. } = event.made {
+        *next += 1;
+    }
+    if matches!(event.op, Op::List {}) {
+        return Ok(()); // packing: the list is there already
+    }
+    let made = *next - 1;
+    let args: SmallVec<[Arg<'_>; 4]> = event
+        .args
+        .iter()
+        .map(|arg| {
+            Ok(match arg {
+                KeyArg::Number(..) => Arg::Number(numbers.next().ok_or_else(lost)?),
+                KeyArg::Variable(v) => match state.variables.get(*v as usize) {
+                    Some(Held::List(list)) => Arg::List(list),
+                    _ => Arg::Tensor(tensor(state, *v)?),
+                },
+            })
+        })
+        .collect::<Result<_>>()?;
+    let _mode = if event.grad_enabled { enable_grad() } else { no_grad() };
+    let op = Call {
+        op: &event.op,
+        args: &args,
+        in_place: event.in_place,
+        grad_enabled: event.grad_enabled,
+        loc: event.loc,
+    };
+    let output = execute(&op)?;
+    match (&event.made, output) {
+        (Made::Changed { .. }, _) => Ok(()),
+        (Made::Variable { .. }, Output::Tensor(result)) => tensor(state, made as u32)?.adopt(&result),
+        (Made::Variable { .. }, Output::List(result)) => match state.variables.get(made) {
+            Some(Held::List(list)) => {
+                list.publish(result.items()?.to_vec());
+                Ok(())
+            }
+            _ => Err(lost()),
+        },
+    }
+}
+
+fn backward(event: &BackwardEvent, state: &State, next: &mut usize) -> Result<()> {
+    *next += event.guards.len();
+    let root = tensor(state, event.root)?;
+    let gradient = event.gradient.map(|g| tensor(state, g)).transpose()?;
+    // What each leaf's gradient was when the program came here, whatever it put there since.
+    for &(input, target, _) in event.targets.iter().filter(|(_, _, outside)| !outside) {
+        let existing = match target {
+            GradTarget::New(_) => None,
+            GradTarget::Accumulate(existing) => Some(tensor(state, existing)?.clone()),
+        };
+        tensor(state, input)?.set_grad(existing);
+    }
+    // Inputs with a tape outside: the eager engine walks on through it by itself (see `State::walked`); their
+    // variables get a zero that adds nothing.
+    autograd::run_backward(root, gradient, event.retain_graph, event.loc)?;
+    for &(input, target, outside) in &event.targets {
+        let GradTarget::New(variable) = target else { continue };
+        *next += 1;
+        let (leaf, made) = (tensor(state, input)?, tensor(state, variable)?);
+        let grad = match (outside, leaf.grad()) {
+            (false, Some(grad)) => grad,
+            _ => leaf.zeros_like()?,
+        };
+        made.adopt(&grad)?;
+        if !outside {
+            leaf.set_grad(Some(made.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a functional graph op by op on tensors: the `aot_eager` backend.
+pub(crate) fn graph(graph: &Graph, inputs: &[GraphValue]) -> Result<Vec<Tensor>> {
+    let _mode = no_grad();
+    let mut values: Vec<Option<GraphValue>> = vec![None; graph.value_count()];
+    for (&value, input) in graph.inputs.iter().zip(inputs) {
+        values[value.index()] = Some(input.clone());
+    }
+    for node in &graph.nodes {
+        let args: SmallVec<[&GraphValue; 4]> =
+            node.args.iter().map(|v| values[v.index()].as_ref().ok_or_else(lost)).collect::<Result<_>>()?;
+        let result = evaluate(node, &args)?;
+        drop(args);
+        values[node.outs[0].index()] = Some(result);
+    }
+    let tensor = |value: Value| match &values[value.index()] {
+        Some(GraphValue::Tensor(t)) => Ok(t.clone()),
+        _ => Err(lost()),
+    };
+    // Outputs have memory of their own: a result may be a view of, or the same as, another or an input.
+    let outputs = graph.outputs.iter().map(|&v| tensor(v)?.clone_tensor()).collect::<Result<Vec<_>>>()?;
+    let written = graph.writes.iter().map(|w| Ok((tensor(w.target)?, tensor(w.value)?.clone_tensor()?)));
+    for (target, value) in written.collect::<Result<Vec<_>>>()? {
+        target.copy_(&value)?;
+    }
+    Ok(outputs)
+}
+
+/// Runs a backward graph, which is linear in its last inputs (the tangents), where some of these are missing:
+/// what depends on nothing else is missing, too, and where it meets something that is there it counts as zero.
+/// Only what is needed is read.
+pub(crate) fn sparse_graph(
+    graph: &Graph,
+    saved: usize,
+    read: &dyn Fn(usize) -> Result<GraphValue>,
+    tangents: &[Option<Tensor>],
+) -> Result<Vec<Option<Tensor>>> {
+    let _mode = no_grad();
+    // What depends on a tangent that is there, what only on missing ones, and what the results need.
+    let none = || vec![false; graph.value_count()];
+    let (mut live, mut missing, mut needed) = (none(), none(), none());
+    for (value, tangent) in graph.inputs.iter().skip(saved).zip(tangents) {
+        live[value.index()] = tangent.is_some();
+        missing[value.index()] = tangent.is_none();
+    }
+    for node in &graph.nodes {
+        let any = |set: &[bool]| node.args.iter().any(|v| set[v.index()]);
+        let out = node.outs[0].index();
+        live[out] = any(&live);
+        missing[out] = any(&missing) && !live[out];
+    }
+    graph.outputs.iter().for_each(|v| needed[v.index()] = live[v.index()]);
+    for node in graph.nodes.iter().rev().filter(|node| !missing[node.outs[0].index()]) {
+        if needed[node.outs[0].index()] {
+            node.args.iter().for_each(|v| needed[v.index()] = true);
+        }
+    }
+    let mut values: Vec<Option<GraphValue>> = vec![None; graph.value_count()];
+    for (i, value) in graph.inputs.iter().enumerate().filter(|(_, v)| needed[v.index()]) {
+        values[value.index()] = match i.checked_sub(saved) {
+            None => Some(read(i)?),
+            Some(tangent) => tangents[tangent].clone().map(GraphValue::Tensor),
+        };
+    }
+    for node in &graph.nodes {
+        let out = node.outs[0].index();
+        if missing[out] || !needed[out] {
+            continue;
+        }
+        let mut there = node.args.iter().filter_map(|v| values[v.index()].as_ref());
+        let result = match (&node.op, node.args.len(), there.next(), there.next()) {
+            (Op::Add {}, 2, Some(only), None) => only.clone(),
+            _ => {
+                let mut args: SmallVec<[GraphValue; 4]> = SmallVec::new();
+                for v in &node.args {
+                    args.push(match &values[v.index()] {
+                        Some(value) => value.clone(),
+                        None => zeros(graph.ty(*v))?,
+                    });
+                }
+                evaluate(node, &args.iter().collect::<SmallVec<[&GraphValue; 4]>>())?
+            }
+        };
+        values[out] = Some(result);
+    }
+    let tensor = |value: &Value| match &values[value.index()] {
+        Some(GraphValue::Tensor(t)) => Ok(Some(t.clone_tensor()?)),
+        _ => Ok(None),
+    };
+    graph.outputs.iter().map(tensor).collect()
+}
+
+fn zeros(ty: &Ty) -> Result<GraphValue> {
+    let zero = |t: &TensorTy| Tensor::full_of(t.shape.clone(), 0.0, t.dtype, &t.device);
+    Ok(match ty {
+        Ty::Tensor(t) => GraphValue::Tensor(zero(t)?),
+        Ty::List(items) => GraphValue::List(TensorList::new(items.iter().map(zero).collect::<Result<_>>()?)),
+        Ty::Scalar(_) => GraphValue::Number(Scalar::Float(0.0)),
+    })
+}
+
+fn evaluate(node: &Node, args: &[&GraphValue]) -> Result<GraphValue> {
+    if let Op::Constant { value } = node.op {
+        return Ok(GraphValue::Number(value));
+    }
+    let numbers: Option<SmallVec<[Scalar; 4]>> =
+        args.iter().map(|v| if let GraphValue::Number(x) = v { Some(*x) } else { None }).collect();
+    if let Some(x) = numbers.filter(|n| !n.is_empty()).and_then(|n| node.op.fold(&n)) {
+        return Ok(GraphValue::Number(x));
+    }
+    let args: SmallVec<[Arg<'_>; 4]> = args.iter().map(|v| v.arg()).collect();
+    let call = Call { op: &node.op, args: &args, in_place: false, grad_enabled: false, loc: node.loc };
+    Ok(match execute(&call)? {
+        Output::Tensor(t) => GraphValue::Tensor(t),
+        Output::List(l) => GraphValue::List(l),
+    })
+}
+
+/// A value while a graph is interpreted.
+#[derive(Clone)]
+pub(crate) enum GraphValue {
+    Tensor(Tensor),
+    Number(Scalar),
+    List(TensorList),
+}
+
+impl GraphValue {
+    fn arg(&self) -> Arg<'_> {
+        match self {
+            GraphValue::Tensor(t) => Arg::Tensor(t),
+            GraphValue::Number(x) => Arg::Number(*x),
+            GraphValue::List(l) => Arg::List(l),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! What happens only where no call went before: checks, types, and what `backward()` will reach.
+
+use smallvec::SmallVec;
+
+use kiln_aot::trace::{GradTarget, Variable};
+use kiln_ir::{Error, Grad, Loc, Result, Ty, Why, carries_gradient};
+use kiln_tensor::hook::{Arg, Call};
+use kiln_tensor::{Tensor, autograd, check_in_place, with_module};
+
+use crate::region::Site;
+use crate::state::{Held, Leave, State};
+use crate::trie::{BackwardEvent, Event, KeyArg, Made};
+
+impl State {
+    /// What an op makes, worked out when it is recorded for the first time: all its checks are here.
+    pub(crate) fn infer(&mut self, site: &Site, call: &Call<'_>) -> Result<Made, Leave> {
+        let tys = self.arg_tys(site, call.args)?;
+        let fail = |error: Error| Leave::Error(with_module(error, call.args));
+        let outs = call.op.infer(&tys).map_err(|why| fail(call.op.error(&tys, why, call.loc)))?;
+        let wants = |arg: &Arg<'_>| matches!(arg, Arg::Tensor(t) if t.requires_grad());
+        let requires_grad = call.grad_enabled
+            && carries_gradient(&outs[0])
+            && !matches!(call.op.row().grad, Grad::Zero)
+            && call.args.iter().any(wants);
+        let list_wants = |arg: &Arg<'_>| match arg {
+            Arg::List(list) => list.try_items().unwrap_or_default().iter().any(Tensor::requires_grad),
+            _ => false,
+        };
+        let cuts = matches!(call.op.row().grad, Grad::Zero);
+        if cuts
+            && call.in_place
+            && call.grad_enabled
+            && call.args.first().is_some_and(|x| wants(x) || list_wants(x))
+        {
+            return Err(Leave::Eager("an in-place op cuts a tensor's history off"));
+        }
+        let through_list = call.grad_enabled && !cuts && call.args.iter().any(list_wants);
+        if !call.in_place && through_list {
+            return Err(Leave::Eager("gradients flow through a list op"));
+        }
+        if !call.in_place {
+            return match &outs[0] {
+                Ty::Scalar(_) => Err(Leave::Eager("an op on numbers alone")),
+                ty => Ok(Made::Variable { ty: ty.clone(), requires_grad }),
+            };
+        }
+        let Some(KeyArg::Variable(target)) = self.args.first().copied() else {
+            return Err(Leave::Eager("an in-place op without a target"));
+        };
+        match (call.args.first(), &tys[0]) {
+            (Some(Arg::List(_)), Ty::List(_)) => {
+                self.check_list_in_place(call, &tys).map_err(fail)?;
+                if let Some(i) = self.analysis(site).overlapping_item(target) {
+                    let tys: SmallVec<[Ty; 4]> = tys.iter().map(|ty| element(ty, i)).collect();
+                    let error = call.op.error(&tys, Why::Overlap, call.loc);
+                    return Err(fail(error.named(&format!("{}_", call.op.name()))));
+                }
+            }
+            _ => check_in_place(call, call.args, &tys).map_err(fail)?,
+        }
+        if through_list {
+            return Err(Leave::Eager("gradients flow through a list op"));
+        }
+        if let Ty::List(_) = tys[0] {
+            let args = self.args.clone();
+            if let Some(reason) = self.analysis(site).list_conflict(&args) {
+                return Err(Leave::Eager(reason));
+            }
+        }
+        if let Some(reason) = self.target_conflict(site, target) {
+            return Err(Leave::Eager(reason));
+        }
+        if requires_grad && matches!(self.variables.get(target as usize), Some(Held::Input(_))) {
+            return Err(Leave::Eager("an input is changed in place and gradients flow through the change"));
+        }
+        if (target as usize) < self.analysis(site).next() as usize {
+            let overlap =
+                Err(fail(call.op.error(&tys, Why::Overlap, call.loc).named(&format!("{}_", call.op.name()))));
+            if self.analysis(site).layout_overlaps(target) {
+                return overlap;
+            }
+            if requires_grad && self.analysis(site).is_view(target) {
+                let why = "a view is changed in place while gradients are recorded (change a copy, or use slice_scatter)";
+                let error = call.op.error(&tys, Why::Other(why.into()), call.loc);
+                return Err(fail(error.named(&format!("{}_", call.op.name()))));
+            }
+        }
+        Ok(Made::Changed { requires_grad })
+    }
+
+    /// Why the target of an in-place op can't be changed in a captured program, if it can't.
+    pub(crate) fn target_conflict(&mut self, site: &Site, target: Variable) -> Option<&'static str> {
+        let fresh = self.fresh.clone();
+        let analysis = self.analysis(site);
+        match target < analysis.next() {
+            true => {
+                let conflict = analysis.conflict(target);
+                // An input that arrives with this very op may share the target's storage.
+                let bases = analysis.bases(target);
+                let arriving = fresh.iter().any(|&(_, shares)| shares.is_some_and(|v| bases.contains(&v)));
+                conflict.or(arriving.then_some("two inputs share one storage and one of them is changed"))
+            }
+            false => {
+                let shares = fresh
+                    .iter()
+                    .any(|&(v, shares)| (v == target && shares.is_some()) || shares == Some(target));
+                shares.then_some("two inputs share one storage and one of them is changed")
+            }
+        }
+    }
+
+    /// The checks of an in-place op, for every element of a list.
+    pub(crate) fn check_list_in_place(&self, call: &Call<'_>, tys: &[Ty]) -> Result<()> {
+        let items = |ty: &Ty| ty.as_list().cloned();
+        let Some(targets) = items(&tys[0]) else { return Ok(()) };
+        let Some(Arg::List(list)) = call.args.first() else { return Ok(()) };
+        let Some(tensors) = list.try_items() else { return Ok(()) };
+        for (i, tensor) in tensors.iter().enumerate().take(targets.len()) {
+            let element: SmallVec<[Ty; 4]> = tys.iter().map(|ty| element(ty, i)).collect();
+            let args: SmallVec<[Arg<'_>; 4]> = call
+                .args
+                .iter()
+                .enumerate()
+                .map(|(k, arg)| match arg {
+                    Arg::List(l) if k > 0 => {
+                        l.try_items().map_or(Arg::Tensor(tensor), |items| Arg::Tensor(&items[i]))
+                    }
+                    Arg::List(_) => Arg::Tensor(tensor),
+                    other => *other,
+                })
+                .collect();
+            check_in_place(call, &args, &element)?;
+        }
+        Ok(())
+    }
+    /// `backward()`: one event, whose expansion into ops happens when the segment is compiled. Returns the
+    /// inputs whose tape lies outside, with their gradients.
+    pub(crate) fn backward(
+        &mut self,
+        site: &Site,
+        root: &Tensor,
+        gradient: Option<&Tensor>,
+        retain_graph: bool,
+        loc: Loc,
+    ) -> Result<Vec<(Tensor, Tensor)>, Leave> {
+        self.fresh.clear();
+        let root = self.number_of(root)?;
+        let gradient = gradient.map(|g| self.number_of(g)).transpose()?;
+        let candidates = site.trie.children(self.at);
+        let mut found = None;
+        for child in candidates {
+            if let Event::Backward(event) = &*site.trie.node(child).event
+                && event.root == root
+                && event.gradient == gradient
+                && event.retain_graph == retain_graph
+                && self.targets_fit(&event.targets)?
+                && self.guards_hold(&event.guards)
+            {
+                found = Some(child);
+                break;
+            }
+        }
+        match found {
+            Some(child) => {
+                if let Event::Backward(event) = &*site.trie.node(child).event {
+                    let outside = event.targets.iter().filter(|(_, _, outside)| *outside);
+                    self.check_outside(outside.map(|&(input, ..)| input))?;
+                }
+                if let Some(analysis) = &mut self.analysis {
+                    analysis.add(&site.trie.node(child).event);
+                }
+                self.at = child;
+                self.fresh.clear();
+            }
+            None => self.record_backward(site, root, gradient, retain_graph, loc)?,
+        }
+        let Event::Backward(event) = &*site.trie.node(self.at).event else {
+            return Err(Leave::Eager("the trie lost its place"));
+        };
+        let mut outside = Vec::new();
+        for &(input, target, is_outside) in &event.targets {
+            match target {
+                GradTarget::Accumulate(_) => self.writes = true,
+                GradTarget::New(_) => {
+                    let grad = self.make(false);
+                    let Some(tensor) = self.held(input).cloned() else { continue };
+                    match is_outside {
+                        true => outside.push((tensor, grad)),
+                        false => tensor.set_grad(Some(grad)),
+                    }
+                }
+            }
+        }
+        Ok(outside)
+    }
+
+    /// Whether the tapes of inputs that were computed outside can be gone through: if not, nothing must happen.
+    pub(crate) fn check_outside(&self, inputs: impl Iterator<Item = Variable>) -> Result<()> {
+        let tensors: Vec<Tensor> = inputs.filter_map(|v| self.held(v).cloned()).collect();
+        if tensors.is_empty() { Ok(()) } else { autograd::check_tape(&tensors) }
+    }
+
+    /// Whether the leaves have or lack gradients as they did; registers existing gradients as inputs.
+    pub(crate) fn targets_fit(&mut self, targets: &[(Variable, GradTarget, bool)]) -> Result<bool> {
+        for &(input, target, outside) in targets {
+            let Some(tensor) = self.held(input).cloned() else { return Ok(false) };
+            let fits = match (target, tensor.grad()) {
+                (GradTarget::New(_), _) if outside => true,
+                (GradTarget::New(_), None) => true,
+                (GradTarget::Accumulate(existing), Some(grad)) => self.number_of(&grad)? == existing,
+                _ => false,
+            };
+            if !fits {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn record_backward(
+        &mut self,
+        site: &Site,
+        root: Variable,
+        gradient: Option<Variable>,
+        retain_graph: bool,
+        loc: Loc,
+    ) -> Result<(), Leave> {
+        let analysis = self.analysis(site);
+        if root >= analysis.next() {
+            return Err(Leave::Eager("backward on a tensor that was made outside"));
+        }
+        let reach = analysis.reach(root);
+        if reach.freed {
+            return Err(Leave::Eager("backward through a tape that was already used up"));
+        }
+        if let Some((op, reason)) = reach.blocked {
+            return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, loc)));
+        }
+        let leaves: Vec<(Variable, bool)> = reach.inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
+        self.check_outside(leaves.iter().filter(|(_, leaf)| !leaf).map(|&(input, _)| input))?;
+        // Existing gradients become inputs first; then new variables are numbered.
+        let mut found = Vec::new();
+        for &(input, leaf) in &leaves {
+            let existing = match self.held(input).and_then(|t| if leaf { t.grad() } else { None }) {
+                Some(grad) => Some(self.number_of(&grad)?),
+                None => None,
+            };
+            found.push((input, leaf, existing));
+        }
+        for &(_, shares_with) in &self.fresh.clone() {
+            if let Some(reason) = self.analysis(site).input_conflict(shares_with) {
+                return Err(Leave::Eager(reason));
+            }
+        }
+        let mut next = self.variables.len() as Variable;
+        let mut targets = Vec::new();
+        for (input, leaf, existing) in found {
+            let target = match existing {
+                Some(existing) => {
+                    if let Some(reason) = self.target_conflict(site, existing) {
+                        return Err(Leave::Eager(reason));
+                    }
+                    GradTarget::Accumulate(existing)
+                }
+                None => {
+                    next += 1;
+                    GradTarget::New(next - 1)
+                }
+            };
+            targets.push((input, target, !leaf));
+        }
+        let guards = self.guards()?;
+        self.extend(
+            site,
+            Event::Backward(BackwardEvent { root, gradient, retain_graph, targets, guards, loc }),
+        )
+    }
+}
+
+/// The type of one element of a list; numbers are for all.
+fn element(ty: &Ty, i: usize) -> Ty {
+    ty.as_list().map_or_else(|| ty.clone(), |items| Ty::Tensor(items[i].clone()))
+}

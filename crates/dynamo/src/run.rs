@@ -1,0 +1,264 @@
+//! A run: one call of a compiled function. It takes the ops the function asks for, follows (or extends) the
+//! trie of recordings, and runs segments where values are needed.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+use kiln_ir::{Error, Layout, Loc, Result, TensorTy};
+use kiln_runtime::owner::OwnerLock;
+use kiln_tensor::hook::{self, Access, Arg, Call, Output, Recorder, Scope, Tag};
+use kiln_tensor::{Tensor, autograd, execute};
+
+use crate::explain::Break;
+use crate::region::Site;
+use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
+use crate::trie::{Event, ROOT};
+use crate::{interpret, pipeline};
+/// See the [module](self).
+pub(crate) struct Run {
+    state: OwnerLock<State>,
+    /// The state's id, readable without its lock.
+    id: AtomicU32,
+    site: Arc<Site>,
+    itself: Weak<Run>,
+}
+impl Run {
+    pub(crate) fn new(site: Arc<Site>) -> Arc<Run> {
+        Arc::new_cyclic(|itself| Run {
+            state: OwnerLock::default(),
+            id: AtomicU32::new(0),
+            site,
+            itself: itself.clone(),
+        })
+    }
+
+    /// Begins a call.
+    pub(crate) fn begin(&self) {
+        self.state.own();
+        let mut state = self.state.lock();
+        state.at = ROOT;
+        state.alone = ACTIVE.fetch_add(1, Ordering::Relaxed) == 0;
+        if !state.alone {
+            MEETINGS.fetch_add(1, Ordering::Relaxed);
+        }
+        state.meetings = MEETINGS.load(Ordering::Relaxed);
+        state.eager = self.site.is_given_up();
+        self.begin_segment(&mut state);
+    }
+
+    fn begin_segment(&self, state: &mut State) {
+        hook::unregister(state.id);
+        state.id = NEXT_RUN.fetch_add(1, Ordering::Relaxed).max(1);
+        self.id.store(state.id, Ordering::Relaxed);
+        state.start = state.at;
+        state.forget_variables();
+        state.makers.clear();
+        state.numbers.clear();
+        state.writes = false;
+        state.analysis = None;
+        let itself: Weak<dyn Recorder> = self.itself.clone();
+        hook::register(state.id, itself);
+    }
+
+    /// Ends a call: runs what is pending, compiled if `normal`, op by op otherwise.
+    pub(crate) fn end(&self, normal: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        let result = match normal {
+            true => self.flush(&mut state),
+            false => self.flush_by_interpreter(&mut state),
+        };
+        hook::unregister(state.id);
+        state.forget_variables();
+        state.results.clear();
+        state.id = 0;
+        self.id.store(0, Ordering::Relaxed);
+        ACTIVE.fetch_sub(1, Ordering::Relaxed);
+        result.and_then(|()| state.failed.take().map_or(Ok(()), Err))
+    }
+
+    /// Runs the pending segment and publishes its results.
+    fn flush(&self, state: &mut State) -> Result<()> {
+        if state.at == state.start {
+            return Ok(());
+        }
+        state.live.clear();
+        state.live.resize(state.variables.len().div_ceil(64), 0);
+        for (i, held) in state.variables.iter().enumerate() {
+            let live = match held {
+                Held::Input(_) => false,
+                Held::Made(tensor) => tensor.references() > 1,
+                Held::List(list) => list.try_items().is_none() && list.references() > 1,
+            };
+            if live {
+                state.live[i / 64] |= 1 << (i % 64);
+            }
+        }
+        let segment = match self.site.trie.segment(state.at, &state.live) {
+            Some(segment) => segment.clone(),
+            None => {
+                let segment = Arc::new(pipeline::compile(&self.site, state.at, &state.live));
+                self.site.trie.add_segment(state.at, state.live.clone(), segment)
+            }
+        };
+        let _eager = Scope::suspend();
+        segment.run(&self.site, state)
+    }
+
+    pub(crate) fn flush_by_interpreter(&self, state: &mut State) -> Result<()> {
+        if state.at == state.start {
+            return Ok(());
+        }
+        let _eager = Scope::suspend();
+        interpret::run(&self.site.trie, state)
+    }
+
+    /// Runs what is pending because a value is needed, and begins a new segment.
+    fn break_graph(&self, state: &mut State, reason: &str, loc: Loc) -> Result<()> {
+        if state.at == state.start {
+            return Ok(());
+        }
+        if self.site.options.fullgraph {
+            return Err(Error::GraphBreak { loc, reason: reason.to_string() });
+        }
+        self.site.note_break(Break { loc, reason: reason.to_string() });
+        let outcome = self.flush(state);
+        let next = match self.site.trie.find(state.at, |event| *event == Event::Break) {
+            Some(next) => next,
+            None => self.site.trie.insert(state.at, Event::Break),
+        };
+        state.at = next;
+        self.begin_segment(state);
+        outcome
+    }
+
+    /// Runs what is pending op by op; the rest of the call is eager.
+    fn leave(&self, state: &mut State, reason: &str, loc: Loc) -> Result<()> {
+        self.site.note_fallback(Break { loc, reason: reason.to_string() });
+        let outcome = self.flush_by_interpreter(state);
+        state.at = state.start;
+        state.forget_variables();
+        state.eager = true;
+        outcome
+    }
+}
+impl Recorder for Run {
+    fn call(&self, call: &Call<'_>) -> Result<Output> {
+        let mut state = self.state.lock();
+        if !state.eager
+            && let Some(output) = state.replay(&self.site, call)
+        {
+            return Ok(output);
+        }
+        let id = state.id;
+        drop(state);
+        // Tensors of other runs are finished while this run's lock is not held: two runs must never wait for
+        // each other.
+        for arg in call.args {
+            if let Arg::Tensor(t) = arg
+                && t.is_lazy()
+                && t.tag().run() != id
+            {
+                t.ready()?;
+            }
+        }
+        let mut state = self.state.lock();
+        if state.eager {
+            drop(state);
+            let _eager = Scope::suspend();
+            return execute(call);
+        }
+        match state.call(&self.site, call) {
+            Ok(output) => Ok(output),
+            Err(Leave::Error(error)) => {
+                state.forget_fresh();
+                Err(error)
+            }
+            Err(Leave::Eager(reason)) => {
+                self.leave(&mut state, reason, call.loc)?;
+                drop(state);
+                let _eager = Scope::suspend();
+                execute(call)
+            }
+        }
+    }
+
+    fn backward(&self, root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
+        let id = self.id.load(Ordering::Relaxed);
+        autograd::check_backward(root, gradient, loc)?;
+        let mut state = self.state.lock();
+        if state.eager || root.tag().run() != id {
+            if !state.eager {
+                self.break_graph(&mut state, "backward on a tensor that was made outside", loc)?;
+            }
+            drop(state);
+            return autograd::run_backward(root, gradient, retain_graph, loc);
+        }
+        match state.backward(&self.site, root, gradient, retain_graph, loc) {
+            Ok(outside) if outside.is_empty() => Ok(()),
+            Ok(outside) => {
+                state.walked = false;
+                self.break_graph(&mut state, "the tape goes on outside the compiled function", loc)?;
+                let walked = state.walked;
+                drop(state);
+                if walked { Ok(()) } else { autograd::backward_from(&outside, retain_graph, loc) }
+            }
+            Err(Leave::Error(error)) => {
+                state.forget_fresh();
+                Err(error)
+            }
+            Err(Leave::Eager(reason)) => {
+                self.leave(&mut state, reason, loc)?;
+                drop(state);
+                autograd::run_backward(root, gradient, retain_graph, loc)
+            }
+        }
+    }
+
+    fn access(&self, tensor: &Tensor, access: Access, what: &'static str, loc: Loc) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.eager {
+            return Ok(());
+        }
+        let pending = match tensor.try_ready() {
+            None => tensor.tag().run() == state.id,
+            Some(ready) => {
+                let used = Tag(ready.storage.tag()).run() == state.id
+                    || (!state.trusts_tags() && state.owner_of(ready).is_some());
+                used && (access != Access::Read || state.writes)
+            }
+        };
+        match pending {
+            true => self.break_graph(&mut state, &format!("{what} needs the value"), loc),
+            false => Ok(()),
+        }
+    }
+
+    fn ty(&self, tensor: &Tensor) -> Option<TensorTy> {
+        let state = self.state.lock();
+        if tensor.tag().run() != state.id {
+            return None;
+        }
+        state.made_ty(&self.site, tensor.tag().variable()).and_then(|ty| ty.as_tensor().cloned())
+    }
+
+    fn layout(&self, tensor: &Tensor) -> Option<Layout> {
+        let state = self.state.lock();
+        if state.eager || tensor.tag().run() != state.id {
+            return None;
+        }
+        state.layout(&self.site, tensor.tag().variable())
+    }
+
+    fn settle(&self) -> Result<()> {
+        match self.state.is_own() {
+            true => Ok(()), // its own ops are in order
+            false => self.force(),
+        }
+    }
+
+    fn force(&self) -> Result<()> {
+        // On its own thread the run is in the middle of finishing: a tensor still lazy then has failed.
+        let Some(mut state) = self.state.lock_unless_inside() else { return Ok(()) };
+        self.leave(&mut state, "another thread needed a value", Loc::UNKNOWN)
+    }
+}

@@ -1,0 +1,451 @@
+//! Segments: what was captured between two points where values were needed, ready to run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use kiln_aot::trace::Variable;
+use kiln_aot::{GraphInput, Home, Saved, Source, Survivor};
+use kiln_inductor::{ScalarOp, ScalarRef};
+use kiln_ir::{DType, Device, Error, Graph, Loc, Result, Scalar, Why};
+use kiln_tensor::autograd::{self, Function};
+use kiln_tensor::program::{Executable, Failure};
+use kiln_tensor::{Ready, Tensor};
+
+use crate::analysis::Reach;
+use crate::interpret::{self, GraphValue};
+use crate::region::Site;
+use crate::state::{Held, State};
+
+/// A compiled graph.
+pub(crate) enum Code {
+    /// Kernels and library calls.
+    Program(Program),
+    /// A graph that is run op by op.
+    Graph(Graph),
+}
+
+/// A graph lowered and loaded.
+pub(crate) struct Program {
+    pub(crate) executable: Executable,
+    pub(crate) numbers: Numbers,
+    /// The element types of the results, in order.
+    pub(crate) outputs: Vec<(DType, Device)>,
+}
+
+/// The numbers a program takes: graph inputs, constants, and what is computed from them on the host.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    pub(crate) table: Vec<ScalarRef>,
+    pub(crate) computed: Vec<ScalarOp>,
+}
+
+impl Numbers {
+    /// The position of a number in the table.
+    pub(crate) fn position(&mut self, number: ScalarRef) -> usize {
+        match self.table.iter().position(|&n| n == number) {
+            Some(i) => i,
+            None => {
+                self.table.push(number);
+                self.table.len() - 1
+            }
+        }
+    }
+
+    /// Works out all numbers as bit patterns.
+    fn fill(&self, input: &dyn Fn(usize) -> Scalar, bits: &mut Vec<u64>) -> Result<()> {
+        let mut computed: SmallVec<[Scalar; 16]> = SmallVec::new();
+        let value = |number: &ScalarRef, computed: &[Scalar]| match number {
+            ScalarRef::Input(i) => input(*i),
+            ScalarRef::Constant(x) => *x,
+            ScalarRef::Computed(i) => computed[*i],
+        };
+        for step in &self.computed {
+            let args: SmallVec<[Scalar; 4]> = step.args.iter().map(|n| value(n, &computed)).collect();
+            let result = step.op.fold(&args).ok_or_else(|| {
+                Error::op(step.op.name(), Why::Other("is not defined for numbers alone".into()), Loc::UNKNOWN)
+            })?;
+            computed.push(result.to_kind(step.kind));
+        }
+        bits.clear();
+        bits.extend(self.table.iter().map(|n| value(n, &computed).to_bits()));
+        Ok(())
+    }
+}
+
+/// The compiled backward of a segment whose results leave with gradients.
+pub(crate) struct Backward {
+    pub(crate) code: Code,
+    /// The graph, where gradients may arrive for some results only. It is run op by op then: to fill in zeros
+    /// would make 0 · NaN of what was never asked for.
+    pub(crate) partial: Option<Graph>,
+    /// Where backward's first inputs come from.
+    pub(crate) saved: Vec<Saved>,
+    /// For each differentiated input variable: which result of backward is its gradient.
+    pub(crate) grads: Vec<(Variable, Option<usize>)>,
+    /// The survivors that gradients arrive for, in the order of the tangents: variable and output.
+    pub(crate) tangents: Vec<(Variable, usize)>,
+    /// What eager's tape of each of them is.
+    pub(crate) tapes: Vec<Tape>,
+    /// How many of the forward's results are the program's own; fresh saved values follow.
+    pub(crate) forward_outputs: usize,
+}
+
+/// The tape that eager would have for a result: gradients reach these inputs through these calls.
+pub(crate) struct Tape {
+    calls: FxHashSet<usize>,
+    inputs: Vec<Variable>,
+}
+
+impl From<Reach> for Tape {
+    fn from(reach: Reach) -> Tape {
+        Tape { calls: reach.calls, inputs: reach.inputs }
+    }
+}
+
+pub(crate) enum Plan {
+    /// Runs op by op, for this reason.
+    Interpreted(String),
+    Compiled {
+        code: Box<Code>,
+        inputs: Vec<GraphInput>,
+        survivors: Vec<Survivor>,
+        backward: Option<Arc<Backward>>,
+        /// Results whose tape a `backward` inside used up.
+        used_up: Vec<Variable>,
+    },
+}
+
+/// A stage's result, turned into text when somebody asks.
+#[derive(Clone, Debug)]
+pub(crate) enum Text {
+    Graph(Arc<Graph>),
+    Source(String),
+}
+
+impl std::fmt::Display for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Text::Graph(graph) => write!(f, "{graph}"),
+            Text::Source(text) => f.write_str(text),
+        }
+    }
+}
+
+/// What a segment is, for people.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Info {
+    pub(crate) nodes: usize,
+    pub(crate) kernels: usize,
+    pub(crate) compiled_kernels: usize,
+    pub(crate) library_calls: usize,
+    pub(crate) fallbacks: Vec<String>,
+    pub(crate) bytes_read: usize,
+    pub(crate) bytes_written: usize,
+    pub(crate) arena_bytes: usize,
+    pub(crate) bytes_saved: usize,
+    pub(crate) bytes_recomputed: usize,
+    pub(crate) guards: usize,
+    pub(crate) steps: Vec<String>,
+    pub(crate) why_not: Vec<String>,
+    pub(crate) stages: Vec<(&'static str, Duration)>,
+    /// The program at each stage.
+    pub(crate) texts: Vec<(&'static str, Text)>,
+}
+
+/// See the [module](self).
+pub(crate) struct Segment {
+    pub(crate) plan: Plan,
+    pub(crate) info: Info,
+}
+
+impl Segment {
+    /// Runs what is pending in a run and makes its live variables ready.
+    pub(crate) fn run(&self, site: &Site, state: &mut State) -> Result<()> {
+        let Plan::Compiled { code, inputs, survivors, backward, used_up } = &self.plan else {
+            return interpret::run(&site.trie, state);
+        };
+        let mut results = std::mem::take(&mut state.results);
+        let mut scalars = std::mem::take(&mut state.scalars);
+        results.clear();
+        let outcome = execute(code, inputs, state, &mut scalars, &mut results);
+        state.scalars = scalars;
+        if let Err(failure) = outcome {
+            state.results = results;
+            return match failure {
+                // Nothing was changed yet: the interpreter gives the very error that eager gives.
+                Stop::Retry => interpret::run(&site.trie, state),
+                Stop::Error(error) => {
+                    interpret::drop_lazy_gradients(state);
+                    Err(error)
+                }
+            };
+        }
+        publish(survivors, state, &results);
+        if let Some(backward) = backward {
+            attach(backward, inputs, state, &results)?;
+        }
+        for tensor in used_up.iter().filter_map(|&v| held(state, v)) {
+            autograd::attach(Arc::new(UsedUp), &[], std::slice::from_ref(tensor), Loc::UNKNOWN);
+        }
+        results.clear();
+        state.results = results;
+        Ok(())
+    }
+}
+
+enum Stop {
+    Retry,
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+fn held(state: &State, variable: Variable) -> Option<&Tensor> {
+    match state.variables.get(variable as usize) {
+        Some(Held::Input(t) | Held::Made(t)) => Some(t),
+        _ => None,
+    }
+}
+
+fn execute(
+    code: &Code,
+    inputs: &[GraphInput],
+    state: &State,
+    scalars: &mut Vec<u64>,
+    results: &mut Vec<Ready>,
+) -> Result<(), Stop> {
+    let number = |i: usize| match inputs[i] {
+        GraphInput::Number(hole) => state.numbers[hole as usize],
+        GraphInput::Variable(_) => Scalar::Int(0),
+    };
+    let tensor = |input: &GraphInput| match input {
+        GraphInput::Variable(v) => held(state, *v),
+        GraphInput::Number(_) => None,
+    };
+    match code {
+        Code::Program(program) => {
+            program.numbers.fill(&number, scalars)?;
+            let ready = inputs.iter().map(|input| tensor(input).and_then(Tensor::try_ready));
+            program.executable.run(ready, scalars, results).map_err(Stop::from)
+        }
+        Code::Graph(graph) => {
+            let values: Vec<GraphValue> = inputs
+                .iter()
+                .enumerate()
+                .map(|(i, input)| {
+                    tensor(input)
+                        .map_or_else(|| GraphValue::Number(number(i)), |t| GraphValue::Tensor(t.clone()))
+                })
+                .collect();
+            // Nothing is written before everything is computed: the interpreter gives the very error.
+            let outputs = interpret::graph(graph, &values).map_err(|_| Stop::Retry)?;
+            for output in outputs {
+                results.push(output.ready()?.clone());
+            }
+            Ok(())
+        }
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Stop {
+        match failure {
+            Failure::Error(error) => Stop::Error(error),
+            // Steps that can fail come before the first change of an input.
+            Failure::Status { .. } => Stop::Retry,
+        }
+    }
+}
+
+/// Makes the variables that outlive the segment ready.
+fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) {
+    let ready = |home: Home, layout: &kiln_ir::Layout| -> Option<Ready> {
+        match home {
+            Home::Output(i) => {
+                let result = &results[i];
+                Some(Ready { layout: layout.clone(), ..result.clone() })
+            }
+            Home::Input(v) => {
+                let base = held(state, v)?.try_ready()?;
+                let mut layout = layout.clone();
+                layout.offset += base.layout.offset;
+                Some(Ready { layout, view_version: Some(base.storage.version()), ..base.clone() })
+            }
+        }
+    };
+    for survivor in survivors {
+        match state.variables.get(survivor.variable as usize) {
+            Some(Held::Made(tensor)) => {
+                let (home, layout) = &survivor.homes[0];
+                if let Some(ready) = ready(*home, layout) {
+                    tensor.publish(ready);
+                }
+            }
+            Some(Held::List(list)) => {
+                let items = survivor.homes.iter().filter_map(|(home, layout)| ready(*home, layout));
+                list.publish(items.map(Tensor::from_ready).collect());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Puts the compiled backward on the tape of the results.
+fn attach(backward: &Arc<Backward>, inputs: &[GraphInput], state: &State, results: &[Ready]) -> Result<()> {
+    let mut saved = Vec::with_capacity(backward.saved.len());
+    for value in &backward.saved {
+        saved.push(match value.what {
+            Source::Input(i) => match inputs[i] {
+                GraphInput::Number(hole) => SavedValue::Number(state.numbers[hole as usize]),
+                GraphInput::Variable(v) => {
+                    let Some(tensor) = held(state, v) else { continue };
+                    SavedValue::tensor(tensor.ready()?.clone())
+                }
+            },
+            Source::Output(i) => SavedValue::tensor(results[i].clone()),
+            Source::Fresh(i) => SavedValue::tensor(results[backward.forward_outputs + i].clone()),
+        });
+    }
+    let tensors = |variables: &mut dyn Iterator<Item = Variable>| -> Vec<Tensor> {
+        variables.filter_map(|v| held(state, v).cloned()).collect()
+    };
+    let differentiated = tensors(&mut backward.grads.iter().map(|(v, _)| *v));
+    let outputs = tensors(&mut backward.tangents.iter().map(|(v, _)| *v));
+    let kept = Mutex::new(Kept { saved, freed: FxHashSet::default() });
+    let function = CompiledBackward { backward: backward.clone(), kept };
+    autograd::attach(Arc::new(function), &differentiated, &outputs, Loc::UNKNOWN);
+    Ok(())
+}
+
+#[derive(Clone)]
+enum SavedValue {
+    Number(Scalar),
+    /// A tensor and its storage's version when it was saved.
+    Tensor(Tensor, u64),
+}
+
+impl SavedValue {
+    fn tensor(ready: Ready) -> SavedValue {
+        let version = ready.storage.version();
+        SavedValue::Tensor(Tensor::from_ready(ready), version)
+    }
+}
+
+/// The node on the tape that runs a segment's backward.
+struct CompiledBackward {
+    backward: Arc<Backward>,
+    kept: Mutex<Kept>,
+}
+
+/// What a compiled backward still has.
+struct Kept {
+    saved: Vec<SavedValue>,
+    /// The calls of the segment whose tape eager would have freed by now.
+    freed: FxHashSet<usize>,
+}
+
+impl Kept {
+    /// What backward reads, if eager could go through these tapes, too; frees them unless told to keep them.
+    fn take(&mut self, all: &[Tape], wanted: &[&Tape], retain_graph: bool) -> Result<Vec<SavedValue>, Why> {
+        if wanted.iter().any(|tape| !tape.calls.is_disjoint(&self.freed)) {
+            return Err(Why::Freed);
+        }
+        if retain_graph {
+            return Ok(self.saved.clone());
+        }
+        self.freed.extend(wanted.iter().flat_map(|tape| &tape.calls));
+        match all.iter().all(|tape| !tape.calls.is_disjoint(&self.freed)) {
+            true => Ok(std::mem::take(&mut self.saved)),
+            false => Ok(self.saved.clone()),
+        }
+    }
+}
+
+/// The node on the tape of a result whose own tape was used up inside the segment.
+struct UsedUp;
+
+impl Function for UsedUp {
+    fn name(&self) -> &str {
+        "compiled backward"
+    }
+
+    fn backward(&self, _: &[Option<Tensor>], _: bool) -> Result<Vec<Option<Tensor>>> {
+        Err(Error::op(self.name(), Why::Freed, Loc::UNKNOWN))
+    }
+}
+
+impl Function for CompiledBackward {
+    fn name(&self) -> &str {
+        "compiled backward"
+    }
+
+    fn backward(&self, grads: &[Option<Tensor>], retain_graph: bool) -> Result<Vec<Option<Tensor>>> {
+        let tapes = &self.backward.tapes;
+        let given = tapes.iter().zip(grads).filter(|(_, grad)| grad.is_some());
+        let wanted: Vec<&Tape> = given.map(|(tape, _)| tape).collect();
+        let fail = |why| Error::op("compiled backward", why, Loc::UNKNOWN);
+        let saved = self.kept.lock().take(tapes, &wanted, retain_graph).map_err(fail)?;
+        let read = |i: usize| match &saved[i] {
+            SavedValue::Number(x) => Ok(GraphValue::Number(*x)),
+            SavedValue::Tensor(tensor, version) => match tensor.ready()?.storage.version() {
+                now if now != *version => Err(fail(Why::Version { saved: *version, now })),
+                _ => Ok(GraphValue::Tensor(tensor.clone())),
+            },
+        };
+        if let Some(graph) = self.backward.partial.as_ref().filter(|_| wanted.len() < tapes.len()) {
+            let results = interpret::sparse_graph(graph, saved.len(), &read, grads)?;
+            // An input that only other results were computed from gets no gradient, rather than zeros.
+            let reached = |variable: &Variable| wanted.iter().any(|tape| tape.inputs.contains(variable));
+            let gradient = |(variable, result): &(Variable, Option<usize>)| {
+                result.filter(|_| reached(variable)).and_then(|i| results[i].clone())
+            };
+            return Ok(self.backward.grads.iter().map(gradient).collect());
+        }
+        let mut values = (0..saved.len()).map(read).collect::<Result<Vec<_>>>()?;
+        for grad in grads.iter().flatten() {
+            // Backward was compiled for dense gradients.
+            let dense = grad.ready()?.layout.is_contiguous();
+            values.push(GraphValue::Tensor(if dense { grad.clone() } else { grad.clone_tensor()? }));
+        }
+        let results = run_on_values(&self.backward.code, &values)?;
+        Ok(self.backward.grads.iter().map(|(_, result)| result.map(|i| results[i].clone())).collect())
+    }
+}
+
+fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
+    match code {
+        Code::Graph(graph) => interpret::graph(graph, values),
+        Code::Program(program) => {
+            let number = |i: usize| match &values[i] {
+                GraphValue::Number(x) => *x,
+                _ => Scalar::Int(0),
+            };
+            let mut scalars = Vec::new();
+            program.numbers.fill(&number, &mut scalars)?;
+            let inputs = values.iter().map(|value| match value {
+                GraphValue::Tensor(t) => t.try_ready(),
+                _ => None,
+            });
+            let mut results = Vec::with_capacity(program.outputs.len());
+            program.executable.run(inputs, &scalars, &mut results).map_err(|failure| {
+                match Stop::from(failure) {
+                    Stop::Error(error) => error,
+                    Stop::Retry => Error::op(
+                        "compiled backward",
+                        Why::Other("an index is out of range".into()),
+                        Loc::UNKNOWN,
+                    ),
+                }
+            })?;
+            Ok(results.into_iter().map(Tensor::from_ready).collect())
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! The state of a run: where it is in the trie, what it holds, and how it goes on from op to op.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use smallvec::SmallVec;
+
+use kiln_aot::trace::{GradTarget, Variable};
+use kiln_ir::{Class, Error, Layout, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
+use kiln_tensor::hook::{Arg, Call, Output, Tag};
+use kiln_tensor::{Ready, Tensor, TensorList, autograd};
+
+use crate::analysis::Analysis;
+use crate::region::Site;
+use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
+
+/// A variable of the run, kept alive until its segment has run.
+pub(crate) enum Held {
+    Input(Tensor),
+    Made(Tensor),
+    List(TensorList),
+}
+
+/// Dead tensors kept for the next call, at most.
+const SPARE: usize = 1 << 14;
+
+/// Runs in progress in this process, and a count that moves when one begins while another is there: then
+/// tags can't be trusted, since two runs may take turns in marking one tensor.
+pub(crate) static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static MEETINGS: AtomicU64 = AtomicU64::new(0);
+pub(crate) static NEXT_RUN: AtomicU32 = AtomicU32::new(1);
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// The segment's number, which marks its tensors. Never 0 while the run is in progress.
+    pub(crate) id: u32,
+    /// Where in the trie.
+    pub(crate) at: u32,
+    /// The node before the segment's first.
+    pub(crate) start: u32,
+    pub(crate) variables: Vec<Held>,
+    /// The node that made each variable.
+    pub(crate) makers: Vec<u32>,
+    pub(crate) numbers: Vec<Scalar>,
+    /// Something was changed in place.
+    pub(crate) writes: bool,
+    /// The rest of the call runs eagerly.
+    pub(crate) eager: bool,
+    pub(crate) alone: bool,
+    pub(crate) meetings: u64,
+    /// Set while the call goes where none went before.
+    pub(crate) analysis: Option<Analysis>,
+    pub(crate) live: LiveSet,
+    /// Dead lazy tensors, to be used again.
+    spare: Vec<Tensor>,
+    /// Inputs registered by the op in hand: number, storage shared with.
+    pub(crate) fresh: SmallVec<[(Variable, Option<Variable>); 4]>,
+    pub(crate) args: SmallVec<[KeyArg; 8]>,
+    pub(crate) results: Vec<Ready>,
+    pub(crate) scalars: Vec<u64>,
+    /// The interpreter ran a backward pass through the tape outside, too.
+    pub(crate) walked: bool,
+    /// What went wrong in a flush that had nobody to tell.
+    pub(crate) failed: Option<Error>,
+}
+/// Why the call leaves the trie and goes on eagerly.
+pub(crate) enum Leave {
+    Error(Error),
+    Eager(&'static str),
+}
+
+impl From<Error> for Leave {
+    fn from(error: Error) -> Leave {
+        Leave::Error(error)
+    }
+}
+impl State {
+    /// Whether no other run can have marked what this one uses.
+    pub(crate) fn trusts_tags(&self) -> bool {
+        self.alone && MEETINGS.load(Ordering::Relaxed) == self.meetings
+    }
+
+    /// The first input that brought a storage.
+    pub(crate) fn owner_of(&self, ready: &Ready) -> Option<Variable> {
+        let address = ready.storage.address();
+        let brings = |held: &Held| match held {
+            Held::Input(t) => t.try_ready().is_some_and(|r| r.storage.address() == address),
+            Held::Made(_) | Held::List(_) => false,
+        };
+        self.variables.iter().position(brings).map(|i| i as Variable)
+    }
+
+    /// The number of a tensor in this segment; a tensor seen for the first time becomes an input.
+    #[inline]
+    pub(crate) fn number_of(&mut self, tensor: &Tensor) -> Result<Variable> {
+        let tag = tensor.tag();
+        if tag.run() == self.id {
+            return Ok(tag.variable());
+        }
+        let ready = tensor.ready()?;
+        if !self.trusts_tags() {
+            let same = |held: &Held| matches!(held, Held::Input(t) if t.same(tensor));
+            if let Some(i) = self.variables.iter().position(same) {
+                return Ok(i as Variable);
+            }
+        }
+        let variable = self.variables.len() as Variable;
+        let storage_tag = Tag(ready.storage.tag());
+        let shares_with = match storage_tag.run() == self.id {
+            true => Some(storage_tag.variable()),
+            false => {
+                ready.storage.set_tag(Tag::new(self.id, variable).0);
+                if self.trusts_tags() { None } else { self.owner_of(ready) }
+            }
+        };
+        tensor.set_tag(Tag::new(self.id, variable));
+        self.variables.push(Held::Input(tensor.clone()));
+        self.makers.push(u32::MAX);
+        self.fresh.push((variable, shares_with));
+        Ok(variable)
+    }
+
+    /// An op failed: the inputs it brought were never here.
+    pub(crate) fn forget_fresh(&mut self) {
+        for (variable, _) in std::mem::take(&mut self.fresh).into_iter().rev() {
+            let own = Tag::new(self.id, variable);
+            self.makers.pop();
+            if let Some(Held::Input(tensor)) = self.variables.pop() {
+                if tensor.tag() == own {
+                    tensor.set_tag(Tag::default());
+                }
+                if let Some(ready) = tensor.try_ready().filter(|ready| ready.storage.tag() == own.0) {
+                    ready.storage.set_tag(0);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn held(&self, variable: Variable) -> Option<&Tensor> {
+        match self.variables.get(variable as usize)? {
+            Held::Input(t) | Held::Made(t) => Some(t),
+            Held::List(_) => None,
+        }
+    }
+
+    /// Whether the inputs registered by the op in hand are as the event says.
+    #[inline]
+    pub(crate) fn guards_hold(&self, guards: &[Guard]) -> bool {
+        guards.len() == self.fresh.len()
+            && guards.iter().zip(&self.fresh).all(|(guard, &(variable, shares_with))| {
+                guard.variable == variable
+                    && self.held(variable).is_some_and(|tensor| guard.holds(tensor, shares_with))
+            })
+    }
+
+    pub(crate) fn guards(&self) -> Result<SmallVec<[Guard; 1]>> {
+        self.fresh
+            .iter()
+            .filter_map(|&(variable, shares_with)| Some((variable, shares_with, self.held(variable)?)))
+            .map(|(variable, shares_with, tensor)| {
+                Ok(Guard::new(variable, tensor, tensor.ready()?, shares_with))
+            })
+            .collect()
+    }
+
+    /// A new variable, made by the node in hand.
+    pub(crate) fn make(&mut self, requires_grad: bool) -> Tensor {
+        let tag = Tag::new(self.id, self.variables.len() as Variable);
+        let spare = self.spare.pop().and_then(|tensor| tensor.renew(tag, requires_grad).ok());
+        let (tensor, kept) = spare.unwrap_or_else(|| Tensor::lazy_pair(tag, requires_grad));
+        self.variables.push(Held::Made(kept));
+        self.makers.push(self.at);
+        tensor
+    }
+
+    /// Lets go of all variables. Those that nobody else kept serve again: most of a call's tensors are dead by
+    /// its end, and the next call makes as many.
+    pub(crate) fn forget_variables(&mut self) {
+        for held in self.variables.drain(..) {
+            if let Held::Made(tensor) = held
+                && tensor.is_lazy()
+                && tensor.references() == 1
+                && self.spare.len() < SPARE
+            {
+                self.spare.push(tensor);
+            }
+        }
+    }
+
+    /// The analysis of the segment so far, without the op in hand.
+    pub(crate) fn analysis(&mut self, site: &Site) -> &mut Analysis {
+        let at = self.at;
+        self.analysis.get_or_insert_with(|| Analysis::of(&site.trie, at))
+    }
+
+    pub(crate) fn key(&mut self, site: &Site, call: &Call<'_>) -> Result<(), Leave> {
+        self.args.clear();
+        for (i, arg) in call.args.iter().enumerate() {
+            let key = match arg {
+                Arg::Tensor(tensor) => KeyArg::Variable(self.number_of(tensor)?),
+                Arg::Number(x) => {
+                    let class = call.op.row().scalar_class.map_or(0, |class| class(i, *x));
+                    KeyArg::Number(x.kind(), class)
+                }
+                Arg::List(list) if list.tag().run() == self.id => KeyArg::Variable(list.tag().variable()),
+                Arg::List(list) => {
+                    let outer = std::mem::take(&mut self.args);
+                    let variable = self.pack(site, list, call.loc)?;
+                    self.args = outer;
+                    KeyArg::Variable(variable)
+                }
+            };
+            self.args.push(key);
+        }
+        Ok(())
+    }
+
+    /// A list of tensors met for the first time: recorded as an op of its own.
+    pub(crate) fn pack(&mut self, site: &Site, list: &TensorList, loc: Loc) -> Result<Variable, Leave> {
+        let items = list.items()?;
+        for item in items {
+            let variable = self.number_of(item)?;
+            self.args.push(KeyArg::Variable(variable));
+        }
+        let grad_enabled = autograd::grad_enabled();
+        let op = Op::List {};
+        self.step(site, &op, false, grad_enabled, loc, |state, site| {
+            let tys = items.iter().map(|item| state.tensor_ty(site, item)).collect::<Result<_>>()?;
+            Ok(Made::Variable { ty: Ty::List(tys), requires_grad: false })
+        })?;
+        let variable = self.variables.len() as Variable;
+        list.set_tag(Tag::new(self.id, variable));
+        self.variables.push(Held::List(list.clone()));
+        self.makers.push(self.at);
+        Ok(variable)
+    }
+
+    /// Follows the trie along an op whose operands are in `args`, extending it if need be. Inputs that the
+    /// op brought are guarded.
+    #[inline]
+    pub(crate) fn step(
+        &mut self,
+        site: &Site,
+        op: &Op,
+        in_place: bool,
+        grad_enabled: bool,
+        loc: Loc,
+        made: impl FnOnce(&mut State, &Site) -> Result<Made, Leave>,
+    ) -> Result<(), Leave> {
+        let fits = |event: &Event| match event {
+            Event::Call(recorded) => {
+                recorded.in_place == in_place
+                    && recorded.grad_enabled == grad_enabled
+                    && recorded.args.as_slice() == self.args.as_slice()
+                    && recorded.op == *op
+                    && self.guards_hold(&recorded.guards)
+            }
+            _ => false,
+        };
+        if let Some(next) = site.trie.find(self.at, fits) {
+            if let Some(analysis) = &mut self.analysis {
+                analysis.add(&site.trie.node(next).event);
+            }
+            self.at = next;
+            self.fresh.clear();
+            return Ok(());
+        }
+        let conflict = {
+            let fresh = self.fresh.clone();
+            let analysis = self.analysis(site);
+            fresh.iter().find_map(|&(_, shares_with)| analysis.input_conflict(shares_with))
+        };
+        if let Some(reason) = conflict {
+            return Err(Leave::Eager(reason));
+        }
+        let made = made(self, site)?;
+        let event = Event::Call(CallEvent {
+            op: op.clone(),
+            args: SmallVec::from_slice(&self.args),
+            in_place,
+            grad_enabled,
+            guards: self.guards()?,
+            made,
+            loc,
+        });
+        self.extend(site, event)
+    }
+
+    /// Adds an event to the trie and goes there.
+    pub(crate) fn extend(&mut self, site: &Site, event: Event) -> Result<(), Leave> {
+        site.check_growth(self.at, &event).map_err(Leave::Eager)?;
+        self.analysis(site).add(&event);
+        self.at = site.trie.insert(self.at, event);
+        self.fresh.clear();
+        Ok(())
+    }
+    pub(crate) fn arg_tys(&self, site: &Site, args: &[Arg<'_>]) -> Result<SmallVec<[Ty; 4]>> {
+        args.iter()
+            .map(|arg| {
+                Ok(match arg {
+                    Arg::Number(x) => Ty::Scalar(x.kind()),
+                    Arg::Tensor(t) => Ty::Tensor(self.tensor_ty(site, t)?),
+                    Arg::List(l) => match l.try_items() {
+                        Some(items) => {
+                            Ty::List(items.iter().map(|t| self.tensor_ty(site, t)).collect::<Result<_>>()?)
+                        }
+                        None => self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(Arc::from([]))),
+                    },
+                })
+            })
+            .collect()
+    }
+
+    pub(crate) fn tensor_ty(&self, site: &Site, tensor: &Tensor) -> Result<TensorTy> {
+        match tensor.try_ready() {
+            Some(ready) => Ok(ready.ty()),
+            None if tensor.tag().run() == self.id => {
+                self.made_ty(site, tensor.tag().variable()).and_then(|ty| ty.as_tensor().cloned()).ok_or_else(
+                    || Error::op("capture", Why::Other("a variable without a type".into()), Loc::UNKNOWN),
+                )
+            }
+            None => Ok(tensor.ready()?.ty()),
+        }
+    }
+
+    /// The type of a variable that the run made.
+    pub(crate) fn made_ty(&self, site: &Site, variable: Variable) -> Option<Ty> {
+        let maker = *self.makers.get(variable as usize)?;
+        match &*site.trie.node(maker).event {
+            Event::Call(CallEvent { made: Made::Variable { ty, .. }, .. }) => Some(ty.clone()),
+            // A gradient has its input's type.
+            Event::Backward(event) => {
+                let (input, ..) =
+                    event.targets.iter().find(|(_, target, _)| *target == GradTarget::New(variable))?;
+                self.held(*input).and_then(|t| self.tensor_ty(site, t).ok()).map(Ty::Tensor)
+            }
+            _ => None,
+        }
+    }
+
+    /// How the elements of a variable lie (a variable made here starts at offset 0 of its base).
+    pub(crate) fn layout(&self, site: &Site, variable: Variable) -> Option<Layout> {
+        if let Some(ready) = self.held(variable).and_then(Tensor::try_ready) {
+            return Some(ready.layout.clone());
+        }
+        let shape = self.made_ty(site, variable)?.as_tensor()?.shape.clone();
+        let Event::Call(event) = &*site.trie.node(*self.makers.get(variable as usize)?).event else {
+            return Some(Layout::contiguous(shape)); // a gradient
+        };
+        let view = match (event.op.row().class, event.args.first()) {
+            (Class::View, Some(KeyArg::Variable(source))) => self.layout(site, *source)?.view(&event.op),
+            _ => None,
+        };
+        Some(view.unwrap_or_else(|| Layout::contiguous(shape)))
+    }
+
+    /// The usual case, made quick: the op that was recorded here first, on variables that are known.
+    #[inline]
+    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Output> {
+        if call.in_place || self.analysis.is_some() {
+            return None;
+        }
+        let mut known = true;
+        let mut key = |i: usize, arg: &Arg<'_>| match arg {
+            Arg::Tensor(tensor) => {
+                let tag = tensor.tag();
+                known &= tag.run() == self.id;
+                KeyArg::Variable(tag.variable())
+            }
+            Arg::Number(x) => {
+                KeyArg::Number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
+            }
+            Arg::List(_) => {
+                known = false;
+                KeyArg::Variable(0)
+            }
+        };
+        let quick =
+            Quick::new(call.op, call.grad_enabled, call.args.iter().enumerate().map(|(i, arg)| key(i, arg)))?;
+        let (next, requires_grad) = site.trie.follow(self.at, &quick).filter(|_| known)?;
+        self.at = next;
+        for arg in call.args {
+            if let Arg::Number(x) = arg {
+                self.numbers.push(*x);
+            }
+        }
+        Some(Output::Tensor(self.make(requires_grad)))
+    }
+
+    pub(crate) fn call(&mut self, site: &Site, call: &Call<'_>) -> Result<Output, Leave> {
+        self.fresh.clear();
+        self.key(site, call)?;
+        self.step(site, call.op, call.in_place, call.grad_enabled, call.loc, |state, site| {
+            state.infer(site, call)
+        })?;
+        for arg in call.args {
+            if let Arg::Number(x) = arg {
+                self.numbers.push(*x);
+            }
+        }
+        let Event::Call(event) = &*site.trie.node(self.at).event else {
+            return Err(Leave::Eager("the trie lost its place"));
+        };
+        match (&event.made, call.args.first()) {
+            (Made::Variable { ty: Ty::List(_), .. }, _) => {
+                let list = TensorList::lazy(Tag::new(self.id, self.variables.len() as Variable));
+                self.variables.push(Held::List(list.clone()));
+                self.makers.push(self.at);
+                Ok(Output::List(list))
+            }
+            (Made::Variable { requires_grad, .. }, _) => Ok(Output::Tensor(self.make(*requires_grad))),
+            (Made::Changed { requires_grad }, Some(Arg::Tensor(target))) => {
+                self.writes = true;
+                if *requires_grad {
+                    target.mark_requires_grad(true);
+                }
+                Ok(Output::Tensor((*target).clone()))
+            }
+            (Made::Changed { .. }, Some(Arg::List(target))) => {
+                self.writes = true;
+                Ok(Output::List((*target).clone()))
+            }
+            (Made::Changed { .. }, _) => Err(Leave::Eager("an in-place op without a target")),
+        }
+    }
+    pub(crate) fn at(&self) -> u32 {
+        self.at
+    }
+}

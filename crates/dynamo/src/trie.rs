@@ -1,0 +1,320 @@
+//! The trie of recordings: every path from the root is something the program did once. Nodes are only ever
+//! added, so calls follow it without locks.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use kiln_aot::trace::{GradTarget, Variable};
+use kiln_ir::{DType, Device, Loc, Op, ScalarKind, Shape, Strides, TensorTy, Ty};
+use kiln_tensor::{Ready, Tensor};
+
+use crate::segment::Segment;
+
+/// An operand as it is compared: which variable, or what kind of number.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) enum KeyArg {
+    Variable(Variable),
+    /// Kind and class of a number; its value is a hole.
+    Number(ScalarKind, u8),
+}
+
+/// What must hold of an input when it is first used.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Guard {
+    pub(crate) variable: Variable,
+    pub(crate) dtype: DType,
+    pub(crate) device: Device,
+    pub(crate) shape: Shape,
+    pub(crate) strides: Strides,
+    pub(crate) requires_grad: bool,
+    pub(crate) leaf: bool,
+    /// The earlier input whose storage it shares.
+    pub(crate) shares_with: Option<Variable>,
+}
+
+impl Guard {
+    pub(crate) fn new(
+        variable: Variable,
+        tensor: &Tensor,
+        ready: &Ready,
+        shares_with: Option<Variable>,
+    ) -> Guard {
+        Guard {
+            variable,
+            dtype: ready.dtype,
+            device: ready.device,
+            shape: ready.layout.shape.clone(),
+            strides: ready.layout.strides.clone(),
+            requires_grad: tensor.requires_grad(),
+            leaf: tensor.is_leaf(),
+            shares_with,
+        }
+    }
+
+    /// Whether an input is as it was; compares without copying.
+    pub(crate) fn holds(&self, tensor: &Tensor, shares_with: Option<Variable>) -> bool {
+        tensor.try_ready().is_some_and(|ready| {
+            self.dtype == ready.dtype
+                && self.shape == ready.layout.shape
+                && self.strides == ready.layout.strides
+                && self.device == ready.device
+                && self.shares_with == shares_with
+                && self.requires_grad == tensor.requires_grad()
+                && (!self.requires_grad || self.leaf == tensor.is_leaf())
+        })
+    }
+
+    /// What differs, in words.
+    pub(crate) fn difference(&self, other: &Guard) -> Option<String> {
+        let name = format!("input {}", self.variable);
+        Some(match () {
+            () if self.shape != other.shape => format!("{name} was {}, now {}", self.shape, other.shape),
+            () if self.dtype != other.dtype => format!("{name} was {}, now {}", self.dtype, other.dtype),
+            () if self.strides != other.strides => {
+                format!(
+                    "{name} had strides {:?}, now {:?}",
+                    self.strides.as_slice(),
+                    other.strides.as_slice()
+                )
+            }
+            () if self.requires_grad != other.requires_grad => {
+                format!("{name} required a gradient: {}, now {}", self.requires_grad, other.requires_grad)
+            }
+            () if self != other => format!("{name} shares its storage differently"),
+            () => return None,
+        })
+    }
+
+    pub(crate) fn ty(&self) -> TensorTy {
+        TensorTy { dtype: self.dtype, device: self.device, shape: self.shape.clone() }
+    }
+}
+
+/// What an op made.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Made {
+    /// Nothing: it changed its first operand; whether gradients flow through that now.
+    Changed { requires_grad: bool },
+    /// A variable of this type.
+    Variable { ty: Ty, requires_grad: bool },
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct CallEvent {
+    pub(crate) op: Op,
+    pub(crate) args: SmallVec<[KeyArg; 4]>,
+    pub(crate) in_place: bool,
+    pub(crate) grad_enabled: bool,
+    /// The inputs first used here, in the order of their numbers.
+    pub(crate) guards: SmallVec<[Guard; 1]>,
+    pub(crate) made: Made,
+    pub(crate) loc: Loc,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct BackwardEvent {
+    pub(crate) root: Variable,
+    pub(crate) gradient: Option<Variable>,
+    pub(crate) retain_graph: bool,
+    /// Inputs that get a gradient. Those with a tape of their own outside are marked.
+    pub(crate) targets: Vec<(Variable, GradTarget, bool)>,
+    pub(crate) guards: SmallVec<[Guard; 1]>,
+    pub(crate) loc: Loc,
+}
+
+/// One step of a recording.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Event {
+    /// The beginning.
+    Start,
+    Call(CallEvent),
+    Backward(BackwardEvent),
+    /// Values were needed here: a new segment begins.
+    Break,
+}
+
+/// A set of variables, as bits.
+pub(crate) type LiveSet = SmallVec<[u64; 4]>;
+
+/// An op without attributes on known variables and numbers, in a form that is compared at once. Most of a
+/// recording is such ops; with their keys inside the nodes, replay reads one cache line an op.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Quick {
+    op: u16,
+    count: u8,
+    grad_enabled: bool,
+    /// A variable's number, or kind and class of a number marked by the highest bit.
+    args: [u32; 4],
+}
+
+impl Quick {
+    /// The key of an op with these operands; `None` if it has no such form.
+    #[inline]
+    pub(crate) fn new(
+        op: &Op,
+        grad_enabled: bool,
+        args: impl ExactSizeIterator<Item = KeyArg>,
+    ) -> Option<Quick> {
+        if args.len() > 4 || !op.row().attributes.is_empty() {
+            return None;
+        }
+        let mut quick = Quick { op: op.index() as u16, count: args.len() as u8, grad_enabled, args: [0; 4] };
+        for (place, arg) in quick.args.iter_mut().zip(args) {
+            *place = match arg {
+                KeyArg::Variable(v) => v,
+                KeyArg::Number(kind, class) => 1 << 31 | (kind as u32) << 8 | u32::from(class),
+            };
+        }
+        Some(quick)
+    }
+
+    fn of(event: &Event) -> Option<Quick> {
+        match event {
+            Event::Call(call) if !call.in_place && call.guards.is_empty() => match call.made {
+                Made::Variable { ty: Ty::Tensor(_), .. } => {
+                    Quick::new(&call.op, call.grad_enabled, call.args.iter().copied())
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+pub(crate) struct Node {
+    pub(crate) parent: u32,
+    first_child: AtomicU32,
+    next_sibling: AtomicU32,
+    /// For a quick op: whether gradients flow through its result.
+    requires_grad: bool,
+    quick: Option<Quick>,
+    pub(crate) event: Box<Event>,
+    /// Segments that end here, by what was live.
+    ends: OnceLock<Box<boxcar::Vec<(LiveSet, Arc<Segment>)>>>,
+}
+
+pub(crate) const ROOT: u32 = 0;
+
+/// The recordings of one region.
+pub(crate) struct Trie {
+    nodes: boxcar::Vec<Node>,
+    /// Taken to add nodes and segments.
+    growing: Mutex<()>,
+}
+
+fn node(parent: u32, event: Event) -> Node {
+    let requires_grad =
+        matches!(&event, Event::Call(CallEvent { made: Made::Variable { requires_grad: true, .. }, .. }));
+    Node {
+        parent,
+        first_child: AtomicU32::new(0),
+        next_sibling: AtomicU32::new(0),
+        requires_grad,
+        quick: Quick::of(&event),
+        event: Box::new(event),
+        ends: OnceLock::new(),
+    }
+}
+
+impl Trie {
+    pub(crate) fn new() -> Trie {
+        let nodes = boxcar::Vec::new();
+        nodes.push(node(ROOT, Event::Start));
+        Trie { nodes, growing: Mutex::new(()) }
+    }
+
+    #[inline]
+    pub(crate) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+
+    /// Number of nodes.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.count()
+    }
+
+    /// The child recorded first, if it is this quick op: its index and whether gradients flow through it.
+    #[inline]
+    pub(crate) fn follow(&self, parent: u32, quick: &Quick) -> Option<(u32, bool)> {
+        let child = self.node(parent).first_child.load(Ordering::Acquire);
+        let node = self.node(child);
+        (child != 0 && node.quick.as_ref() == Some(quick)).then_some((child, node.requires_grad))
+    }
+
+    /// The child whose event fits, if there is one.
+    #[inline]
+    pub(crate) fn find(&self, parent: u32, fits: impl Fn(&Event) -> bool) -> Option<u32> {
+        let mut child = self.node(parent).first_child.load(Ordering::Acquire);
+        while child != 0 {
+            let node = self.node(child);
+            if fits(&node.event) {
+                return Some(child);
+            }
+            child = node.next_sibling.load(Ordering::Acquire);
+        }
+        None
+    }
+
+    /// All children.
+    pub(crate) fn children(&self, parent: u32) -> Vec<u32> {
+        let mut all = Vec::new();
+        let mut child = self.node(parent).first_child.load(Ordering::Acquire);
+        while child != 0 {
+            all.push(child);
+            child = self.node(child).next_sibling.load(Ordering::Acquire);
+        }
+        all
+    }
+
+    /// Adds a child, unless another thread just added the same.
+    pub(crate) fn insert(&self, parent: u32, event: Event) -> u32 {
+        let _growing = self.growing.lock();
+        if let Some(child) = self.find(parent, |other| *other == event) {
+            return child;
+        }
+        let index = self.nodes.push(node(parent, event)) as u32;
+        match self.children(parent).last() {
+            None => self.node(parent).first_child.store(index, Ordering::Release),
+            Some(&last) => self.node(last).next_sibling.store(index, Ordering::Release),
+        }
+        index
+    }
+
+    /// The segment that ends at a node with this live set.
+    #[inline]
+    pub(crate) fn segment(&self, at: u32, live: &LiveSet) -> Option<&Arc<Segment>> {
+        let ends = self.node(at).ends.get()?;
+        ends.iter().find(|(_, (set, _))| set == live).map(|(_, (_, segment))| segment)
+    }
+
+    /// Adds a segment.
+    pub(crate) fn add_segment(&self, at: u32, live: LiveSet, segment: Arc<Segment>) -> Arc<Segment> {
+        let _growing = self.growing.lock();
+        if let Some(there) = self.segment(at, &live) {
+            return there.clone();
+        }
+        self.node(at).ends.get_or_init(Default::default).push((live, segment.clone()));
+        segment
+    }
+
+    /// Every segment, in the order of the nodes they end at.
+    pub(crate) fn segments(&self) -> Vec<Arc<Segment>> {
+        let ends = self.nodes.iter().filter_map(|(_, node)| node.ends.get());
+        ends.flat_map(|ends| ends.iter().map(|(_, (_, segment))| segment.clone())).collect()
+    }
+
+    /// The nodes of the segment that ends at `at`, in order; the break or start before it is left out.
+    pub(crate) fn path(&self, at: u32) -> Vec<u32> {
+        let mut path = Vec::new();
+        let mut index = at;
+        while !matches!(*self.node(index).event, Event::Start | Event::Break) {
+            path.push(index);
+            index = self.node(index).parent;
+        }
+        path.reverse();
+        path
+    }
+}

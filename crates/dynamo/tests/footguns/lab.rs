@@ -1,0 +1,151 @@
+//! The laboratory: a scenario runs eagerly and then in a region of every backend, and whatever it notes on the
+//! way must be the same.
+
+use std::cell::RefCell;
+use std::sync::{Mutex, MutexGuard};
+
+use kiln_dynamo::{Backend, Compile, Explanation, Region};
+use kiln_tensor::{Device, Error, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
+
+pub const CPU: Device = Device::Cpu;
+
+/// The random stream is the process's: scenarios take turns.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// What a scenario saw.
+#[derive(Clone, Debug)]
+pub enum Seen {
+    Values { shape: Vec<usize>, values: Vec<f64> },
+    Text(String),
+}
+
+/// Runs a scenario's compiled part, eagerly or in a region, and takes its notes.
+pub struct Lab {
+    pub region: Option<Region>,
+    pub notes: RefCell<Vec<(String, Seen)>>,
+}
+
+impl Lab {
+    pub fn new(region: Option<Region>) -> Lab {
+        Lab { region, notes: RefCell::default() }
+    }
+
+    pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        match &self.region {
+            Some(region) => region.run(body),
+            None => body(),
+        }
+    }
+
+    pub fn see(&self, what: &str, tensor: &Tensor) -> Result<()> {
+        let seen = Seen::Values { shape: tensor.shape().to_vec(), values: tensor.to_vec::<f64>()? };
+        self.notes.borrow_mut().push((what.to_string(), seen));
+        Ok(())
+    }
+
+    pub fn say(&self, what: &str, text: impl ToString) {
+        self.notes.borrow_mut().push((what.to_string(), Seen::Text(text.to_string())));
+    }
+
+    pub fn see_grad(&self, what: &str, tensor: &Tensor) -> Result<()> {
+        match tensor.grad() {
+            Some(grad) => self.see(what, &grad),
+            None => {
+                self.say(what, "no gradient");
+                Ok(())
+            }
+        }
+    }
+
+    pub fn outcome<T>(&self, what: &str, result: Result<T>) {
+        self.say(what, result.map_or_else(|error| error.to_string(), |_| "fine".to_string()));
+    }
+}
+
+pub fn same(got: &Seen, want: &Seen) -> bool {
+    match (got, want) {
+        (Seen::Text(got), Seen::Text(want)) => got == want,
+        (Seen::Values { shape: a, values: x }, Seen::Values { shape: b, values: y }) => {
+            let close = |(g, w): (&f64, &f64)| {
+                g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= 1e-6 + 1e-5 * w.abs()
+            };
+            a == b && x.iter().zip(y).all(close)
+        }
+        _ => false,
+    }
+}
+
+/// Runs a scenario eagerly and on every backend, compares the notes, and hands out the explanations.
+pub fn check(scenario: impl Fn(&Lab) -> Result<()>) -> Result<Vec<(Backend, Explanation)>> {
+    let _turn = turn();
+    manual_seed(5);
+    let eager = Lab::new(None);
+    scenario(&eager)?;
+    let want = eager.notes.into_inner();
+    let mut explanations = Vec::new();
+    for &backend in Backend::ALL {
+        manual_seed(5);
+        let lab = Lab::new(Some(Compile::new().backend(backend).region()));
+        let outcome = scenario(&lab);
+        let explanation = lab.region.as_ref().unwrap().explain();
+        if let Err(error) = outcome {
+            panic!("{backend}: {error}\n{explanation}");
+        }
+        let got = lab.notes.into_inner();
+        for (i, ((what, got), (_, want))) in got.iter().zip(&want).enumerate() {
+            assert!(
+                same(got, want),
+                "{backend}, note {i}, {what}:\n{got:?}\ninstead of\n{want:?}\n{explanation}"
+            );
+        }
+        assert_eq!(got.len(), want.len(), "{backend}");
+        explanations.push((backend, explanation));
+    }
+    Ok(explanations)
+}
+
+pub fn t(data: &[f32]) -> Tensor {
+    Tensor::from_slice(data).unwrap()
+}
+
+pub fn leaf(data: &[f32]) -> Tensor {
+    let x = t(data);
+    x.requires_grad_(true).unwrap();
+    x
+}
+
+pub fn matrix(rows: usize, columns: usize) -> Tensor {
+    let data: Vec<f32> = (0..rows * columns).map(|i| (i as f32 * 0.37).sin()).collect();
+    Tensor::from_vec(data, [rows, columns]).unwrap()
+}
+
+/// A training step with SGD and momentum.
+pub fn training_step(
+    params: &[Tensor],
+    momenta: &TensorList,
+    x: &Tensor,
+    y: &Tensor,
+    keep: bool,
+) -> Result<Tensor> {
+    if !keep {
+        params.iter().for_each(|p| p.set_grad(None));
+    }
+    let hidden = x.linear(&params[0], Some(&params[1]))?.gelu()?;
+    let loss = hidden.linear(&params[2], None)?.cross_entropy(y)?;
+    loss.backward()?;
+    let _guard = no_grad();
+    let grads: TensorList = params.iter().filter_map(Tensor::grad).collect();
+    foreach::mul_(momenta, 0.9)?;
+    foreach::add_(momenta, &grads)?;
+    foreach::add_scaled_(&TensorList::new(params.to_vec()), momenta, -0.1)?;
+    Ok(loss)
+}
+
+/// The reason of an error without op and line: a compiled backward is one node with a name of its own, and of
+/// lines that begin alike the first is named.
+pub fn reason(error: Error) -> Error {
+    Error::State(error.why().map_or_else(|| error.to_string(), ToString::to_string))
+}

@@ -1,0 +1,11 @@
+//! The ways in which compiled programs go silently wrong, one test each. A scenario runs eagerly and then in
+//! a region of every backend; whatever it notes on the way (values, errors, flags) must be the same.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod errors;
+mod frozen;
+mod gradients;
+mod lab;
+mod memory;
+mod threads;

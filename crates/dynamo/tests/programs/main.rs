@@ -1,0 +1,195 @@
+//! Random user programs over the public API: whatever a program does (views, changes in place, breaks,
+//! gradients inside and outside, other numbers and shapes in every call), compiled is what eager is.
+//!
+//! A program is data. It runs three times in a row eagerly on one copy of its inputs and in a region on
+//! another; after every call all tensors, inputs and gradients are compared, and at the end everything is
+//! changed in place once, so that memory shared in one world and not in the other shows. A program that
+//! fails is made smaller and printed as Rust.
+//!
+//! `KILN_PROGRAMS=first..last` runs these seeds instead of the usual ones.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod generate;
+mod program;
+mod world;
+
+use std::fmt::Write as _;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard};
+
+use kiln_dynamo::Backend;
+use kiln_tensor::{DType, Result, Tensor, no_grad};
+
+use crate::generate::generate;
+use crate::program::{CALLS, Program};
+use crate::world::World;
+
+fn different(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
+    let flags = |t: &Tensor| format!("{} requires_grad={}", t.ty(), t.requires_grad());
+    if flags(got) != flags(want) {
+        return Ok(Some(format!("{} instead of {}", flags(got), flags(want))));
+    }
+    if matches!(want.dtype(), DType::I64 | DType::Bool) {
+        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
+    }
+    let (got, want) = (got.to_vec::<f64>()?, want.to_vec::<f64>()?);
+    let scale = want.iter().filter(|x| x.is_finite()).fold(0.0f64, |a, x| a.max(x.abs()));
+    let close = |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= 1e-5 + 1e-4 * scale;
+    let wrong = got.iter().zip(&want).position(|(g, w)| !close(*g, *w));
+    Ok(wrong.map(|i| format!("at {i}: {} instead of {}\n{got:?}\ninstead of\n{want:?}", got[i], want[i])))
+}
+
+fn compare(got: &World, want: &World, moment: &str) -> std::result::Result<(), String> {
+    if let Some((g, w)) = got.notes.iter().zip(&want.notes).find(|(g, w)| g != w) {
+        return Err(format!("{moment}: {g}\ninstead of\n{w}"));
+    }
+    if got.notes.len() != want.notes.len() {
+        return Err(format!("{moment}: {:?}\ninstead of\n{:?}", got.notes, want.notes));
+    }
+    for (call, (got, want)) in got.history.iter().zip(&want.history).enumerate() {
+        for id in got.keys().chain(want.keys()) {
+            let what = format!("{moment}: v{id} of call {call}");
+            let (Some(g), Some(w)) = (got.get(id), want.get(id)) else {
+                return Err(format!("{what} is there in one world only"));
+            };
+            let tensors = [("", Some(g.clone()), Some(w.clone())), (".grad", g.grad(), w.grad())];
+            for (part, g, w) in tensors {
+                match (g, w) {
+                    (None, None) => {}
+                    (Some(g), Some(w)) => match different(&g, &w) {
+                        Ok(None) => {}
+                        Ok(Some(text)) => return Err(format!("{what}{part} is {text}")),
+                        Err(error) => return Err(format!("{what}{part}: {error}")),
+                    },
+                    (g, w) => {
+                        return Err(format!("{what}{part}: {} instead of {}", g.is_some(), w.is_some()));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Changes everything in place, so that memory shared in one world only shows.
+fn stir(world: &World) {
+    let _guard = no_grad();
+    for (i, tensor) in world.history.iter().flat_map(|v| v.values()).enumerate() {
+        // Refused for expanded tensors, in both worlds alike.
+        let _ = tensor.add_(if tensor.dtype() == DType::Bool { 0 } else { 1 + i as i64 % 5 });
+    }
+}
+
+/// Whether a program gives the same in both worlds; `Ok(false)` if eager itself refuses.
+fn agrees(program: &Program, backend: Backend) -> std::result::Result<bool, String> {
+    let (mut eager, mut compiled) = (World::new(None), World::new(Some(backend)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| -> std::result::Result<bool, String> {
+        for call in 0..CALLS {
+            if eager.call(program, call).is_err() {
+                return Ok(false);
+            }
+            if compiled.call(program, call).is_err() {
+                return Ok(false);
+            }
+            compare(&compiled, &eager, &format!("after call {call}"))?;
+        }
+        stir(&eager);
+        stir(&compiled);
+        compare(&compiled, &eager, "after stirring")?;
+        Ok(true)
+    }));
+    let explain = || compiled.region.as_ref().map(|r| r.explain().to_string()).unwrap_or_default();
+    match outcome {
+        Ok(Ok(ran)) => Ok(ran),
+        Ok(Err(text)) => Err(format!("{text}\n{}", explain())),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+            Err(format!("panic: {}", text.unwrap_or_default()))
+        }
+    }
+}
+
+/// The smallest program found by dropping steps that still fails.
+fn shrink(program: Program, backend: Backend) -> Program {
+    let fails = |p: &Program| agrees(p, backend).is_err();
+    let mut best = program;
+    let mut again = true;
+    while again {
+        again = false;
+        for i in (0..best.steps.len()).rev() {
+            let mut smaller = best.clone();
+            smaller.steps.remove(i);
+            if fails(&smaller) {
+                (best, again) = (smaller, true);
+            }
+        }
+        let mut calm = best.clone();
+        calm.outside = None;
+        if best.outside.is_some() && fails(&calm) {
+            best = calm;
+        }
+        let mut still = best.clone();
+        still.sizes = [best.sizes[0]; CALLS];
+        if best.sizes != still.sizes && fails(&still) {
+            best = still;
+        }
+    }
+    best
+}
+
+/// The random stream is the process's: only one test runs at a time.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn seeds(usual: Range<u64>) -> Range<u64> {
+    let parse = |text: String| -> Option<Range<u64>> {
+        let (first, last) = text.split_once("..")?;
+        Some(first.parse().ok()?..last.parse().ok()?)
+    };
+    std::env::var("KILN_PROGRAMS").ok().and_then(parse).unwrap_or(usual)
+}
+
+fn check(backend: Backend, usual: Range<u64>) {
+    let _turn = turn();
+    let (mut ran, mut failures) = (0, String::new());
+    let mut count = 0;
+    for seed in seeds(usual) {
+        let program = generate(seed);
+        match agrees(&program, backend) {
+            Ok(true) => ran += 1,
+            Ok(false) => {}
+            Err(first) => {
+                let small = shrink(program, backend);
+                let why = agrees(&small, backend).err().unwrap_or(first);
+                let _ = writeln!(failures, "==== {backend}, seed {seed}\n{small}{why}");
+                count += 1;
+                if count == 5 {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{count} programs disagree\n{failures}");
+    assert!(ran > 0, "no program ran");
+}
+
+#[test]
+fn inductor() {
+    check(Backend::Inductor, 0..350);
+}
+
+#[test]
+fn aot_eager() {
+    check(Backend::AotEager, 10_000..10_700);
+}
+
+#[test]
+fn eager() {
+    check(Backend::Eager, 20_000..20_300);
+}

@@ -1,0 +1,245 @@
+//! A sweep made from the op table: every row, on all its samples, dtypes and layouts of operands, compiled and
+//! compared with eager, forwards and (for floats) backwards. The samples of a row share one region call.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::sync::Mutex;
+
+use kiln_dynamo::{Backend, Compile};
+use kiln_ir::{Domain, Grad, Op, Row, Sample, SampleArg, Shape};
+use kiln_tensor::hook::{Arg, Output};
+use kiln_tensor::{DType, Result, Tensor, run_op};
+use kiln_testkit::Rng;
+
+/// How an operand lies in memory.
+#[derive(Copy, Clone, PartialEq, Debug)]
+enum Layout {
+    Contiguous,
+    /// Dims in reverse order in memory; every second element for one dim.
+    Strided,
+    /// The first dim is one row repeated.
+    Expanded,
+}
+
+const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::Strided, Layout::Expanded];
+
+fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<Tensor> {
+    let away = |x: f64| if x < 0.0 { x - 0.25 } else { x + 0.25 };
+    let n = shape.numel();
+    let floats = |rng: &mut Rng| -> Vec<f64> {
+        (0..n)
+            .map(|_| match domain {
+                Domain::Any => rng.normal(),
+                Domain::Positive => away(rng.normal().abs()),
+                Domain::NonZero => away(rng.normal()),
+                Domain::Index(bound) => rng.below(bound) as f64,
+            })
+            .collect()
+    };
+    match (dtype, domain) {
+        (DType::Bool, _) => Tensor::from_vec((0..n).map(|_| rng.one_in(2)).collect(), shape),
+        (DType::I64, Domain::Index(bound)) => {
+            Tensor::from_vec((0..n).map(|_| rng.below(bound) as i64).collect(), shape)
+        }
+        (DType::I64, Domain::Any) => {
+            // Beyond what a float holds, too.
+            let large = [i64::MAX, i64::MIN, (1 << 53) + 1];
+            let pick =
+                |rng: &mut Rng| if rng.one_in(8) { *rng.pick(&large) } else { rng.below(9) as i64 - 4 };
+            Tensor::from_vec((0..n).map(|_| pick(rng)).collect(), shape)
+        }
+        (DType::I64, _) => Tensor::from_vec((0..n).map(|_| rng.below(4) as i64 + 1).collect(), shape),
+        (DType::F32, _) => Tensor::from_vec(floats(rng).iter().map(|&x| x as f32).collect(), shape),
+        (DType::F64, _) => Tensor::from_vec(floats(rng), shape),
+    }
+}
+
+fn operand(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain, layout: Layout) -> Result<Tensor> {
+    let rank = shape.rank();
+    let reversed: Vec<i64> = (0..rank as i64).rev().collect();
+    match layout {
+        Layout::Strided if rank > 1 => {
+            let memory: Shape = shape.iter().rev().copied().collect();
+            dense(rng, dtype, &memory, domain)?.permute(&reversed[..])
+        }
+        Layout::Strided if rank == 1 => {
+            dense(rng, dtype, &Shape::from([2 * shape[0]]), domain)?.slice(0, 0, i64::MAX, 2)
+        }
+        Layout::Expanded if rank > 0 && shape[0] > 0 => {
+            let mut row = shape.clone();
+            row[0] = 1;
+            dense(rng, dtype, &row, domain)?.expand(shape)
+        }
+        _ => dense(rng, dtype, shape, domain),
+    }
+}
+
+/// A sample with its operands.
+struct Case {
+    sample: Sample,
+    layout: Layout,
+    tensors: Vec<Option<Tensor>>,
+}
+
+impl Case {
+    fn new(sample: &Sample, dtype: DType, layout: Layout, gradients: bool, seed: u64) -> Result<Case> {
+        let mut rng = Rng::new(seed);
+        let mut tensors = Vec::new();
+        for arg in &sample.args {
+            tensors.push(match arg {
+                SampleArg::Tensor(shape, domain) => Some(operand(&mut rng, dtype, shape, *domain, layout)?),
+                SampleArg::Fixed(dtype, shape, domain) => {
+                    Some(operand(&mut rng, *dtype, shape, *domain, layout)?)
+                }
+                SampleArg::Number(_) => None,
+            });
+        }
+        for tensor in tensors.iter().flatten().filter(|t| gradients && t.dtype().is_float()) {
+            tensor.requires_grad_(true)?;
+        }
+        Ok(Case { sample: sample.clone(), layout, tensors })
+    }
+
+    fn run(&self) -> Result<Tensor> {
+        let args: Vec<Arg<'_>> = self
+            .sample
+            .args
+            .iter()
+            .zip(&self.tensors)
+            .map(|(arg, tensor)| match (arg, tensor) {
+                (SampleArg::Number(x), _) => Arg::Number(*x),
+                (_, Some(tensor)) => Arg::Tensor(tensor),
+                (_, None) => unreachable!("made in new"),
+            })
+            .collect();
+        match run_op(&self.sample.op, &args)? {
+            Output::Tensor(t) => Ok(t),
+            Output::List(_) => unreachable!("no sample makes a list"),
+        }
+    }
+}
+
+/// All cases' results, and their gradients into the operands.
+fn run(cases: &[Case], gradients: bool) -> Result<Vec<Tensor>> {
+    let outputs = cases.iter().map(Case::run).collect::<Result<Vec<_>>>()?;
+    let mut total: Option<Tensor> = None;
+    for y in outputs.iter().filter(|y| gradients && y.requires_grad()) {
+        // Not the same gradient everywhere.
+        let part = ((y * y * 0.1) + (y * 0.37)).ok()?.sum()?.to_dtype(DType::F64)?;
+        total = Some(match total {
+            Some(total) => total.add(&part)?,
+            None => part,
+        });
+    }
+    if let Some(total) = total {
+        total.backward()?;
+    }
+    outputs.iter().map(|y| y.detach()).collect()
+}
+
+fn difference(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
+    if got.ty() != want.ty() {
+        return Ok(Some(format!("{} instead of {}", got.ty(), want.ty())));
+    }
+    if !want.dtype().is_float() {
+        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
+    }
+    let tolerance = if want.dtype() == DType::F32 { 1e-5 } else { 1e-12 };
+    let (got, want) = (got.to_vec::<f64>()?, want.to_vec::<f64>()?);
+    let scale = want.iter().filter(|x| x.is_finite()).fold(1.0f64, |a, x| a.max(x.abs()));
+    let close = |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * scale;
+    let wrong = got.iter().zip(&want).position(|(g, w)| !close(*g, *w));
+    Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])))
+}
+
+fn check(backend: Backend, row: &Row, dtype: DType) -> Result<Vec<String>> {
+    let gradients = dtype.is_float() && !matches!(row.grad, Grad::Zero | Grad::NotDifferentiable(_));
+    let cases = || -> Result<Vec<Case>> {
+        let mut cases = Vec::new();
+        for (i, sample) in row.sample_calls().iter().enumerate().filter(|(_, s)| s.dtypes.contains(&dtype)) {
+            for (k, layout) in LAYOUTS.into_iter().enumerate() {
+                let tensors = sample.args.iter().any(|arg| !matches!(arg, SampleArg::Number(_)));
+                // Kernels for f64 differ from those for f32 in the type only: fewer layouts will do.
+                let enough = layout == Layout::Expanded && dtype == DType::F64;
+                if layout == Layout::Contiguous || (tensors && !enough) {
+                    cases.push(Case::new(sample, dtype, layout, gradients, (i * 10 + k) as u64)?);
+                }
+            }
+        }
+        Ok(cases)
+    };
+    let (eager, compiled) = (cases()?, cases()?);
+    if eager.is_empty() {
+        return Ok(Vec::new());
+    }
+    let want = run(&eager, gradients)?;
+    let region = Compile::new().backend(backend).region();
+    let got = region.run(|| run(&compiled, gradients))?;
+    let mut failures = Vec::new();
+    for (i, (case, other)) in compiled.iter().zip(&eager).enumerate() {
+        let mut note = |what: &str, difference: Option<String>| {
+            if let Some(text) = difference {
+                let operands: Vec<String> =
+                    case.tensors.iter().flatten().map(|t| t.ty().to_string()).collect();
+                failures.push(format!(
+                    "{backend}: {} {:?} of {} ({:?}), {what}: {text}",
+                    row.name,
+                    case.sample.op.attributes(),
+                    operands.join(" × "),
+                    case.layout
+                ));
+            }
+        };
+        note("result", difference(&got[i], &want[i])?);
+        for (k, (a, b)) in case.tensors.iter().flatten().zip(other.tensors.iter().flatten()).enumerate() {
+            match (a.grad(), b.grad()) {
+                (Some(a), Some(b)) => note(&format!("gradient of operand {k}"), difference(&a, &b)?),
+                (None, None) => {}
+                (a, _) => note(&format!("gradient of operand {k}"), Some(format!("there: {}", a.is_some()))),
+            }
+        }
+    }
+    for graph in &region.explain().graphs {
+        if let Some(reason) = &graph.interpreted {
+            failures.push(format!("{backend}: {} {dtype} is not compiled: {reason}", row.name));
+        }
+    }
+    Ok(failures)
+}
+
+fn sweep(backend: Backend, dtypes: &[DType]) {
+    // One sweep at a time: they share the two or three cores that compile kernels.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut failures = Vec::new();
+    for row in Op::ROWS {
+        for &dtype in dtypes {
+            match check(backend, row, dtype) {
+                Ok(found) => failures.extend(found),
+                Err(error) => failures.push(format!("{backend}: {} {dtype}: {error}", row.name)),
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn inductor_f32() {
+    sweep(Backend::Inductor, &[DType::F32]);
+}
+
+#[test]
+fn inductor_f64() {
+    sweep(Backend::Inductor, &[DType::F64]);
+}
+
+#[test]
+fn inductor_integers() {
+    sweep(Backend::Inductor, &[DType::I64, DType::Bool]);
+}
+
+#[test]
+fn aot_eager() {
+    sweep(Backend::AotEager, &DType::ALL);
+}
