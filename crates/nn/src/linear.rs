@@ -1,0 +1,116 @@
+//! [`Linear`]: a matrix product and a bias.
+
+use kiln_tensor::{DType, Device, Result, Tensor};
+
+use crate::{Forward, Module, Parameter, Training, init};
+
+/// x · weightᵀ + bias, over the last dim.
+///
+/// ```
+/// use kiln_nn::{Forward, Linear};
+/// use kiln_tensor::{Device, Tensor};
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let layer = Linear::options().bias(false).build(10, 20)?;
+/// let y = layer.forward(&Tensor::ones([4, 10], &Device::Cpu)?)?;
+/// assert_eq!(y.shape().to_vec(), [4, 20]);
+/// # Ok(()) }
+/// ```
+#[derive(Module)]
+#[module(extra_repr = Self::describe)]
+pub struct Linear {
+    /// `[out_features, in_features]`
+    pub weight: Parameter,
+    /// `[out_features]`
+    pub bias: Option<Parameter>,
+    training: Training,
+}
+
+impl Linear {
+    /// With a bias, f32, on the CPU.
+    #[track_caller]
+    pub fn new(in_features: usize, out_features: usize) -> Result<Linear> {
+        Linear::options().build(in_features, out_features)
+    }
+
+    /// Options, from which any number of layers can be built.
+    pub fn options() -> LinearOptions {
+        LinearOptions::default()
+    }
+
+    /// A layer of these tensors.
+    pub fn from_parts(weight: Parameter, bias: Option<Parameter>) -> Linear {
+        Linear { weight, bias, training: Training::default() }
+    }
+
+    /// The size of the last dim that comes in.
+    pub fn in_features(&self) -> usize {
+        self.weight.shape().get(1).copied().unwrap_or(0)
+    }
+
+    /// The size of the last dim that comes out.
+    pub fn out_features(&self) -> usize {
+        self.weight.shape().first().copied().unwrap_or(0)
+    }
+
+    fn describe(&self) -> String {
+        let bias = if self.bias.is_some() { "True" } else { "False" };
+        format!("in_features={}, out_features={}, bias={bias}", self.in_features(), self.out_features())
+    }
+}
+
+impl Forward for Linear {
+    type Output = Tensor;
+    #[track_caller]
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.linear(&self.weight, self.bias.as_deref())
+    }
+}
+
+/// How [`Linear`] layers are made.
+#[derive(Clone, Debug)]
+pub struct LinearOptions {
+    bias: bool,
+    dtype: DType,
+    device: Device,
+}
+
+impl Default for LinearOptions {
+    fn default() -> LinearOptions {
+        LinearOptions { bias: true, dtype: DType::F32, device: Device::Cpu }
+    }
+}
+
+impl LinearOptions {
+    /// Whether there is a bias; there is by default.
+    pub fn bias(mut self, bias: bool) -> LinearOptions {
+        self.bias = bias;
+        self
+    }
+
+    /// The parameters' dtype; f32 by default.
+    pub fn dtype(mut self, dtype: DType) -> LinearOptions {
+        self.dtype = dtype;
+        self
+    }
+
+    /// Where the parameters live; on the CPU by default.
+    pub fn device(mut self, device: &Device) -> LinearOptions {
+        self.device = *device;
+        self
+    }
+
+    /// A layer, its weight and bias drawn from U(−1/√in_features, 1/√in_features) as PyTorch does.
+    #[track_caller]
+    pub fn build(&self, in_features: usize, out_features: usize) -> Result<Linear> {
+        let bound = match in_features {
+            0 => 0.0,
+            n => 1.0 / (n as f64).sqrt(),
+        };
+        let weight = init::uniform([out_features, in_features], -bound, bound, self.dtype, &self.device)?;
+        let bias = match self.bias {
+            true => Some(init::uniform([out_features], -bound, bound, self.dtype, &self.device)?),
+            false => None,
+        };
+        Ok(Linear::from_parts(Parameter::new(weight)?, bias.map(Parameter::new).transpose()?))
+    }
+}

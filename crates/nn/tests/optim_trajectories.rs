@@ -1,0 +1,120 @@
+//! Twenty steps of every optimizer with every option, against PyTorch's numbers.
+
+mod common;
+
+use common::{DTYPES, assert_close, numbers, tensor};
+use kiln_nn::optim::{Adam, AdamW, Optimizer, SGD};
+use kiln_tensor::{DType, Result, Tensor};
+use serde_json::Value;
+
+/// Sets the options of a fixture by their names.
+macro_rules! with_options {
+    ($options:expr, $given:expr, numbers: [$($number:ident),*], flags: [$($flag:ident),*]) => {{
+        let mut options = $options;
+        for (name, value) in $given.as_object().expect("options") {
+            options = match name.as_str() {
+                $(stringify!($number) => options.$number(value.as_f64().expect("a number")),)*
+                $(stringify!($flag) => options.$flag(value.as_bool().expect("a flag")),)*
+                "betas" => options.betas(value[0].as_f64().expect("beta1"), value[1].as_f64().expect("beta2")),
+                other => panic!("unknown option {other}"),
+            };
+        }
+        options
+    }};
+}
+
+/// SGD has no betas; the macro above asks for the method.
+trait NoBetas: Sized {
+    fn betas(self, _: f64, _: f64) -> Self {
+        panic!("SGD has no betas")
+    }
+}
+impl NoBetas for kiln_nn::optim::SGDOptions {}
+
+fn build(case: &Value, params: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
+    let given = &case["options"];
+    Ok(match case["optimizer"].as_str() {
+        Some("SGD") => Box::new(
+            with_options!(SGD::options(), given, numbers: [lr, momentum, dampening, weight_decay],
+                flags: [nesterov, maximize])
+            .build(params)?,
+        ),
+        Some("Adam") => Box::new(
+            with_options!(Adam::options(), given, numbers: [lr, eps, weight_decay], flags: [amsgrad, maximize])
+                .build(params)?,
+        ),
+        Some("AdamW") => Box::new(
+            with_options!(AdamW::options(), given, numbers: [lr, eps, weight_decay], flags: [amsgrad, maximize])
+                .build(params)?,
+        ),
+        other => panic!("unknown optimizer {other:?}"),
+    })
+}
+
+fn run(fixture: &Value, case: &Value, key: &str, dtype: DType, tolerance: f64) -> Result<()> {
+    let name = case["name"].as_str().expect("a name");
+    let shapes: Vec<Vec<usize>> = fixture["shapes"]
+        .as_array()
+        .expect("shapes")
+        .iter()
+        .map(|shape| numbers(shape).into_iter().map(|n| n as usize).collect())
+        .collect();
+    let params = shapes
+        .iter()
+        .enumerate()
+        .map(|(i, shape)| {
+            let param = tensor(&numbers(&fixture["start"][i]), shape, dtype)?;
+            param.requires_grad_(true)?;
+            Ok(param)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let optimizer = build(case, params.clone())?;
+    let (recorded, without) = (numbers(&fixture["recorded"]), numbers(&fixture["no_grad"]));
+    let mut checked = 0;
+    for step in 1..=20 {
+        for (i, param) in params.iter().enumerate() {
+            let missing = case["no_grad"] == true && i == 1 && without.contains(&f64::from(step));
+            let grad = &fixture["gradients"][step as usize - 1][i];
+            param.set_grad(match missing {
+                true => None,
+                false => Some(tensor(&numbers(grad), &shapes[i], dtype)?),
+            });
+        }
+        optimizer.step()?;
+        for (i, param) in params.iter().enumerate() {
+            // A step must not touch the gradients.
+            if let Some(grad) = param.grad() {
+                assert_eq!(
+                    grad.to_vec::<f64>()?,
+                    numbers(&fixture["gradients"][step as usize - 1][i]),
+                    "{name}"
+                );
+            }
+        }
+        if case["schedule"] == true {
+            optimizer.set_lr(optimizer.lr() * 0.9);
+        }
+        if recorded.contains(&f64::from(step)) {
+            for (i, param) in params.iter().enumerate() {
+                let want = numbers(&case[key][checked][i]);
+                assert_close(param, &want, tolerance, &format!("{name} {key}, step {step}, parameter {i}"))?;
+            }
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, recorded.len());
+    Ok(())
+}
+
+#[test]
+fn trajectories_are_pytorchs() -> Result<()> {
+    let fixture: Value = serde_json::from_str(include_str!("fixtures/optim.json")).expect("a fixture");
+    let cases = fixture["cases"].as_array().expect("cases");
+    assert!(cases.len() >= 25);
+    for case in cases {
+        for (key, dtype, tolerance) in DTYPES {
+            run(&fixture, case, key, dtype, tolerance)?;
+        }
+    }
+    Ok(())
+}
