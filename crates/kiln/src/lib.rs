@@ -1,0 +1,45 @@
+//! Kiln is `torch.compile`, built in Rust: write ordinary eager tensor code, wrap it in one call, and get the
+//! same results, faster.
+//!
+//! ```
+//! use kiln::prelude::*;
+//!
+//! # fn main() -> kiln::Result<()> {
+//! let dev = Device::best();
+//! let linear = nn::Linear::options().bias(false).device(&dev);
+//! let model = nn::Sequential::from_iter((0..3).map(|_| linear.build(16, 16)))?;
+//! model.forward(&Tensor::rand([16], &dev)?)?.sum()?.backward()?;
+//!
+//! let opt = optim::Adam::new(model.parameters(), 0.01)?;
+//! let step = kiln::compile(|| opt.step());
+//! step()?; // captured, compiled and run
+//! step()?; // checked and run
+//! println!("{}", step.explain());
+//! # Ok(()) }
+//! ```
+
+pub mod benchmark;
+
+pub use kiln_dynamo::{
+    Backend, Break, Compilable, Compile, Compiled, Explanation, GraphInfo, Mode, Recompile, Region, compile,
+    reset,
+};
+pub use kiln_ir as ir;
+pub use kiln_nn as nn;
+pub use kiln_nn::optim;
+pub use kiln_runtime as runtime;
+pub use kiln_tensor as tensor;
+pub use kiln_tensor::{
+    DType, Device, Error, Expr, Reduction, Result, Scalar, Shape, Tensor, TensorList, enable_grad, foreach,
+    manual_seed, no_grad,
+};
+
+/// Everything a program usually needs.
+pub mod prelude {
+    pub use crate::nn::{self, Forward, Module};
+    pub use crate::optim::{self, Optimizer};
+    pub use crate::{
+        Compile, DType, Device, Mode, Reduction, Shape, Tensor, TensorList, compile, foreach, manual_seed,
+        no_grad,
+    };
+}

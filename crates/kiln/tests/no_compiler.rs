@@ -1,0 +1,167 @@
+//! Surroundings that go wrong: no C compiler, a damaged kernel cache, several processes at once. Each is tried
+//! in a process of its own (this test binary, started again); results are right and the exit status is 0.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use kiln::Result;
+use kiln::prelude::*;
+
+const JOB: &str = "KILN_TEST_JOB";
+
+/// A folder that is gone when the test is over.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("kiln-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Folder(path)
+    }
+
+    fn objects(&self) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(&self.0).map(|all| all.flatten().map(|f| f.path()).collect::<Vec<_>>());
+        files.unwrap_or_default().into_iter().filter(|p| p.extension().is_some_and(|e| e == "so")).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// This binary again, running `child` only.
+fn child_process(cache: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--nocapture"]);
+    command.env(JOB, "run").env("KILN_CACHE_DIR", cache).env_remove("KILN_LOGS").env_remove("KILN_CC");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Eager and compiled agree: a pointwise chain, and a training step, three times each.
+fn work() -> Result<()> {
+    let dev = Device::Cpu;
+    let x = Tensor::randn([17, 9], &dev)?;
+    let chain = || ((&x * 2.0 + 1.0).tanh() * &x).softmax(-1).ok();
+    let close = |a: &Tensor, b: &Tensor| -> Result<bool> {
+        Ok(a.to_vec::<f32>()?
+            .iter()
+            .zip(b.to_vec::<f32>()?)
+            .all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0)))
+    };
+    let compiled = kiln::compile(chain);
+    for _ in 0..3 {
+        assert!(close(&compiled()?, &chain()?)?);
+    }
+    let train = |compile: bool| -> Result<Vec<Tensor>> {
+        manual_seed(1);
+        let model = nn::Linear::new(9, 4)?;
+        let optimizer = optim::AdamW::new(model.parameters(), 0.1)?;
+        let (x, y) = (Tensor::randn([6, 9], &dev)?, Tensor::from_slice(&[0i64, 1, 2, 3, 0, 1])?);
+        let region = Compile::new().disable(!compile).region();
+        for _ in 0..3 {
+            region.run(|| {
+                optimizer.zero_grad();
+                model.forward(&x)?.cross_entropy(&y)?.backward()?;
+                optimizer.step()
+            })?;
+        }
+        Ok(model.parameters())
+    };
+    for (a, b) in train(true)?.iter().zip(train(false)?) {
+        assert!(close(a, &b)?);
+    }
+    Ok(())
+}
+
+/// What the children do; nothing when the tests themselves run.
+#[test]
+fn child() -> Result<()> {
+    match std::env::var_os(JOB) {
+        Some(_) => work(),
+        None => Ok(()),
+    }
+}
+
+#[track_caller]
+fn succeeded(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{}\n{text}{}", output.status, String::from_utf8_lossy(&output.stdout));
+    text
+}
+
+#[test]
+fn without_a_compiler_there_is_one_warning() {
+    let folder = Folder::new("no-compiler");
+    let output = child_process(&folder.0).env("KILN_CC", "none").output().unwrap();
+    let text = succeeded(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    assert!(lines[0].contains("warning") && lines[0].contains("compiler"), "{text}");
+    assert!(folder.objects().is_empty());
+}
+
+#[test]
+fn a_compiler_that_fails_is_like_none() {
+    let folder = Folder::new("bad-compiler");
+    let output = child_process(&folder.0).env("KILN_CC", "false").output().unwrap();
+    let text = succeeded(&output);
+    assert_eq!(text.lines().filter(|line| line.contains("warning")).count(), 1, "{text}");
+}
+
+#[test]
+fn damaged_kernels_are_compiled_again() {
+    let folder = Folder::new("damaged");
+    assert_eq!(succeeded(&child_process(&folder.0).output().unwrap()), "");
+    let objects = folder.objects();
+    assert!(!objects.is_empty());
+    for (i, path) in objects.iter().enumerate() {
+        // Cut short, emptied, or something else altogether.
+        let whole = std::fs::read(path).unwrap();
+        let damaged = match i % 3 {
+            0 => whole[..whole.len() / 2].to_vec(),
+            1 => Vec::new(),
+            _ => b"not an object".to_vec(),
+        };
+        let _ = std::fs::remove_file(path);
+        std::fs::write(path, damaged).unwrap();
+    }
+    succeeded(&child_process(&folder.0).output().unwrap());
+    assert_eq!(folder.objects().len(), objects.len());
+    // And now from the disk: nothing is compiled a third time.
+    let written = |path: &PathBuf| std::fs::metadata(path).unwrap().modified().unwrap();
+    let before: Vec<_> = objects.iter().map(written).collect();
+    assert_eq!(succeeded(&child_process(&folder.0).output().unwrap()), "");
+    assert_eq!(objects.iter().map(written).collect::<Vec<_>>(), before);
+}
+
+#[test]
+fn several_processes_at_once() {
+    let folder = Folder::new("at-once");
+    let children: Vec<_> = (0..3).map(|_| child_process(&folder.0).spawn().unwrap()).collect();
+    for child in children {
+        assert_eq!(succeeded(&child.wait_with_output().unwrap()), "");
+    }
+    // No half-written leftovers: objects and their notes only.
+    let files: Vec<_> = std::fs::read_dir(&folder.0).unwrap().flatten().map(|f| f.file_name()).collect();
+    assert!(files.iter().all(|name| !name.to_string_lossy().contains("tmp")), "{files:?}");
+    assert!(!folder.objects().is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_cache_that_others_can_write_to_is_not_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new("open");
+    std::fs::create_dir_all(&folder.0).unwrap();
+    std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o777)).unwrap();
+    succeeded(&child_process(&folder.0).output().unwrap());
+    assert!(
+        folder.objects().is_empty(),
+        "nothing is loaded from, or put into, a folder that others can write to"
+    );
+}
