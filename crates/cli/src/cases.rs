@@ -1,0 +1,222 @@
+//! The benchmark cases: names, and the workloads behind them, exactly as the PyTorch script has them.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use kiln::Result;
+use kiln::prelude::*;
+
+/// Ops in one call of the overhead case.
+pub const OVERHEAD_OPS: usize = 500;
+/// Shape of the pointwise and softmax cases.
+pub const MATRIX: [usize; 2] = [4096, 1024];
+
+/// One benchmark case.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// An optimizer step over `layers` square matrices.
+    Optimizer {
+        /// Which one.
+        kind: OptimizerKind,
+        /// How many matrices.
+        layers: usize,
+        /// Rows and columns of each.
+        size: usize,
+    },
+    /// A training step of a small classifier.
+    MlpTrain,
+    /// Softmax over the rows of a matrix.
+    Softmax,
+    /// Ten pointwise ops in a row.
+    Chain10,
+    /// Many ops on tensors of one element: what the host costs.
+    Overhead,
+}
+
+/// The optimizers of the cases: lr 0.01, SGD with momentum 0.9.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OptimizerKind {
+    // No doc comments: they would turn the help text into a list of lists.
+    #[default]
+    Adam,
+    Adamw,
+    Sgd,
+}
+
+const fn optimizer(kind: OptimizerKind, layers: usize, size: usize) -> Case {
+    Case::Optimizer { kind, layers, size }
+}
+
+impl Case {
+    /// The cases `kiln bench` runs when none is named.
+    pub const ALL: &'static [Case] = &[
+        optimizer(OptimizerKind::Adam, 10, 1024),
+        optimizer(OptimizerKind::Adamw, 10, 1024),
+        optimizer(OptimizerKind::Sgd, 10, 1024),
+        optimizer(OptimizerKind::Adam, 1000, 128),
+        Case::MlpTrain,
+        Case::Softmax,
+        Case::Chain10,
+        Case::Overhead,
+    ];
+
+    /// The workload, from seed 0: two of them start from the same state.
+    pub fn build(self, device: &Device) -> Result<Workload> {
+        manual_seed(0);
+        match self {
+            Case::Optimizer { kind, layers, size } => optimizer_step(kind, layers, size, device),
+            Case::MlpTrain => mlp_train(256, 64, device),
+            Case::Softmax => micro(device, |x| x.softmax(-1)),
+            Case::Chain10 => micro(device, |x| {
+                (((((x * 2.0 + 1.0).tanh() * x).sigmoid() + x).exp() - 1.0).relu().sqrt() * 0.5 + x).ok()
+            }),
+            Case::Overhead => overhead(device),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, columns] = MATRIX;
+        match self {
+            Case::Optimizer { kind: OptimizerKind::Adam, layers, size } => write!(f, "adam_{layers}x{size}"),
+            Case::Optimizer { kind: OptimizerKind::Adamw, layers, size } => {
+                write!(f, "adamw_{layers}x{size}")
+            }
+            Case::Optimizer { kind: OptimizerKind::Sgd, layers, size } => {
+                write!(f, "sgd_momentum_{layers}x{size}")
+            }
+            Case::MlpTrain => f.write_str("mlp_train"),
+            Case::Softmax => write!(f, "softmax_{rows}x{columns}"),
+            Case::Chain10 => write!(f, "chain10_{rows}x{columns}"),
+            Case::Overhead => f.write_str("overhead"),
+        }
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    /// A listed name, or an optimizer's with other numbers: `adam_3x64`.
+    fn from_str(name: &str) -> Result<Case, String> {
+        let listed = Case::ALL.iter().copied().find(|case| case.to_string() == name);
+        listed.or_else(|| parse_optimizer(name)).ok_or_else(|| {
+            let names: Vec<String> = Case::ALL.iter().map(Case::to_string).collect();
+            format!(
+                "no such case; there are {}, and the optimizers' with other numbers (adam_3x64)",
+                names.join(", ")
+            )
+        })
+    }
+}
+
+fn parse_optimizer(name: &str) -> Option<Case> {
+    let (kind, numbers) = name.rsplit_once('_')?;
+    let kind = match kind {
+        "adam" => OptimizerKind::Adam,
+        "adamw" => OptimizerKind::Adamw,
+        "sgd_momentum" => OptimizerKind::Sgd,
+        _ => return None,
+    };
+    let (layers, size) = numbers.split_once('x')?;
+    let number = |text: &str| text.parse::<usize>().ok().filter(|number| *number > 0);
+    Some(optimizer(kind, number(layers)?, number(size)?))
+}
+
+/// Something that runs step by step, eagerly unless the caller compiles the step.
+pub struct Workload {
+    step: Box<dyn Fn() -> Result<Option<Tensor>>>,
+    state: Vec<Tensor>,
+}
+
+impl Workload {
+    /// One step; the result, where the workload is a function.
+    pub fn step(&self) -> Result<Option<Tensor>> {
+        (self.step)()
+    }
+
+    /// Everything a run leaves behind: what `steps` steps changed and the last one's result, on the host.
+    pub fn results(&self, last: Option<Tensor>) -> Result<Vec<Vec<f32>>> {
+        self.state.iter().chain(&last).map(Tensor::to_vec).collect()
+    }
+}
+
+/// `opt.step()` over the gradients of `model(rand(size)).sum()`.
+fn optimizer_step(kind: OptimizerKind, layers: usize, size: usize, device: &Device) -> Result<Workload> {
+    let linear = nn::Linear::options().bias(false).device(device);
+    let model = nn::Sequential::from_iter((0..layers).map(|_| linear.build(size, size)))?;
+    model.forward(&Tensor::rand([size], device)?)?.sum()?.backward()?;
+    let state = model.parameters();
+    let opt: Box<dyn Optimizer> = match kind {
+        OptimizerKind::Adam => Box::new(optim::Adam::new(model.parameters(), 0.01)?),
+        OptimizerKind::Adamw => Box::new(optim::AdamW::new(model.parameters(), 0.01)?),
+        OptimizerKind::Sgd => {
+            Box::new(optim::SGD::options().lr(0.01).momentum(0.9).build(model.parameters())?)
+        }
+    };
+    Ok(Workload { step: Box::new(move || opt.step().map(|()| None)), state })
+}
+
+/// Forward, cross-entropy, backward and Adam of a three-layer classifier with ten classes.
+pub fn mlp_train(width: usize, batch: usize, device: &Device) -> Result<Workload> {
+    let linear = nn::Linear::options().device(device);
+    let model = nn::seq![
+        linear.build(width, width)?,
+        nn::Gelu,
+        linear.build(width, width)?,
+        nn::Gelu,
+        linear.build(width, 10)?,
+    ];
+    let state = model.parameters();
+    let opt = optim::Adam::new(model.parameters(), 1e-3)?;
+    let (x, y) = (Tensor::randn([batch, width], device)?, Tensor::randint(0, 10, [batch], device)?);
+    let step = move || {
+        opt.zero_grad();
+        model.forward(&x)?.cross_entropy(&y)?.backward()?;
+        opt.step()?;
+        Ok(None)
+    };
+    Ok(Workload { step: Box::new(step), state })
+}
+
+/// A function of one matrix of normal numbers.
+fn micro(device: &Device, function: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Result<Workload> {
+    let x = Tensor::randn(MATRIX, device)?;
+    Ok(Workload { step: Box::new(move || function(&x).map(Some)), state: Vec::new() })
+}
+
+/// A chain of [`OVERHEAD_OPS`] ops on tensors of one element.
+fn overhead(device: &Device) -> Result<Workload> {
+    let (x, a, b) = (Tensor::rand([1], device)?, Tensor::rand([1], device)?, Tensor::rand([1], device)?);
+    let step = move || {
+        let mut y = x.clone();
+        for _ in 0..OVERHEAD_OPS / 2 {
+            y = y.mul(&a)?.add(&b)?;
+        }
+        Ok(Some(y))
+    };
+    Ok(Workload { step: Box::new(step), state: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back() {
+        for case in Case::ALL {
+            assert_eq!(case.to_string().parse(), Ok(*case));
+        }
+        assert_eq!("adam_3x64".parse(), Ok(optimizer(OptimizerKind::Adam, 3, 64)));
+        assert_eq!("sgd_momentum_2x8".parse(), Ok(optimizer(OptimizerKind::Sgd, 2, 8)));
+    }
+
+    #[test]
+    fn an_unknown_name_gives_the_list() {
+        for name in ["", "resnet18_train", "adam_0x64", "adam_64", "rmsprop_1x1"] {
+            let error = name.parse::<Case>().expect_err("not a case");
+            assert!(Case::ALL.iter().all(|case| error.contains(&case.to_string())), "{error}");
+        }
+    }
+}

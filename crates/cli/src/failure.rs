@@ -1,0 +1,57 @@
+//! What can go wrong in a command, as the one line the user sees.
+
+/// Why a command stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// From Kiln itself.
+    #[error(transparent)]
+    Kiln(#[from] kiln::Error),
+    /// Writing or reading failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// There is no such device here.
+    #[error("no CUDA device: this build of Kiln runs on the CPU (--device cpu)")]
+    NoDevice,
+    /// Compiled and eager results are not the same.
+    #[error(
+        "{what}: compiled results differ from eager: relative error {relative:.1e}, allowed {allowed:.1e}"
+    )]
+    Differs {
+        /// The program.
+        what: String,
+        /// Largest difference over the largest magnitude, per tensor.
+        relative: f64,
+        /// What is tolerated.
+        allowed: f64,
+    },
+    /// Compiled code is slower than eager.
+    #[error("compiled is slower than eager: {ratio:.2} times its time, more than the spread explains")]
+    Slower {
+        /// Compiled over eager, paired.
+        ratio: f64,
+    },
+    /// The process that times a first call failed.
+    #[error("first call of {case}: {reason}")]
+    FirstCall {
+        /// The case.
+        case: String,
+        /// What happened.
+        reason: String,
+    },
+    /// A file of peer results can't be read.
+    #[error("{path}:{line}: {reason}")]
+    Peer {
+        /// The file.
+        path: String,
+        /// The line in it, from 1; 0 for the file itself.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A hand-written loop got no memory.
+    #[error(transparent)]
+    Memory(#[from] kiln::runtime::AllocError),
+}
+
+/// What a command returns.
+pub type Done = Result<(), Failure>;

@@ -1,0 +1,55 @@
+//! `kiln info`: what Kiln finds on this machine.
+
+use std::path::Path;
+
+use kiln::runtime::{Compiler, Isa, KernelCache, pool, threads};
+
+use crate::failure::Done;
+use crate::output::{self, bytes, count};
+
+/// Prints it.
+pub fn run() -> Done {
+    let isa = Isa::best();
+    let asked =
+        if isa == Isa::detect() { String::new() } else { format!(", of {} found", Isa::detect().name()) };
+    let compiler = match Compiler::find() {
+        Ok(compiler) => compiler.identity().split_whitespace().next().unwrap_or_default().to_owned(),
+        Err(error) => format!("none: {error}; programs run eagerly"),
+    };
+    let cache = match KernelCache::global().directory() {
+        Ok(directory) => format!("{} ({})", directory.display(), contents(directory)),
+        Err(reason) => format!("off: {reason}"),
+    };
+    let facts = [
+        ("kiln", env!("CARGO_PKG_VERSION").to_owned()),
+        ("instructions", format!("{}, {}-byte vectors{asked}", isa.name(), isa.vector_bytes())),
+        ("threads", threads::count().to_string()),
+        ("memory", bytes(pool::machine_bytes() as f64)),
+        ("C compiler", compiler),
+        ("kernel cache", cache),
+        ("CUDA", "not in this build".to_owned()),
+    ];
+    let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let text: String = facts.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect();
+    Ok(output::print(&text)?)
+}
+
+/// How much lies in the cache.
+fn contents(directory: &Path) -> String {
+    let (mut files, mut size) = (0, 0);
+    let mut folders = vec![directory.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => folders.push(entry.path()),
+                Ok(metadata) => {
+                    files += 1;
+                    size += metadata.len();
+                }
+                // Another process removed it meanwhile.
+                Err(_) => {}
+            }
+        }
+    }
+    format!("{}, {}", count(files, "file"), bytes(size as f64))
+}

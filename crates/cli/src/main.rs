@@ -1,0 +1,244 @@
+//! The `kiln` command: runs the recipe, benchmarks, and shows what Kiln knows. The only crate that prints.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod allocations;
+mod bench;
+mod cases;
+mod explain;
+mod failure;
+mod first_call;
+mod floor;
+mod info;
+mod measure;
+mod ops;
+mod output;
+mod overhead;
+mod peer;
+mod progress;
+mod recipe;
+mod selftest;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kiln::benchmark::Rounds;
+use kiln::prelude::{Device, Mode};
+
+use crate::cases::{Case, OptimizerKind};
+use crate::failure::{Done, Failure};
+
+#[global_allocator]
+static COUNTED: allocations::Counted = allocations::Counted;
+
+/// Kiln compiles eager tensor programs. Without a command: the optimizer recipe, eager against compiled.
+#[derive(Parser)]
+#[command(name = "kiln", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    recipe: RecipeOptions,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the optimizer recipe: eager against compiled (what `kiln` alone does)
+    Recipe(RecipeOptions),
+    /// Benchmark cases: eager, compiled, floor, first calls, memory, accuracy
+    Bench(BenchOptions),
+    /// Show how the recipe is compiled: graphs, kernels, bytes, breaks, recompiles
+    Explain(RecipeOptions),
+    /// Compile small programs and compare the results with eager
+    Selftest {
+        /// Where to run
+        #[arg(long, value_enum, default_value_t)]
+        device: DeviceKind,
+    },
+    /// List the operators
+    Ops,
+    /// Show what Kiln finds on this machine: vector instructions, C compiler, kernel cache, threads
+    Info,
+    /// Time the first compiled call of a case in this process
+    #[command(hide = true)]
+    FirstCall {
+        case: Case,
+        #[command(flatten)]
+        how: How,
+    },
+}
+
+/// Where and how to compile.
+#[derive(Args, Clone)]
+struct How {
+    /// Where to run
+    #[arg(long, value_enum, default_value_t)]
+    device: DeviceKind,
+    /// As in torch.compile: default, reduce-overhead, max-autotune
+    #[arg(long, default_value = "default", value_parser = mode)]
+    mode: Mode,
+    /// How long to time a case
+    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    seconds: f64,
+}
+
+impl How {
+    fn rounds(&self) -> Rounds {
+        Rounds { min_time: Duration::from_secs_f64(self.seconds), ..Rounds::default() }
+    }
+}
+
+#[derive(Args)]
+struct RecipeOptions {
+    #[command(flatten)]
+    how: How,
+    /// The optimizer whose step is compiled
+    #[arg(long, value_enum, default_value_t)]
+    optimizer: OptimizerKind,
+    /// Number of Linear layers
+    #[arg(long, default_value_t = 10, value_parser = positive)]
+    layers: usize,
+    /// Width of each layer
+    #[arg(long, default_value_t = 1024, value_parser = positive)]
+    size: usize,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+impl RecipeOptions {
+    fn case(&self) -> Case {
+        Case::Optimizer { kind: self.optimizer, layers: self.layers, size: self.size }
+    }
+}
+
+#[derive(Args)]
+struct BenchOptions {
+    /// Cases to run; all of them if none is named
+    #[arg(value_name = "CASE")]
+    cases: Vec<Case>,
+    #[command(flatten)]
+    how: How,
+    /// One JSON object per case
+    #[arg(long)]
+    json: bool,
+    /// JSON lines of PyTorch for the same cases: adds a side-by-side table
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
+}
+
+#[derive(Copy, Clone, Default, ValueEnum)]
+enum DeviceKind {
+    #[default]
+    Cpu,
+    Cuda,
+}
+
+impl DeviceKind {
+    /// As on the command line.
+    fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+        }
+    }
+
+    fn find(self) -> Result<Device, Failure> {
+        match self {
+            DeviceKind::Cpu => Ok(Device::Cpu),
+            DeviceKind::Cuda => Err(Failure::NoDevice),
+        }
+    }
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    text.parse::<Mode>().map_err(|error| error.to_string())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().map_err(|error| error.to_string())?;
+    if (0.0..=3600.0).contains(&number) { Ok(number) } else { Err("must be from 0 to 3600".into()) }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let done = match cli.command.unwrap_or(Command::Recipe(cli.recipe)) {
+        Command::Recipe(options) => recipe::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::Explain(options) => explain::run(&options),
+        Command::Selftest { device } => selftest::run(device),
+        Command::Ops => ops::run(),
+        Command::Info => info::run(),
+        Command::FirstCall { case, how } => first_call::run(case, &how),
+    };
+    finish(done)
+}
+
+/// Help and version as they are; errors on one line.
+fn usage(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    if !error.use_stderr() {
+        return finish(output::print(&text).map_err(Failure::from));
+    }
+    let told = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let told: Vec<&str> = told.filter(|line| !line.is_empty() && !line.starts_with("For more")).collect();
+    eprintln!("{} (see `kiln --help`)", told.join(" "));
+    ExitCode::from(2)
+}
+
+fn finish(done: Done) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader has seen enough (`kiln ops | head`).
+        Err(Failure::Io(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        // Nothing to run on is no fault of the program.
+        Err(failure @ Failure::NoDevice) => {
+            println!("{failure}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("error: {}", failure.to_string().trim().replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_a_command_it_is_the_recipe() {
+        let cli = Cli::try_parse_from(["kiln", "--layers", "3", "--optimizer", "sgd"]).unwrap();
+        assert!(cli.command.is_none());
+        assert_eq!(cli.recipe.case().to_string(), "sgd_momentum_3x1024");
+    }
+
+    #[test]
+    fn unknown_values_are_usage_errors() {
+        for words in
+            [&["bench", "nosuch"][..], &["--layers", "0"], &["--device", "tpu"], &["--mode", "quick"]]
+        {
+            let parsed = Cli::try_parse_from(["kiln"].iter().chain(words));
+            assert_eq!(parsed.err().map(|error| error.exit_code()), Some(2), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Measuring one case: results, memory, time against eager and floor, first calls.
+
+use std::cell::RefCell;
+
+use kiln::benchmark::{Measurement, compare};
+use kiln::prelude::*;
+use kiln::runtime::pool;
+use kiln::{Error, Explanation, Result};
+use serde::Serialize;
+
+use crate::cases::{Case, Workload};
+use crate::failure::Failure;
+use crate::first_call::{self, FirstCalls};
+use crate::progress::Progress;
+use crate::{How, floor};
+
+/// Relative to a tensor's largest magnitude, what compiled results may differ from eager's.
+pub const TOLERANCE: f64 = 1e-5;
+/// The same after training steps: where a gradient is nearly zero, Adam divides it by itself, and the order of
+/// a sum decides about the sign.
+pub const TRAINING_TOLERANCE: f64 = 1e-2;
+/// Peak memory and accuracy are looked at after this many equal steps.
+pub const EQUAL_STEPS: usize = 3;
+
+/// Everything known about a case.
+pub struct Figures {
+    /// The case.
+    pub case: Case,
+    /// Eager, timed.
+    pub eager: Measurement,
+    /// Compiled, timed in the same rounds.
+    pub compiled: Measurement,
+    /// The hand-written loop, timed in the same rounds.
+    pub floor: Option<Measurement>,
+    /// First calls.
+    pub first: FirstCalls,
+    /// Kernels in all graphs.
+    pub kernels: usize,
+    /// Number of graphs.
+    pub graphs: usize,
+    /// Bytes the kernels read and write in a call.
+    pub bytes_moved: u64,
+    /// Memory while eager runs.
+    pub peak_eager: usize,
+    /// Memory while compiled code runs.
+    pub peak_compiled: usize,
+    /// Compiled against eager after equal steps.
+    pub difference: Difference,
+    /// What of it was not compiled, and why.
+    pub notes: Vec<String>,
+}
+
+/// Figures as one line of JSON.
+#[derive(Serialize)]
+pub struct Line<'a> {
+    case: String,
+    device: &'a str,
+    mode: String,
+    eager_us: f64,
+    compiled_us: f64,
+    first_call_s: f64,
+    warm_first_call_s: f64,
+    floor_us: Option<f64>,
+    kernels: usize,
+    peak_bytes_eager: usize,
+    peak_bytes_compiled: usize,
+    max_rel_err: f64,
+}
+
+impl Figures {
+    /// For `--json`.
+    pub fn line<'a>(&self, how: &How, device: &'a str) -> Line<'a> {
+        let us = |measured: &Measurement| measured.median() * 1e6;
+        Line {
+            case: self.case.to_string(),
+            device,
+            mode: how.mode.to_string(),
+            eager_us: us(&self.eager),
+            compiled_us: us(&self.compiled),
+            first_call_s: self.first.cold,
+            warm_first_call_s: self.first.warm,
+            floor_us: self.floor.as_ref().map(us),
+            kernels: self.kernels,
+            peak_bytes_eager: self.peak_eager,
+            peak_bytes_compiled: self.peak_compiled,
+            max_rel_err: self.difference.relative,
+        }
+    }
+
+    /// Fails if compiled results are not eager's.
+    pub fn check(&self) -> Result<(), Failure> {
+        let allowed = if self.case == Case::MlpTrain { TRAINING_TOLERANCE } else { TOLERANCE };
+        self.difference.check(&self.case.to_string(), allowed)
+    }
+}
+
+/// Measures a case from all sides.
+pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Failure> {
+    let device = how.device.find()?;
+    let says = |what: &str| progress.says(&format!("{case}: {what}"));
+
+    says("eager steps");
+    let eager = Stand::new(case, &device)?;
+    let (expected, peak_eager) = eager.run_equal_steps(|workload| workload.step())?;
+
+    says("compiling");
+    let compiled = Stand::new(case, &device)?;
+    let region = Compile::new().mode(how.mode).region();
+    let (found, peak_compiled) = compiled.run_equal_steps(|workload| region.run(|| workload.step()))?;
+    let difference = Difference::between(&expected, &found);
+    drop((expected, found));
+
+    says("first calls in new processes");
+    let first = first_call::measure(case, how)?;
+
+    says("timing");
+    let failed: RefCell<Option<Error>> = RefCell::new(None);
+    let note = |result: Result<Option<Tensor>>| {
+        if let Err(error) = result {
+            failed.borrow_mut().get_or_insert(error);
+        }
+    };
+    let mut run_eager = || note(eager.workload.step());
+    let mut run_compiled = || note(region.run(|| compiled.workload.step()));
+    let mut floor = floor::of(case)?;
+    let mut contestants: Vec<(&str, &mut dyn FnMut())> =
+        vec![("eager", &mut run_eager), ("compiled", &mut run_compiled)];
+    if let Some(floor) = &mut floor {
+        contestants.push(("floor", floor));
+    }
+    let mut measured = progress.quietly(|| compare(&mut contestants, how.rounds())).into_iter();
+    let (Some(eager), Some(compiled)) = (measured.next(), measured.next()) else {
+        unreachable!("one measurement for each contestant")
+    };
+    let floor = measured.next();
+    if let Some(error) = failed.take() {
+        return Err(error.into());
+    }
+
+    let explanation = region.explain();
+    Ok(Figures {
+        case,
+        eager,
+        compiled,
+        floor,
+        first,
+        kernels: explanation.graphs.iter().map(|graph| graph.kernels).sum(),
+        graphs: explanation.graphs.len(),
+        bytes_moved: explanation
+            .graphs
+            .iter()
+            .map(|graph| graph.bytes_read as u64 + graph.bytes_written as u64)
+            .sum(),
+        peak_eager,
+        peak_compiled,
+        difference,
+        notes: notes(&explanation),
+    })
+}
+
+/// Whatever keeps a case from being one compiled graph, in words.
+fn notes(explanation: &Explanation) -> Vec<String> {
+    let interpreted = explanation.graphs.iter().filter_map(|graph| graph.interpreted.as_ref());
+    let eager = explanation.graphs.iter().flat_map(|graph| &graph.fallbacks);
+    let breaks = explanation.breaks.iter().map(|at| format!("break at {}: {}", at.loc, at.reason));
+    let fallbacks =
+        explanation.fallbacks.iter().map(|at| format!("went on eagerly at {}: {}", at.loc, at.reason));
+    interpreted
+        .map(|reason| format!("runs op by op: {reason}"))
+        .chain(eager.map(|op| format!("runs eagerly inside: {op}")))
+        .chain(breaks)
+        .chain(fallbacks)
+        .chain(explanation.recompiles.iter().map(|recompile| recompile.reason.clone()))
+        .collect()
+}
+
+/// A workload and how much memory there was in use before it.
+pub struct Stand {
+    workload: Workload,
+    before: usize,
+}
+
+/// The tensors a run leaves behind, on the host.
+type Results = Vec<Vec<f32>>;
+
+impl Stand {
+    /// Builds the case.
+    pub fn new(case: Case, device: &Device) -> Result<Stand> {
+        let before = pool::stats().live_bytes;
+        Ok(Stand { workload: case.build(device)?, before })
+    }
+
+    /// A few steps: what they leave behind, and the most memory the last one needed, its own tensors included.
+    pub fn run_equal_steps(
+        &self,
+        step: impl Fn(&Workload) -> Result<Option<Tensor>>,
+    ) -> Result<(Results, usize)> {
+        let mut last = None;
+        for _ in 0..EQUAL_STEPS {
+            drop(last.take());
+            pool::reset_peak();
+            last = step(&self.workload)?;
+        }
+        let peak = pool::stats().peak_live_bytes.saturating_sub(self.before);
+        Ok((self.workload.results(last)?, peak))
+    }
+}
+
+/// How far compiled results are from eager's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Difference {
+    /// The largest difference of two elements.
+    pub absolute: f64,
+    /// The largest over all tensors of: largest difference over largest magnitude.
+    pub relative: f64,
+}
+
+impl Difference {
+    /// Between eager's tensors and the same ones compiled.
+    pub fn between(eager: &[Vec<f32>], compiled: &[Vec<f32>]) -> Difference {
+        let mut worst = Difference { absolute: 0.0, relative: 0.0 };
+        if eager.len() != compiled.len() {
+            return Difference { absolute: f64::INFINITY, relative: f64::INFINITY };
+        }
+        for (a, b) in eager.iter().zip(compiled) {
+            let one = Difference::of_tensors(a, b);
+            worst.absolute = worst.absolute.max(one.absolute);
+            worst.relative = worst.relative.max(one.relative);
+        }
+        worst
+    }
+
+    fn of_tensors(eager: &[f32], compiled: &[f32]) -> Difference {
+        if eager.len() != compiled.len() {
+            return Difference { absolute: f64::INFINITY, relative: f64::INFINITY };
+        }
+        let (mut absolute, mut magnitude) = (0.0f64, 0.0f64);
+        for (&a, &b) in eager.iter().zip(compiled) {
+            if a == b || (a.is_nan() && b.is_nan()) {
+                magnitude = if a.is_finite() { magnitude.max(f64::from(a.abs())) } else { magnitude };
+                continue;
+            }
+            let difference = (f64::from(a) - f64::from(b)).abs();
+            absolute = absolute.max(if difference.is_finite() { difference } else { f64::INFINITY });
+            magnitude = if a.is_finite() { magnitude.max(f64::from(a.abs())) } else { magnitude };
+        }
+        let relative = if absolute == 0.0 { 0.0 } else { absolute / magnitude.max(f64::MIN_POSITIVE) };
+        Difference { absolute, relative }
+    }
+
+    /// Fails beyond the tolerance.
+    pub fn check(&self, what: &str, allowed: f64) -> Result<(), Failure> {
+        match self.relative <= allowed {
+            true => Ok(()),
+            false => Err(Failure::Differs { what: what.into(), relative: self.relative, allowed }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(eager: &[f32], compiled: &[f32], absolute: f64, relative: f64) {
+        let found = Difference::between(&[eager.to_vec()], &[compiled.to_vec()]);
+        assert_eq!(found, Difference { absolute, relative });
+    }
+
+    #[test]
+    fn differences() {
+        check(&[1.0, -4.0], &[1.0, -4.0], 0.0, 0.0);
+        check(&[1.0, -4.0], &[1.5, -4.0], 0.5, 0.125);
+        check(&[f32::NAN, f32::INFINITY], &[f32::NAN, f32::INFINITY], 0.0, 0.0);
+        check(&[1.0], &[f32::NAN], f64::INFINITY, f64::INFINITY);
+        check(&[1.0], &[1.0, 2.0], f64::INFINITY, f64::INFINITY);
+    }
+
+    #[test]
+    fn beyond_the_tolerance_is_a_failure() {
+        assert!(Difference { absolute: 1.0, relative: 1e-6 }.check("x", TOLERANCE).is_ok());
+        assert!(Difference { absolute: 0.0, relative: f64::INFINITY }.check("x", TOLERANCE).is_err());
+        assert!(Difference { absolute: 0.0, relative: f64::NAN }.check("x", TOLERANCE).is_err());
+    }
+}

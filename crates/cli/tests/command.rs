@@ -1,0 +1,128 @@
+//! The `kiln` command as its users see it: what it prints, and how it exits.
+
+use std::process::Command;
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn kiln(words: &[&str]) -> Ran {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_kiln")).args(words).output().expect("the command was built");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+fn json(line: &str) -> serde_json::Map<String, serde_json::Value> {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+#[test]
+fn without_a_cuda_device_one_line_says_so() {
+    for words in
+        [&["--device", "cuda"][..], &["bench", "--device", "cuda"], &["selftest", "--device", "cuda"]]
+    {
+        let ran = kiln(words);
+        assert_eq!((ran.code, ran.out.lines().count(), ran.err.as_str()), (Some(0), 1, ""), "{words:?}");
+        assert!(ran.out.starts_with("no CUDA device"), "{}", ran.out);
+    }
+}
+
+#[test]
+fn usage_errors_are_one_line() {
+    for words in [
+        &["bench", "nosuch"][..],
+        &["--mode", "quick"],
+        &["nosuch"],
+        &["--layers", "x"],
+        &["--device", "tpu"],
+    ] {
+        let ran = kiln(words);
+        assert_eq!((ran.code, ran.err.lines().count(), ran.out.as_str()), (Some(2), 1, ""), "{}", ran.err);
+        assert!(ran.err.starts_with("error: "), "{}", ran.err);
+    }
+    assert!(kiln(&["bench", "nosuch"]).err.contains("adam_10x1024"));
+}
+
+#[test]
+fn a_missing_peer_file_is_named() {
+    let ran = kiln(&["bench", "overhead", "--peer", "no-such-file.jsonl"]);
+    assert_eq!((ran.code, ran.err.lines().count()), (Some(1), 1), "{}", ran.err);
+    assert!(ran.err.starts_with("error: no-such-file.jsonl"), "{}", ran.err);
+}
+
+#[test]
+fn help_ops_and_info() {
+    assert!(kiln(&["--help"]).out.contains("selftest"));
+    assert!(kiln(&["ops"]).out.contains("addcdiv"));
+    assert!(kiln(&["info"]).out.contains("kernel cache"));
+}
+
+#[test]
+fn selftest_passes() {
+    let ran = kiln(&["selftest"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.lines().all(|line| line.starts_with("ok ")), "{}", ran.out);
+}
+
+#[test]
+fn explain_shows_the_recipe() {
+    let ran = kiln(&["explain", "--layers", "2", "--size", "16"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(!ran.out.trim().is_empty());
+}
+
+#[test]
+fn the_recipe_begins_with_the_two_runtimes() {
+    let ran = kiln(&["recipe", "--layers", "2", "--size", "64", "--seconds", "0"]);
+    let mut lines = ran.out.lines();
+    for name in ["eager", "compiled"] {
+        let line = lines.next().unwrap_or_else(|| panic!("{}", ran.err));
+        let number = line.strip_prefix(&format!("{name} runtime: ")).and_then(|rest| rest.strip_suffix("us"));
+        assert!(number.is_some_and(|number| number.parse::<f64>().is_ok_and(|us| us > 0.0)), "{line}");
+    }
+    for fact in ["speed-up", "floor", "bytes moved", "cold", "disk cache", "kernels", "largest difference"] {
+        assert!(ran.out.contains(fact), "{fact} in {}", ran.out);
+    }
+}
+
+#[test]
+fn bench_gives_one_object_per_case() {
+    let ran = kiln(&["bench", "adam_2x32", "overhead", "--json", "--seconds", "0"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let [adam, overhead] =
+        ran.out.lines().map(json).collect::<Vec<_>>().try_into().unwrap_or_else(|_| panic!("{}", ran.out));
+    for field in [
+        "case",
+        "device",
+        "mode",
+        "eager_us",
+        "compiled_us",
+        "first_call_s",
+        "warm_first_call_s",
+        "floor_us",
+        "kernels",
+        "peak_bytes_eager",
+        "peak_bytes_compiled",
+        "max_rel_err",
+    ] {
+        assert!(adam.contains_key(field), "{field}");
+    }
+    assert_eq!((adam["case"].as_str(), adam["kernels"].as_u64()), (Some("adam_2x32"), Some(1)));
+    assert!(adam["peak_bytes_eager"].as_u64().is_some_and(|bytes| bytes >= 4 * 2 * 32 * 32 * 4));
+    assert!(overhead["ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0));
+    assert!(overhead["allocations_per_call"].is_u64());
+}
+
+#[test]
+fn a_peer_s_results_stand_beside() {
+    let path = std::env::temp_dir().join(format!("kiln-peer-{}.jsonl", std::process::id()));
+    let peer = r#"{"case": "adam_2x32", "eager_us": 1e9, "compiled_us": 1e-3, "first_call_s": 1e6, "fused_us": 1e9}"#;
+    std::fs::write(&path, peer).unwrap();
+    let ran = kiln(&["bench", "adam_2x32", "--seconds", "0", "--peer", &path.to_string_lossy()]);
+    std::fs::remove_file(&path).unwrap();
+    let row = ran.out.lines().last().unwrap_or_default();
+    assert!(row.contains("LOSS") && row.contains("win"), "{}{}", ran.out, ran.err);
+}
