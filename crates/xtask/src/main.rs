@@ -1,0 +1,48 @@
+//! Kiln's development tasks: `cargo xtask test`, `tidy`, `fmt`, `docs`.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod layers;
+mod op_docs;
+mod source;
+mod stages;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+Kiln's development tasks
+
+  cargo xtask test    everything: fmt, clippy, tidy, then all tests; ends with `N passed, M failed`
+  cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
+  cargo xtask fmt     format all code
+  cargo xtask docs    write docs/ops.md from the op table";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let root = root();
+    let done = match words[..] {
+        ["test"] => stages::test(&root),
+        ["tidy"] => stages::tidy(&root),
+        ["fmt"] => stages::fmt(&root),
+        ["docs"] => op_docs::write(&root),
+        [] | ["help" | "-h" | "--help"] => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprintln!("error: unknown task `{}`\n\n{USAGE}", words.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The workspace's folder: two above this crate's.
+fn root() -> PathBuf {
+    let here = PathBuf::from(
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()),
+    );
+    here.ancestors().nth(2).map_or(here.clone(), PathBuf::from)
+}

@@ -1,0 +1,88 @@
+//! `docs/ops.md`, made from the op table.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use kiln_ir::{Grad, Level, Op, Row};
+
+/// Where the page is.
+pub const PATH: &str = "docs/ops.md";
+
+/// Writes the page.
+pub fn write(root: &Path) -> bool {
+    let written =
+        std::fs::create_dir_all(root.join("docs")).and_then(|()| std::fs::write(root.join(PATH), page()));
+    match &written {
+        Ok(()) => println!("{PATH}: {} ops", Op::ROWS.len()),
+        Err(error) => eprintln!("error: {PATH}: {error}"),
+    }
+    written.is_ok()
+}
+
+/// The whole page.
+pub fn page() -> String {
+    let mut page = String::from(
+        "# Operators\n\n\
+         Made from the op table (`crates/ir/src/table.rs`) by `cargo xtask docs`; do not edit by hand.\n\n\
+         Names and semantics are PyTorch's. Operands are tensors or numbers known at run time, those in brackets may\n\
+         be left out; attributes shape the code. A *prim* is lowered by inductor, a *composite* has a decomposition.\n\
+         Every pointwise op also exists over lists of tensors, under the name `foreach_…`.\n\n",
+    );
+    let _ = writeln!(page, "{} operators.\n", Op::ROWS.len());
+    page.push_str("| name | operands | attributes | class | level | gradient | what it computes |\n");
+    page.push_str("|---|---|---|---|---|---|---|\n");
+    for row in Op::ROWS {
+        let (operands, attributes) = (operands(row), row.attributes.join(", "));
+        let (class, level) = (format!("{:?}", row.class).to_lowercase(), level(row));
+        let (gradient, doc) = (cell(&gradient(row)), cell(row.doc.trim()));
+        let _ = writeln!(
+            page,
+            "| `{}` | {operands} | {attributes} | {class} | {level} | {gradient} | {doc} |",
+            row.name
+        );
+    }
+    page
+}
+
+fn operands(row: &Row) -> String {
+    let mut names: Vec<String> = row.args.iter().map(|name| name.to_string()).collect();
+    if row.variadic {
+        names.push("…".into());
+    }
+    names.extend(row.optional.iter().map(|name| format!("[{name}]")));
+    names.join(", ")
+}
+
+fn level(row: &Row) -> &'static str {
+    match row.level {
+        Level::Prim => "prim",
+        Level::Composite => "composite",
+    }
+}
+
+fn gradient(row: &Row) -> String {
+    match row.grad {
+        Grad::Fn(_) => "yes".into(),
+        Grad::Zero => "zero".into(),
+        Grad::Decompose => "of its decomposition".into(),
+        Grad::NotDifferentiable(reason) => format!("none: {reason}"),
+    }
+}
+
+/// Text that does not end a table cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_row_has_its_line() {
+        let page = super::page();
+        for row in kiln_ir::Op::ROWS {
+            assert!(page.contains(&format!("| `{}` |", row.name)), "{}", row.name);
+        }
+        let cells = |line: &str| line.replace("\\|", "").matches('|').count();
+        assert!(page.lines().filter(|line| line.starts_with('|')).all(|line| cells(line) == 8));
+    }
+}
