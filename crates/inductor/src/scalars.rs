@@ -1,6 +1,5 @@
-//! Ops on numbers: run on the host before the steps, in f64, i64 or bool, with the mathematics of the kernels.
+//! Ops on numbers: run on the host before the steps, in f64, i64 or bool ([`Op::fold`]).
 
-use kiln_ir::math::Function;
 use kiln_ir::{Def, Graph, Op, Scalar, ScalarKind, Ty, Value};
 use rustc_hash::FxHashMap;
 
@@ -77,88 +76,6 @@ fn operand_kinds(graph: &Graph, op: &Op, args: &[Value], result: ScalarKind) -> 
     }
 }
 
-fn evaluate(op: &Op, args: &[Scalar], kind: ScalarKind) -> Scalar {
-    let x = args.first().copied().unwrap_or(Scalar::Int(0));
-    let y = args.get(1).copied().unwrap_or(x);
-    let compare = |order: &dyn Fn(std::cmp::Ordering) -> bool, unordered: bool| {
-        let (a, b) = (x, y);
-        let result = match (a, b) {
-            (Scalar::Int(a), Scalar::Int(b)) => Some(a.cmp(&b)),
-            (a, b) => a.as_f64().partial_cmp(&b.as_f64()),
-        };
-        Scalar::Bool(result.map_or(unordered, order))
-    };
-    let function = |f: Function| {
-        let mut values = [0.0; 4];
-        for (slot, arg) in values.iter_mut().zip(args) {
-            *slot = arg.as_f64();
-        }
-        Scalar::Float(f.eval_f64(&values[..f.arity()]))
-    };
-    let arithmetic = |f: Function, int: fn(i64, i64) -> i64| match (x, y) {
-        (Scalar::Float(_), _) | (_, Scalar::Float(_)) => function(f),
-        (a, b) => Scalar::Int(int(a.as_i64(), b.as_i64())),
-    };
-    let result = match op {
-        Op::Add {} => arithmetic(Function::Add, i64::wrapping_add),
-        Op::Sub {} => arithmetic(Function::Sub, i64::wrapping_sub),
-        Op::Mul {} => arithmetic(Function::Mul, i64::wrapping_mul),
-        Op::Maximum {} => arithmetic(Function::Maximum, i64::max),
-        Op::Minimum {} => arithmetic(Function::Minimum, i64::min),
-        Op::Pow {} => arithmetic(Function::Pow, int_pow),
-        Op::Neg {} => arithmetic(Function::Neg, |a, _| a.wrapping_neg()),
-        Op::Abs {} => arithmetic(Function::Abs, |a, _| a.wrapping_abs()),
-        Op::Div {} => function(Function::Div),
-        Op::Exp {} => function(Function::Exp),
-        Op::Log {} => function(Function::Log),
-        Op::Sqrt {} => function(Function::Sqrt),
-        Op::Tanh {} => function(Function::Tanh),
-        Op::Erf {} => function(Function::Erf),
-        Op::Sigmoid {} => function(Function::Sigmoid),
-        Op::Eq {} => compare(&|o| o.is_eq(), false),
-        Op::Ne {} => compare(&|o| o.is_ne(), true),
-        Op::Lt {} => compare(&|o| o.is_lt(), false),
-        Op::Le {} => compare(&|o| o.is_le(), false),
-        Op::Gt {} => compare(&|o| o.is_gt(), false),
-        Op::Ge {} => compare(&|o| o.is_ge(), false),
-        Op::LogicalAnd {} => Scalar::Bool(x.as_bool() && y.as_bool()),
-        Op::LogicalNot {} => Scalar::Bool(!x.as_bool()),
-        Op::Where {} => {
-            if x.as_bool() {
-                y
-            } else {
-                args.get(2).copied().unwrap_or(y)
-            }
-        }
-        // Numbers of the program text and conversions: the value itself.
-        _ => x,
-    };
-    match op {
-        // A conversion to f32 rounds to it.
-        Op::To { dtype: kiln_ir::DType::F32 } => Scalar::Float(f64::from(result.as_f64() as f32)),
-        _ => result.to_kind(kind),
-    }
-}
-
-fn int_pow(base: i64, exponent: i64) -> i64 {
-    match (base, exponent) {
-        (1, _) => 1,
-        (-1, e) => 1 - 2 * (e & 1),
-        (_, e) if e < 0 => 0,
-        (b, e) => {
-            let (mut result, mut b, mut e) = (1i64, b, e);
-            while e > 0 {
-                if e & 1 == 1 {
-                    result = result.wrapping_mul(b);
-                }
-                b = b.wrapping_mul(b);
-                e >>= 1;
-            }
-            result
-        }
-    }
-}
-
 impl Plan {
     /// Runs the ops on numbers. `inputs` gives the number that is the graph input of a number; `results` must
     /// have the length of [`Plan::scalars`].
@@ -168,7 +85,9 @@ impl Plan {
             for (slot, arg) in args.iter_mut().zip(&step.args) {
                 *slot = Plan::scalar(*arg, inputs, &results[..i]);
             }
-            results[i] = evaluate(&step.op, &args[..step.args.len().min(4)], step.kind);
+            let folded = step.op.fold(&args[..step.args.len().min(4)]);
+            // Only ops that are defined for numbers become scalar steps.
+            results[i] = folded.unwrap_or(args[0]).to_kind(step.kind);
         }
     }
 

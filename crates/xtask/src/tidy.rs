@@ -156,7 +156,7 @@ fn has_word(line: &str, word: &str) -> bool {
 fn machine_path(line: &str) -> Option<String> {
     ["work", "root", "home", "Users"].iter().map(|folder| format!("/{folder}/")).find(|path| {
         line.match_indices(path.as_str()).any(|(at, _)| {
-            // `a/work/b` and `//root/` are no absolute paths.
+            // Inside a longer path, or after another slash, the folder is not at the root.
             !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-/}*".contains(c))
         })
     })
