@@ -79,13 +79,15 @@ struct How {
     #[arg(long, default_value = "default", value_parser = mode)]
     mode: Mode,
     /// How long to time a case
-    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 3.0, value_parser = seconds)]
     seconds: f64,
 }
 
 impl How {
     fn rounds(&self) -> Rounds {
-        Rounds { min_time: Duration::from_secs_f64(self.seconds), ..Rounds::default() }
+        let default = Rounds::default();
+        let settle = default.settle.min(Duration::from_secs_f64(self.seconds / 25.0));
+        Rounds { min_time: Duration::from_secs_f64(self.seconds), settle, ..default }
     }
 }
 

@@ -361,6 +361,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
             let ops = self.ops(&lowered.nodes);
             let number = self.source(&kernel, &emitted, &ops);
             let mut ints = emitted.ints;
+            let first_chunk = ints.len();
             let mut bufs = Vec::with_capacity(lowered.rows.len() * columns.len());
             let (mut bytes_read, mut bytes_written) = (0, 0);
             let mut elements = 0;
@@ -396,7 +397,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                     at += piece;
                 }
             }
-            let items = (ints.len() as i64) / 3;
+            let items = (ints.len() - first_chunk) as i64 / 3;
             let grain = (TABLE_CHUNK * 2 / (elements / items.max(1)).max(1)).max(1);
             let scalars = scalars.iter().map(|&s| self.scalar(lowered.scalars[s])).collect();
             let step = Step::Kernel {
@@ -406,7 +407,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 scalars,
                 items,
                 grain,
-                scratch_bytes: 0,
+                scratch_bytes: emitted.scratch_bytes,
                 checks: Vec::new(),
             };
             let name = self.kernels[number].name.clone();

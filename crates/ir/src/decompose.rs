@@ -166,7 +166,9 @@ pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let shifted = cx.sub(x, largest)?;
     let e = cx.exp(shifted)?;
     let total = sum_along(cx, e, *dim)?;
-    one(cx.div(e, total))
+    // One division a row: the sum is at least 1, so its reciprocal is an ordinary number.
+    let scale = cx.reciprocal(total)?;
+    one(cx.mul(e, scale))
 }
 
 /// s = x − max x;  s − log Σ exp(s)

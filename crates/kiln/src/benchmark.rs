@@ -17,7 +17,7 @@
 //! assert!(alone.median() > 0.0);
 //!
 //! let (mut all, mut some) = (|| _ = sum(1), || _ = sum(64));
-//! let rounds = Rounds { min_time: Duration::from_millis(5), ..Rounds::default() };
+//! let rounds = Rounds { settle: Duration::ZERO, min_time: Duration::from_millis(5), ..Rounds::default() };
 //! let [all, some] = &compare(&mut [("all", &mut all), ("some", &mut some)], rounds)[..] else { panic!() };
 //! println!("{all}\n{some}\nfaster by {}", all.ratio_to(some));
 //! ```
@@ -78,6 +78,14 @@ impl<'f> Timer<'f> {
         start.elapsed().as_secs_f64() / calls as f64
     }
 
+    /// Calls that nobody times.
+    fn run_for(&mut self, time: Duration) {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            (self.function)();
+        }
+    }
+
     /// How many calls take `time`.
     fn calls_for(&mut self, time: Duration) -> usize {
         let wanted = time.as_secs_f64();
@@ -99,13 +107,15 @@ impl<'f> Timer<'f> {
 pub struct Rounds {
     /// Calls of each contestant before anything is timed.
     pub warm_up: usize,
-    /// Untimed calls before each block, which bring the contestant's data back after the others' turn.
-    pub settle: usize,
+    /// Untimed calls before each block, for this long: they bring the contestant's data back into the caches
+    /// after the others' turn. A large shared cache needs a dozen passes to take a working set in again; with
+    /// fewer each contestant would pay for the others' memory.
+    pub settle: Duration,
     /// Rounds at least.
     pub min_rounds: usize,
     /// Rounds at most.
     pub max_rounds: usize,
-    /// Timed blocks of all contestants together take this long at least, within `max_rounds`.
+    /// All rounds together take this long at least, within `max_rounds`.
     pub min_time: Duration,
     /// Length of one block, rounded up to whole calls.
     pub block: Duration,
@@ -115,11 +125,11 @@ impl Default for Rounds {
     fn default() -> Rounds {
         Rounds {
             warm_up: 5,
-            settle: 1,
+            settle: Duration::from_millis(80),
             min_rounds: 11,
             max_rounds: 1001,
-            min_time: Duration::from_secs(2),
-            block: Duration::from_millis(5),
+            min_time: Duration::from_secs(3),
+            block: Duration::from_millis(20),
         }
     }
 }
@@ -143,20 +153,18 @@ pub fn compare(contestants: &mut [Contestant<'_>], rounds: Rounds) -> Vec<Measur
         })
         .collect();
     let mut times = vec![Vec::new(); timers.len()];
-    let mut timed = 0.0;
+    let start = Instant::now();
     let mut round = 0;
-    let enough = |round: usize, timed: f64| {
+    let enough = |round: usize| {
         round >= rounds.min_rounds.max(1)
-            && (timed >= rounds.min_time.as_secs_f64() || round >= rounds.max_rounds)
+            && (start.elapsed() >= rounds.min_time || round >= rounds.max_rounds)
     };
-    while !timers.is_empty() && !enough(round, timed) {
+    while !timers.is_empty() && !enough(round) {
         for turn in 0..timers.len() {
             let index = if round % 2 == 0 { turn } else { timers.len() - 1 - turn };
             let timer = &mut timers[index];
-            (0..rounds.settle).for_each(|_| (timer.function)());
-            let time = timer.block(calls[index]);
-            timed += time * calls[index] as f64;
-            times[index].push(time);
+            timer.run_for(rounds.settle);
+            times[index].push(timer.block(calls[index]));
         }
         round += 1;
     }
@@ -269,7 +277,12 @@ mod tests {
     }
 
     fn short() -> Rounds {
-        Rounds { min_time: Duration::from_millis(20), block: Duration::from_millis(1), ..Rounds::default() }
+        Rounds {
+            settle: Duration::from_millis(1),
+            min_time: Duration::from_millis(20),
+            block: Duration::from_millis(1),
+            ..Rounds::default()
+        }
     }
 
     #[test]
@@ -309,7 +322,8 @@ mod tests {
             spin(Duration::from_millis(1));
         };
         let (mut a, mut b) = (|| run('a'), || run('b'));
-        let rounds = Rounds { warm_up: 0, settle: 0, min_rounds: 4, min_time: Duration::ZERO, ..short() };
+        let rounds =
+            Rounds { warm_up: 0, settle: Duration::ZERO, min_rounds: 4, min_time: Duration::ZERO, ..short() };
         let results = compare(&mut [("a", &mut a), ("b", &mut b)], rounds);
         // One call of each finds the length of a block, then the order alternates.
         assert_eq!(*order.borrow(), "ab".to_owned() + "ab" + "ba" + "ab" + "ba");

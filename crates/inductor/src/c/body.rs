@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::{Emitter, Level, memory_type, suffix, vector_type};
-use crate::index::ExprId;
+use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Reduction};
+
+/// Rows of more elements are not asked for ahead of their turn.
+const LONGEST_AHEAD: usize = 16384;
 
 /// A function written for a pass: its name and what it is called with beside position and count.
 pub(super) struct Body {
@@ -105,31 +108,6 @@ impl Emitter<'_> {
         Body { name: format!("KERNEL_{name}"), params }
     }
 
-    pub(super) fn map_loops(&mut self) -> String {
-        let stores: Vec<usize> = (0..self.kernel.stores.len()).collect();
-        let roots: Vec<ExprId> = self.kernel.stores.iter().map(|s| s.value).collect();
-        let (ids, _) = self.needed(roots, &|id| self.levels[id] != Level::Body);
-        let mut text = self.compute(&ids, "    ");
-        for &s in &stores {
-            let line = self.store(s, "    ");
-            text.push_str(&line);
-        }
-        let locals = ids.iter().map(|id| format!("v{id}")).collect();
-        let mut out = self.item_statements(0);
-        out.push_str(&self.pointers(&ids, &stores, &mut BTreeSet::new()));
-        let body = self.body("body", &text, &locals, &[]);
-        let _ = write!(
-            out,
-            "        long j = lo;
-        for (; j + KILN_LANES <= hi; j += KILN_LANES) {}
-        if (j < hi) {}
-",
-            body.call("j", "KILN_LANES", &[]),
-            body.call("j", "hi - j", &[])
-        );
-        out
-    }
-
     /// Cheap bodies run with several accumulators, so that the additions overlap.
     pub(super) fn unroll(&self, ids: &[ExprId]) -> usize {
         let dear = ids.iter().any(|&id| {
@@ -173,8 +151,11 @@ impl Emitter<'_> {
         let mut declared = BTreeSet::new();
         for pass in 0..passes {
             out.push_str(&self.item_statements(pass));
-            let text = self.row_pass(pass, &mut declared);
+            let text = self.row_pass(pass, passes, &mut declared);
             out.push_str(&text);
+            if pass == 0 && passes > 1 {
+                out.push_str(&self.rows_ahead());
+            }
         }
         out.push_str(&self.item_statements(passes));
         for s in 0..self.kernel.stores.len() {
@@ -187,7 +168,32 @@ impl Emitter<'_> {
         (out, scratch)
     }
 
-    fn row_pass(&mut self, pass: usize, declared: &mut BTreeSet<String>) -> String {
+    /// Pointers to the next row of every operand that the first pass reads front to back. Rows that would not
+    /// stay in the second-level cache until their turn are left alone.
+    fn rows_ahead(&mut self) -> String {
+        let inner = self.kernel.axes.len() - self.kernel.outer();
+        let (kernel, outer) = (self.kernel, self.kernel.outer());
+        let mut read = std::mem::take(&mut self.read);
+        read.retain(|&id| {
+            let moves = |index: &Index| (0..outer).any(|axis| index.mentions(axis));
+            let differs = matches!(&kernel.exprs[id].kind, ExprKind::Load { index, .. } if moves(index));
+            differs && inner == 1 && kernel.chunk.is_none()
+        });
+        let last = self.kernel.axes.len() - 1;
+        let mut out = String::new();
+        for &id in &read {
+            let ty = memory_type(self.kernel.exprs[id].dtype);
+            self.outer_names.insert(format!("ahead{id}"), format!("{ty} *"));
+            let _ = writeln!(
+                out,
+                "        {ty} *ahead{id} = p{id} + (n{last} <= {LONGEST_AHEAD} ? n{last} : 0);"
+            );
+        }
+        self.ahead = read;
+        out
+    }
+
+    fn row_pass(&mut self, pass: usize, passes: usize, declared: &mut BTreeSet<String>) -> String {
         let (reductions, stores) = self.sinks(pass);
         let roots: Vec<ExprId> = reductions
             .iter()
@@ -207,7 +213,15 @@ impl Emitter<'_> {
                 locals.insert(format!("v{id}"));
             }
         }
+        self.streams = passes == 1;
         text.push_str(&self.compute(&ids, "    "));
+        self.streams = false;
+        if pass == 1 {
+            for id in std::mem::take(&mut self.ahead) {
+                // The first pass is the one that waits for memory: what the next row needs is asked for here.
+                let _ = writeln!(text, "    __builtin_prefetch(ahead{id} + j);");
+            }
+        }
         for &id in &ids {
             if self.saved.get(&id) == Some(&pass) {
                 // Dead lanes of the last vector are kept too: the row has room for them.
@@ -312,8 +326,8 @@ impl Emitter<'_> {
         out.push_str(&close);
         for &(id, reduction, _) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;
-            let (ty, text) =
-                (vector_type(dtype, self.mask), self.across(reduction, dtype, &format!("w{id}")));
+            let ty = vector_type(dtype, self.mask);
+            let text = self.across(reduction, dtype, &format!("w{id}"), &mut out);
             let _ = writeln!(out, "        const {ty} v{id} = {text};");
         }
         out

@@ -92,16 +92,26 @@ impl Emitter<'_> {
         self.apply(op, dtype, dtype, &[a.into(), b.into()])
     }
 
-    /// All lanes of a vector combined, in every lane of the result.
-    pub(super) fn across(&self, reduction: Reduction, dtype: DType, vector: &str) -> String {
-        match (reduction, dtype) {
-            (Reduction::Max, DType::Bool) => {
-                let any: Vec<String> = (0..self.lanes).map(|l| format!("{vector}[{l}]")).collect();
-                self.splat(dtype, &any.join(" | "))
-            }
-            (Reduction::Sum, _) => self.splat(dtype, &format!("kiln_sum_{}({vector})", suffix(dtype))),
-            (Reduction::Max, _) => self.splat(dtype, &format!("kiln_highest_{}({vector})", suffix(dtype))),
+    /// All lanes of `vector` combined, in every lane; `before` gets the statements that halve it step by step.
+    pub(super) fn across(
+        &mut self,
+        reduction: Reduction,
+        dtype: DType,
+        vector: &str,
+        before: &mut String,
+    ) -> String {
+        if (reduction, dtype) == (Reduction::Max, DType::Bool) {
+            let any: Vec<String> = (0..self.lanes).map(|l| format!("{vector}[{l}]")).collect();
+            return self.splat(dtype, &any.join(" | "));
         }
+        let mut half = self.lanes / 2;
+        while half > 0 {
+            let other = format!("kiln_turn{half}_{}({vector})", suffix(dtype));
+            let text = self.combine(reduction, dtype, vector, &other);
+            before.push_str(&format!("        {vector} = {text};\n"));
+            half /= 2;
+        }
+        self.splat(dtype, &format!("{vector}[0]"))
     }
 
     /// `value` where lanes are live, else the identity of the reduction.
@@ -299,7 +309,9 @@ impl Emitter<'_> {
         match class {
             Class::Same => self.splat(dtype, &format!("{pointer}[{text}]")),
             Class::Next => {
-                self.as_value(dtype, &format!("kiln_read_{}({pointer} + {text}, count)", suffix(dtype)))
+                let read = if self.streams { "stream" } else { "read" };
+                self.read.push(id);
+                self.as_value(dtype, &format!("kiln_{read}_{}({pointer} + {text}, count)", suffix(dtype)))
             }
             Class::Scattered => {
                 let name = format!("x{id}");

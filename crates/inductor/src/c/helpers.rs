@@ -11,6 +11,16 @@ use crate::plan::KernelSource;
 pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> String {
     let uses = |name: &str| kernels.iter().any(|k| k.code.contains(name));
     let mut out = String::new();
+    if uses("kiln_turn") {
+        out.push_str(
+            "#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define KILN_SHUFFLE __builtin_shufflevector
+#endif
+#endif
+",
+        );
+    }
     let iota: Vec<String> = (0..lanes).map(|i| i.to_string()).collect();
     let iota = iota.join(", ");
     let all: [(&str, String); 4] = [
@@ -74,27 +84,37 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
             continue;
         }
         out.push_str(&partial(vector, scalar, suffix, isa, lanes));
-        if uses(&format!("kiln_sum_{suffix}")) {
+        if uses(&format!("kiln_stream_{suffix}")) {
+            // The processor's own prefetcher stops at every page and starts slowly; memory-bound loops gain a
+            // tenth from asking a kilobyte ahead. Beyond the end of a buffer the request is ignored.
             let _ = write!(
                 out,
-                "KILN_INLINE {scalar} kiln_sum_{suffix}({vector} x) {{
-    for (int half = KILN_LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) x[i] += x[i + half];
-    return x[0];
+                "KILN_INLINE {vector} kiln_stream_{suffix}(const void *p, long count) {{
+    __builtin_prefetch((const char *)p + 1024);
+    return kiln_read_{suffix}(p, count);
 }}
 "
             );
         }
-        if uses(&format!("kiln_highest_{suffix}")) {
-            let _ = write!(
-                out,
-                "KILN_INLINE {scalar} kiln_highest_{suffix}({vector} x) {{
-    {scalar} most = x[0];
-    for (int i = 1; i < KILN_LANES; i++) most = x[i] > most || x[i] != x[i] ? x[i] : most;
-    return most;
+        for half in (0..lanes.ilog2()).map(|bit| 1usize << bit) {
+            let name = format!("kiln_turn{half}_{suffix}");
+            if uses(&name) {
+                let order: Vec<String> = (0..lanes).map(|lane| (lane ^ half).to_string()).collect();
+                let _ = write!(
+                    out,
+                    "KILN_INLINE {vector} {name}({vector} x) {{
+#ifdef KILN_SHUFFLE
+    return KILN_SHUFFLE(x, x, {});
+#else
+    {vector} out;
+    for (int i = 0; i < KILN_LANES; i++) out[i] = x[i ^ {half}];
+    return out;
+#endif
 }}
-"
-            );
+",
+                    order.join(", ")
+                );
+            }
         }
         if uses(&format!("kiln_i64_from_{suffix}")) {
             // Like a conversion in Rust: NaN gives 0, what is out of range the nearest integer.

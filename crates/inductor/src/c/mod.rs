@@ -14,6 +14,7 @@ mod body;
 mod columns;
 mod expr;
 mod helpers;
+mod stages;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -80,6 +81,12 @@ struct Emitter<'k> {
     /// Functions written so far.
     bodies: String,
     uses_status: bool,
+    /// Whether what is being written reads its operands from memory for the first time, front to back.
+    streams: bool,
+    /// Loads of neighbouring elements written so far.
+    read: Vec<ExprId>,
+    /// Those of the first pass over a row that the second pass asks for ahead of the next row.
+    ahead: Vec<ExprId>,
 }
 
 fn vector_type(dtype: DType, mask: usize) -> &'static str {
@@ -125,6 +132,9 @@ pub(crate) fn emit(kernel: &Kernel, isa: CIsa, threads: usize) -> Emitted {
         stride_names: BTreeMap::new(),
         bodies: String::new(),
         uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { .. })),
+        streams: false,
+        read: Vec::new(),
+        ahead: Vec::new(),
     };
     this.classify();
     this.run(threads)
@@ -432,7 +442,7 @@ impl<'k> Emitter<'k> {
         let statements = self.statements(Level::Call, "    ");
         main.push_str(&statements);
         let (loops, scratch_bytes) = match kernel.mode {
-            Mode::Map | Mode::Table => (self.map_loops(), 0),
+            Mode::Map | Mode::Table => self.map_loops(),
             Mode::Rows => self.row_loops(),
             Mode::Columns => self.column_loops(),
         };

@@ -1,0 +1,183 @@
+//! Loops over independent elements, cut into stages where the chain of operations is long.
+//!
+//! [Note: stages]
+//! A processor looks some hundred instructions ahead. A body with several transcendental functions in a row is
+//! longer than that, so one vector's chain of dependent operations would hardly overlap with the next one's,
+//! and most of the time the units would wait. Such a body is cut into stages that each run over a block of
+//! elements before the next one starts; what crosses a cut stays in the first-level cache. Five functions in
+//! a row run 1.6 times as fast this way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use kiln_ir::DType;
+
+use super::{Emitter, Level, memory_type, suffix, vector_type};
+use crate::index::ExprId;
+use crate::loops::{ExprKind, Operation};
+
+/// Elements of a block: with a few values each they stay in the first-level cache.
+const BLOCK: i64 = 1024;
+/// Bodies of fewer instructions are left whole.
+const LONG: usize = 56;
+/// A stage has at least this many instructions.
+const SHORTEST: usize = 20;
+/// From this many on a stage ends wherever few values cross.
+const ENOUGH: usize = 32;
+
+impl Operation {
+    /// Vector instructions, roughly; a division counts for the time it takes.
+    const fn instructions(self) -> usize {
+        match self {
+            Operation::Erf => 40,
+            Operation::Tanh => 28,
+            Operation::Log => 24,
+            Operation::Sigmoid => 22,
+            Operation::Exp => 16,
+            Operation::Sqrt => 10,
+            Operation::Div => 8,
+            Operation::Maximum | Operation::Minimum | Operation::Where | Operation::Convert => 3,
+            // Element by element, through the library: nothing overlaps with it anyway.
+            Operation::Pow => 0,
+            Operation::Add
+            | Operation::Sub
+            | Operation::Mul
+            | Operation::Neg
+            | Operation::Abs
+            | Operation::Eq
+            | Operation::Ne
+            | Operation::Lt
+            | Operation::Le
+            | Operation::Gt
+            | Operation::Ge
+            | Operation::And
+            | Operation::Not => 1,
+        }
+    }
+}
+
+impl Emitter<'_> {
+    /// The loops of a kernel over independent elements, and the bytes of scratch they need.
+    pub(super) fn map_loops(&mut self) -> (String, i64) {
+        let stores: Vec<usize> = (0..self.kernel.stores.len()).collect();
+        let results: Vec<ExprId> = self.kernel.stores.iter().map(|s| s.value).collect();
+        let (all, _) = self.needed(results.iter().copied(), &|id| self.levels[id] != Level::Body);
+        // Which stage computes a value that a later one needs.
+        let kept = self.crossing(&all, &results);
+        let stages = kept.values().max().map_or(1, |last| last + 2);
+
+        let mut out = self.item_statements(0);
+        let mut declared = BTreeSet::new();
+        let (mut rows, mut scratch) = (String::new(), 0);
+        for &id in kept.keys() {
+            let ty = memory_type(self.kernel.exprs[id].dtype);
+            let at = self.int(format!("kept{id}"), scratch);
+            let _ = writeln!(rows, "        {ty} *r{id} = ({ty} *)(scratch + {at});");
+            self.outer_names.insert(format!("r{id}"), format!("{ty} *"));
+            scratch += self.slot_bytes(id, BLOCK);
+        }
+        self.outer_names.insert("block".into(), "long".into());
+
+        let mut loops = String::new();
+        for stage in 0..stages {
+            let made: Vec<ExprId> = kept.iter().filter(|(_, at)| **at == stage).map(|(id, _)| *id).collect();
+            let is_last = stage + 1 == stages;
+            let roots = if is_last { results.clone() } else { made.clone() };
+            let before = |id: ExprId| kept.get(&id).is_some_and(|&at| at < stage);
+            let (ids, take) = self.needed(roots, &|id| self.levels[id] != Level::Body || before(id));
+            let mut locals: BTreeSet<String> = ids.iter().map(|id| format!("v{id}")).collect();
+            let mut text = String::new();
+            for id in take.into_iter().filter(|&id| before(id)) {
+                let dtype = self.kernel.exprs[id].dtype;
+                let (ty, suffix) = (vector_type(dtype, self.mask), suffix(dtype));
+                let _ = writeln!(text, "    const {ty} v{id} = kiln_load_{suffix}(r{id} + (j - block));");
+                locals.insert(format!("v{id}"));
+            }
+            self.streams = stage == 0;
+            text.push_str(&self.compute(&ids, "    "));
+            self.streams = false;
+            for &id in &made {
+                let suffix = suffix(self.kernel.exprs[id].dtype);
+                let _ = writeln!(text, "    kiln_store_{suffix}(r{id} + (j - block), v{id});");
+            }
+            let stores = if is_last { stores.as_slice() } else { &[] };
+            for &s in stores {
+                let line = self.store(s, "    ");
+                text.push_str(&line);
+            }
+            out.push_str(&self.pointers(&ids, stores, &mut declared));
+            let name = if stages == 1 { "body".to_string() } else { format!("stage{stage}") };
+            let body = self.body(&name, &text, &locals, &[]);
+            let (main, tail) = (body.call("j", "KILN_LANES", &[]), body.call("j", "stop - j", &[]));
+            let _ = write!(
+                loops,
+                "        {{
+        long j = block;
+        for (; j + KILN_LANES <= stop; j += KILN_LANES) {main}
+        if (j < stop) {tail}
+        }}
+"
+            );
+        }
+        out.push_str(&rows);
+        let _ = match stages {
+            1 => write!(out, "        const long block = lo, stop = hi;\n{loops}"),
+            _ => write!(
+                out,
+                "        for (long block = lo; block < hi; block += {BLOCK}) {{
+        const long stop = block + {BLOCK} < hi ? block + {BLOCK} : hi;
+{loops}        }}
+"
+            ),
+        };
+        (out, scratch)
+    }
+
+    /// The values of a body that are kept for a later stage, with the stage that computes them.
+    fn crossing(&self, ids: &[ExprId], results: &[ExprId]) -> BTreeMap<ExprId, usize> {
+        let instructions = |id: ExprId| match &self.kernel.exprs[id].kind {
+            ExprKind::Apply(op, _) => op.instructions(),
+            _ => 0,
+        };
+        let mut kept = BTreeMap::new();
+        let mut left: usize = ids.iter().map(|&id| instructions(id)).sum();
+        if left < LONG {
+            return kept;
+        }
+        let last_use = self.last_uses(ids, results);
+        let (mut stage, mut length) = (0, 0);
+        for (at, &id) in ids.iter().enumerate() {
+            length += instructions(id);
+            left -= instructions(id);
+            if length < SHORTEST || left < SHORTEST {
+                continue;
+            }
+            // Loads and positions are had again for less than keeping them.
+            let is_cheap = |id: ExprId| self.kernel.operands(id).is_empty();
+            let needed = |id: ExprId| last_use.get(&id).is_some_and(|&last| last > at) && !is_cheap(id);
+            let crossing: Vec<ExprId> = ids[..=at].iter().copied().filter(|&id| needed(id)).collect();
+            let new = crossing.iter().filter(|id| !kept.contains_key(*id)).count();
+            let is_mask = |id: &ExprId| self.kernel.exprs[*id].dtype == DType::Bool;
+            if new > usize::from(length >= ENOUGH) + 1 || crossing.iter().any(is_mask) {
+                continue;
+            }
+            for id in crossing {
+                kept.entry(id).or_insert(stage);
+            }
+            (stage, length) = (stage + 1, 0);
+        }
+        kept
+    }
+
+    /// The position in `ids` at which each value is used last; results are used behind the end.
+    fn last_uses(&self, ids: &[ExprId], results: &[ExprId]) -> BTreeMap<ExprId, usize> {
+        let mut last = BTreeMap::new();
+        for (at, &id) in ids.iter().enumerate() {
+            for operand in self.kernel.operands(id) {
+                last.insert(operand, at);
+            }
+        }
+        last.extend(results.iter().map(|&id| (id, ids.len())));
+        last
+    }
+}
