@@ -2,7 +2,6 @@
 
 use std::hash::{Hash, Hasher};
 
-use kiln_ir::math::Function;
 use kiln_ir::{DType, Def, Op, ScalarKind, Shape, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
@@ -342,7 +341,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
             lanes: emitted.lanes,
             code,
             functions: emitted.functions.clone(),
-            needs_libm: emitted.functions.iter().any(|(f, _)| *f == Function::Pow),
+            needs_libm: emitted.functions.iter().any(|(f, _)| f.calls_library()),
             ops: ops.to_vec(),
             loops: kernel.to_string(),
         });

@@ -15,6 +15,7 @@
 
 use std::fmt;
 
+use kiln_ir::math::Function;
 use kiln_ir::{DType, ScalarKind};
 use smallvec::SmallVec;
 
@@ -33,12 +34,7 @@ pub enum Operation {
     Minimum,
     Neg,
     Abs,
-    Exp,
-    Log,
     Sqrt,
-    Tanh,
-    Erf,
-    Sigmoid,
     Eq,
     Ne,
     Lt,
@@ -49,11 +45,13 @@ pub enum Operation {
     Not,
     Where,
     Convert,
+    /// A function of floats.
+    Call(Function),
 }
 
 impl Operation {
-    /// Every operation.
-    pub const ALL: [Operation; 25] = [
+    /// Every operation that is not a call.
+    const PLAIN: [Operation; 20] = [
         Operation::Add,
         Operation::Sub,
         Operation::Mul,
@@ -63,12 +61,7 @@ impl Operation {
         Operation::Minimum,
         Operation::Neg,
         Operation::Abs,
-        Operation::Exp,
-        Operation::Log,
         Operation::Sqrt,
-        Operation::Tanh,
-        Operation::Erf,
-        Operation::Sigmoid,
         Operation::Eq,
         Operation::Ne,
         Operation::Lt,
@@ -93,12 +86,7 @@ impl Operation {
             Operation::Minimum => "minimum",
             Operation::Neg => "neg",
             Operation::Abs => "abs",
-            Operation::Exp => "exp",
-            Operation::Log => "log",
             Operation::Sqrt => "sqrt",
-            Operation::Tanh => "tanh",
-            Operation::Erf => "erf",
-            Operation::Sigmoid => "sigmoid",
             Operation::Eq => "eq",
             Operation::Ne => "ne",
             Operation::Lt => "lt",
@@ -109,13 +97,22 @@ impl Operation {
             Operation::Not => "not",
             Operation::Where => "where",
             Operation::Convert => "convert",
+            Operation::Call(function) => function.name(),
         }
+    }
+
+    /// The operation with this name.
+    pub fn from_name(name: &str) -> Option<Operation> {
+        let plain = Operation::PLAIN.into_iter().find(|op| op.name() == name);
+        let call = || Function::ALL.iter().find(|f| f.name() == name).map(|f| Operation::Call(*f));
+        plain.or_else(call)
     }
 
     /// What one element costs, in bytes that memory could have moved meanwhile.
     pub const fn cost(self) -> i64 {
         match self {
-            Operation::Exp | Operation::Log | Operation::Tanh | Operation::Erf | Operation::Sigmoid => 3,
+            Operation::Call(function) if function.calls_library() => 60,
+            Operation::Call(_) => 3,
             Operation::Div | Operation::Sqrt => 1,
             Operation::Pow => 60,
             Operation::Add

@@ -177,12 +177,7 @@ fn operation(op: &Op, operand: Option<DType>, result: DType) -> Option<(Operatio
         Op::Minimum {} => (Operation::Minimum, result),
         Op::Neg {} => (Operation::Neg, result),
         Op::Abs {} => (Operation::Abs, result),
-        Op::Exp {} => (Operation::Exp, result),
-        Op::Log {} => (Operation::Log, result),
         Op::Sqrt {} => (Operation::Sqrt, result),
-        Op::Tanh {} => (Operation::Tanh, result),
-        Op::Erf {} => (Operation::Erf, result),
-        Op::Sigmoid {} => (Operation::Sigmoid, result),
         Op::Eq {} => (Operation::Eq, compared),
         Op::Ne {} => (Operation::Ne, compared),
         Op::Lt {} => (Operation::Lt, compared),
@@ -193,7 +188,7 @@ fn operation(op: &Op, operand: Option<DType>, result: DType) -> Option<(Operatio
         Op::LogicalNot {} => (Operation::Not, DType::Bool),
         Op::Where {} => (Operation::Where, result),
         Op::To { dtype } => (Operation::Convert, *dtype),
-        _ => return None,
+        _ => (Operation::Call(op.row().function?), result),
     })
 }
 

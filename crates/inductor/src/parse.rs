@@ -209,7 +209,7 @@ impl<'a> Reader<'a> {
                 self.expect(")")?;
                 ExprKind::Bounded { value, size, code }
             }
-            name => match Operation::ALL.into_iter().find(|op| op.name() == name) {
+            name => match Operation::from_name(name) {
                 Some(op) => ExprKind::Apply(op, self.list(|r, _| r.numbered("%"))?.into_iter().collect()),
                 None => return self.fail("an expression"),
             },

@@ -1,6 +1,7 @@
 //! [`Op`] and its [`Row`], made from the op table.
 
 use crate::eval::{alpha, alpha_int, erf, eval_gelu, int_pow, nan_max, power_class};
+use crate::math::Function;
 use crate::{
     Approximate, Attribute, DType, Device, Dims, Emit, Error, Eval, Loc, OpError, Reduction, Result, Sample,
     Scalar, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
@@ -174,6 +175,8 @@ pub struct Row {
     pub scalar_class: Option<fn(usize, Scalar) -> u8>,
     /// What it computes, element by element.
     pub eval: Eval,
+    /// The scalar function of floats that eager and generated kernels apply, for rows that are one.
+    pub function: Option<Function>,
     /// Its gradient.
     pub grad: Grad,
     /// What the gradient reads.
@@ -213,6 +216,7 @@ macro_rules! define_ops {
                         ty: $ty,
                         scalar_class: None,
                         eval: Eval::Structural,
+                        function: None,
                         grad: $grad,
                         saves: Saves::Nothing,
                         decompose: None,

@@ -264,6 +264,13 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
     let (tys, result) = check_typed(call)?;
     let Ty::Tensor(result_ty) = &result else { return numbers_alone(call, &tys) };
     let run = |tys: &[Ty]| match target {
+        _ if !eager::has_kernel(call.op, call.args.len()) => {
+            let result = fresh(call, decomposed(call, tys, false)?)?;
+            match target {
+                Some(target) => overwrite(target, &result, call.loc),
+                None => Ok(result),
+            }
+        }
         Some(target) => {
             eager::compute_in_place(call.op, call.args, tys, result_ty, target, call.loc)?;
             Ok(target.clone())
@@ -286,7 +293,7 @@ fn on_tape(
     run: impl FnOnce(&[Ty]) -> Result<Tensor>,
 ) -> Result<Tensor> {
     if matches!(call.op.row().grad, Grad::Decompose) && !call.in_place {
-        return decomposed(call, &tys);
+        return decomposed(call, &tys, true);
     }
     // Before the op runs: an in-place op replaces its target's history.
     let mut edges: SmallVec<[Edge; 4]> = SmallVec::new();
@@ -387,13 +394,33 @@ fn check_target(call: &Call<'_>, args: &[Arg<'_>], target: &Tensor) -> Result<()
     }
 }
 
+/// A result in memory of its own: a decomposition may hand an operand, or a view of it, straight back.
+fn fresh(call: &Call<'_>, result: Tensor) -> Result<Tensor> {
+    let address = result.ready()?.storage.address();
+    for arg in call.args {
+        if let Arg::Tensor(t) = arg
+            && t.ready()?.storage.address() == address
+        {
+            return execute_tensor(&Op::Clone {}, &[Arg::Tensor(&result)], call.loc);
+        }
+    }
+    Ok(result)
+}
+
+/// Writes a result over a tensor, off the tape.
+fn overwrite(target: &Tensor, result: &Tensor, loc: Loc) -> Result<Tensor> {
+    let args = [Arg::Tensor(target), Arg::Tensor(result)];
+    execute(&Call { op: &Op::Copy {}, args: &args, in_place: true, grad_enabled: false, loc })?;
+    Ok(target.clone())
+}
+
 /// A composite whose gradient is that of its decomposition: the parts go on the tape.
-fn decomposed(call: &Call<'_>, tys: &[Ty]) -> Result<Tensor> {
+fn decomposed(call: &Call<'_>, tys: &[Ty], grad_enabled: bool) -> Result<Tensor> {
     let Some(decompose) = call.op.row().decompose else {
         let why = Why::NotDifferentiable { reason: "its row has neither a gradient nor a decomposition" };
         return Err(call.op.error(tys, why, call.loc));
     };
-    let mut cx = EagerEmit::new(true, call.loc);
+    let mut cx = EagerEmit::new(grad_enabled, call.loc);
     let args: SmallVec<[_; 4]> = call.args.iter().zip(tys).map(|(arg, ty)| cx.arg(arg, ty)).collect();
     let values = decompose(&mut cx, call.op, &args)?;
     cx.take(values[0])

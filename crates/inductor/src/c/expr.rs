@@ -144,11 +144,7 @@ impl Emitter<'_> {
                 Operation::Pow => function(Function::Pow, self, w),
                 Operation::Maximum => function(Function::Maximum, self, w),
                 Operation::Minimum => function(Function::Minimum, self, w),
-                Operation::Exp => function(Function::Exp, self, w),
-                Operation::Log => function(Function::Log, self, w),
-                Operation::Tanh => function(Function::Tanh, self, w),
-                Operation::Erf => function(Function::Erf, self, w),
-                Operation::Sigmoid => function(Function::Sigmoid, self, w),
+                Operation::Call(f) => function(f, self, w),
                 Operation::Eq => self.own_mask(mask_bytes, infix("==")),
                 Operation::Ne => self.own_mask(mask_bytes, infix("!=")),
                 Operation::Lt => self.own_mask(mask_bytes, infix("<")),
@@ -183,12 +179,8 @@ impl Emitter<'_> {
                 Operation::Where => format!("kiln_select_i64({}, {y}, {})", self.mask_for(8, x), args[2]),
                 // Lowering converts operands of real functions to floats first.
                 Operation::Div
-                | Operation::Exp
-                | Operation::Log
+                | Operation::Call(_)
                 | Operation::Sqrt
-                | Operation::Tanh
-                | Operation::Erf
-                | Operation::Sigmoid
                 | Operation::Convert
                 | Operation::And
                 | Operation::Not => self.convert(operands, dtype, x),
@@ -209,12 +201,8 @@ impl Emitter<'_> {
             | Operation::Abs
             | Operation::Div
             | Operation::Pow
-            | Operation::Exp
-            | Operation::Log
+            | Operation::Call(_)
             | Operation::Sqrt
-            | Operation::Tanh
-            | Operation::Erf
-            | Operation::Sigmoid
             | Operation::Convert => self.convert(operands, dtype, x),
         }
     }

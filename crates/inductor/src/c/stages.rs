@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use kiln_ir::DType;
+use kiln_ir::math::Function;
 
 use super::{Emitter, Level, memory_type, suffix, vector_type};
 use crate::index::ExprId;
@@ -29,15 +30,14 @@ impl Operation {
     /// Vector instructions, roughly; a division counts for the time it takes.
     const fn instructions(self) -> usize {
         match self {
-            Operation::Erf => 40,
-            Operation::Tanh => 28,
-            Operation::Log => 24,
-            Operation::Sigmoid => 22,
-            Operation::Exp => 16,
+            // Element by element, through the library: nothing overlaps with it anyway.
+            Operation::Call(function) if function.calls_library() => 0,
+            Operation::Call(Function::Exp) => 16,
+            Operation::Call(Function::Erf) => 40,
+            Operation::Call(_) => 24,
             Operation::Sqrt => 10,
             Operation::Div => 8,
             Operation::Maximum | Operation::Minimum | Operation::Where | Operation::Convert => 3,
-            // Element by element, through the library: nothing overlaps with it anyway.
             Operation::Pow => 0,
             Operation::Add
             | Operation::Sub

@@ -137,6 +137,11 @@ impl Function {
         }
     }
 
+    /// Whether it calls the C library, element by element.
+    pub const fn calls_library(self) -> bool {
+        matches!(self, Function::Sin | Function::Cos | Function::Pow)
+    }
+
     /// Evaluates on `f32`.
     #[inline(always)]
     pub fn eval_f32(self, args: &[f32]) -> f32 {

@@ -33,33 +33,34 @@ struct Job<'a> {
 pub(crate) fn function(op: &Op, operands: usize) -> Option<Function> {
     let function = match op {
         Op::Add {} if operands == 3 => Function::AddAlpha,
-        Op::Add {} => Function::Add,
         Op::Sub {} if operands == 3 => Function::SubAlpha,
-        Op::Sub {} => Function::Sub,
-        Op::Mul {} => Function::Mul,
-        Op::Div {} => Function::Div,
-        Op::Pow {} => Function::Pow,
-        Op::Maximum {} => Function::Maximum,
-        Op::Minimum {} => Function::Minimum,
-        Op::Neg {} => Function::Neg,
-        Op::Abs {} => Function::Abs,
-        Op::Reciprocal {} => Function::Reciprocal,
-        Op::Exp {} => Function::Exp,
-        Op::Log {} => Function::Log,
-        Op::Sqrt {} => Function::Sqrt,
-        Op::Rsqrt {} => Function::Rsqrt,
-        Op::Tanh {} => Function::Tanh,
-        Op::Erf {} => Function::Erf,
-        Op::Sigmoid {} => Function::Sigmoid,
-        Op::Relu {} => Function::Relu,
-        Op::Gelu { approximate: Approximate::None } => Function::Gelu,
         Op::Gelu { approximate: Approximate::Tanh } => Function::GeluTanh,
-        Op::Lerp {} => Function::Lerp,
-        Op::Addcmul {} => Function::Addcmul,
-        Op::Addcdiv {} => Function::Addcdiv,
-        _ => return None,
+        _ => op.row().function?,
     };
     (function.arity() == operands).then_some(function)
+}
+
+/// Whether an op with this many operands has a kernel of its own; the others run by their decomposition.
+pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
+    op.row().decompose.is_none()
+        || function(op, operands).is_some()
+        || matches!(
+            op,
+            Op::Clone {}
+                | Op::Copy {}
+                | Op::Transpose { .. }
+                | Op::Detach {}
+                | Op::Sum { .. }
+                | Op::Amax { .. }
+                | Op::Mean { .. }
+                | Op::Softmax { .. }
+                | Op::LogSoftmax { .. }
+                | Op::Addmm {}
+                | Op::Linear {}
+                | Op::Uniform { .. }
+                | Op::NllLoss { .. }
+                | Op::CrossEntropy { .. }
+        )
 }
 
 /// Runs an op into fresh memory.
@@ -348,34 +349,8 @@ impl Job<'_> {
             }
             Op::NllLoss { .. } => self.nll_loss(out, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?),
             Op::CrossEntropy { .. } => self.cross_entropy(out, inputs),
-            // Scalar functions with as many operands as they take ran above.
-            Op::Add {}
-            | Op::Sub {}
-            | Op::Mul {}
-            | Op::Div {}
-            | Op::Pow {}
-            | Op::Maximum {}
-            | Op::Minimum {}
-            | Op::Neg {}
-            | Op::Abs {}
-            | Op::Reciprocal {}
-            | Op::Exp {}
-            | Op::Log {}
-            | Op::Sqrt {}
-            | Op::Rsqrt {}
-            | Op::Tanh {}
-            | Op::Erf {}
-            | Op::Sigmoid {}
-            | Op::Relu {}
-            | Op::Gelu { .. }
-            | Op::Lerp {}
-            | Op::Addcmul {}
-            | Op::Addcdiv {}
-            | Op::Constant { .. }
-            | Op::List {}
-            | Op::ListGet { .. } => {
-                Err(self.op.error(self.tys, Why::Other("has no kernel".into()), self.loc))
-            }
+            // Scalar functions ran above, and what has a decomposition doesn't get here: `has_kernel`.
+            _ => Err(self.op.error(self.tys, Why::Other("has no kernel".into()), self.loc)),
         }
     }
 

@@ -1,0 +1,20 @@
+//! Rows: lists of tensors.
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! rows_lists {
+    ($callback:ident [$($rows:tt)*]) => {
+        $callback! {
+            $($rows)*
+
+            /// Tensors as one list, for the foreach_* forms
+            [list list _none] "list" List (tensors) () {}
+                { ty: types::list, grad: Grad::NotDifferentiable("lists of tensors are for optimizers, which run without gradients"),
+                  variadic: true, eval: Eval::Structural, samples: samples::none };
+            /// One tensor of a list
+            [list list_get _none] "list_get" ListGet (list) () { index: usize }
+                { ty: types::list_get, grad: Grad::NotDifferentiable("lists of tensors are for optimizers, which run without gradients"),
+                  eval: Eval::Structural, samples: samples::none };
+        }
+    };
+}
