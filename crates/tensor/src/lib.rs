@@ -22,7 +22,10 @@ pub mod random;
 pub mod storage;
 mod tensor;
 
-pub use autograd::{enable_grad, grad_enabled, no_grad};
+pub use autograd::{
+    AnomalyMode, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad, grad_enabled,
+    no_grad,
+};
 pub use dispatch::{check_in_place, execute, run_op, with_module};
 pub use expr::Expr;
 pub use host::Element;

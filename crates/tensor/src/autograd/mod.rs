@@ -2,17 +2,23 @@
 //!
 //! The rules are the op table's; the engine runs them through [`Emit`](kiln_ir::Emit) on real tensors.
 
+mod anomaly;
 mod emit;
 mod engine;
 mod mode;
 mod node;
+mod partial;
+mod watch;
 
 use kiln_ir::{Error, Loc, Result, Why, carries_gradient};
 
+pub use anomaly::{AnomalyMode, detect_anomaly};
 pub use emit::EagerEmit;
 pub use mode::{GradMode, enable_grad, grad_enabled, no_grad};
 pub(crate) use node::{Edge, GradNode, as_before, overwritten, record};
 pub use node::{Function, attach};
+pub use partial::{GradOptions, backward_all, grad};
+pub use watch::HookHandle;
 
 use crate::Tensor;
 use crate::hook::{self, Access};
@@ -26,6 +32,10 @@ pub(crate) struct Meta {
     pub(crate) history: Option<(std::sync::Arc<GradNode>, usize)>,
     /// The parameter's name in its model.
     pub(crate) label: Option<String>,
+    /// What users asked to see of a leaf's gradient.
+    pub(crate) watchers: parking_lot::Mutex<watch::Watchers>,
+    /// The gradient of a tensor that is not a leaf, where it was asked for.
+    pub(crate) retained: Option<watch::Retained>,
 }
 
 impl Tensor {
@@ -70,7 +80,10 @@ impl Tensor {
 
     /// The gradient that `backward` left, if any.
     pub fn grad(&self) -> Option<Tensor> {
-        self.slot.meta.lock().as_ref().and_then(|meta| meta.grad.clone())
+        self.slot.meta.lock().as_ref().and_then(|meta| match &meta.retained {
+            Some(cell) => cell.lock().clone(),
+            None => meta.grad.clone(),
+        })
     }
 
     /// Puts or takes away the gradient.
@@ -147,7 +160,7 @@ fn backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: L
 pub fn backward_from(seeds: &[(Tensor, Tensor)], retain_graph: bool, loc: Loc) -> Result<()> {
     let _eager = hook::Scope::suspend();
     let _mode = no_grad();
-    engine::run(seeds, retain_graph, loc)
+    engine::run(seeds, engine::Pass::new(retain_graph, false), loc).map(drop)
 }
 
 /// Why a backward pass from these tensors on would fail, if it would: part of the tape was used up, or a saved
@@ -180,5 +193,5 @@ pub fn run_backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool
         Some(g) => g.clone(),
         None => Tensor::full_in(ty.shape, 1.0, ty.dtype, ty.device, loc)?,
     };
-    engine::run(&[(root.clone(), seed)], retain_graph, loc)
+    engine::run(&[(root.clone(), seed)], engine::Pass::new(retain_graph, false), loc).map(drop)
 }

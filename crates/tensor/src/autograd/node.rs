@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use kiln_ir::{Class, Error, Grad, Loc, Op, Result, Saves, Scalar, Ty, Why};
 
+use super::watch::Watchers;
 use crate::Tensor;
 use crate::dispatch::execute_tensor;
 use crate::hook::{Arg, Call};
@@ -24,6 +25,21 @@ pub(crate) enum Edge {
 }
 
 impl Edge {
+    /// A tensor that was saved off the tape, with its place on it. Not the saved handle itself: the node that
+    /// keeps it would then keep itself alive.
+    pub(crate) fn give_history(&self, tensor: &Tensor) -> Result<Tensor> {
+        Ok(match self {
+            Edge::None => tensor.clone(),
+            Edge::Leaf(leaf) => leaf.clone(),
+            Edge::Node(node, output) => {
+                let again = Tensor::from_ready(tensor.ready()?.clone());
+                again.mark_requires_grad(true);
+                again.with_meta(|meta| meta.history = Some((node.clone(), *output)));
+                again
+            }
+        })
+    }
+
     /// The edge to a tensor.
     pub(crate) fn to(tensor: &Tensor) -> Edge {
         match (tensor.requires_grad(), tensor.history()) {
@@ -83,6 +99,8 @@ pub(crate) struct GradNode {
     pub(crate) edges: SmallVec<[Edge; 4]>,
     pub(crate) outputs: usize,
     pub(crate) rule: Rule,
+    /// What users asked to see of the gradients that arrive here; most nodes have none.
+    pub(crate) watchers: Mutex<Watchers>,
     pub(crate) loc: Loc,
 }
 
@@ -141,7 +159,7 @@ pub(crate) fn record(
     };
     let rule =
         Rule::Op { op: op.clone(), inputs: Mutex::new(Some(inputs)), output: Mutex::new(Some(output)) };
-    let node = GradNode { order: next_order(), edges, outputs: 1, rule, loc };
+    let node = GradNode { order: next_order(), edges, outputs: 1, rule, watchers: Mutex::default(), loc };
     result.mark_requires_grad(true);
     let history = Some((Arc::new(node), 0));
     result.with_meta(|meta| meta.history = history);
@@ -152,7 +170,14 @@ pub(crate) fn record(
 pub fn attach(function: Arc<dyn Function>, inputs: &[Tensor], outputs: &[Tensor], loc: Loc) {
     let edges = inputs.iter().map(Edge::to).collect();
     let rule = Rule::Function(function);
-    let node = Arc::new(GradNode { order: next_order(), edges, outputs: outputs.len(), rule, loc });
+    let node = Arc::new(GradNode {
+        order: next_order(),
+        edges,
+        outputs: outputs.len(),
+        rule,
+        watchers: Mutex::default(),
+        loc,
+    });
     for (i, output) in outputs.iter().enumerate() {
         output.mark_requires_grad(true);
         output.with_meta(|meta| meta.history = Some((node.clone(), i)));
