@@ -163,6 +163,7 @@ impl State {
         match found {
             Some(child) => {
                 if let Event::Backward(event) = &*site.trie.node(child).event {
+                    self.check_hooks(event.targets.iter().map(|&(input, ..)| input))?;
                     let outside = event.targets.iter().filter(|(_, _, outside)| *outside);
                     self.check_outside(outside.map(|&(input, ..)| input))?;
                 }
@@ -198,6 +199,14 @@ impl State {
     pub(crate) fn check_outside(&self, inputs: impl Iterator<Item = Variable>) -> Result<()> {
         let tensors: Vec<Tensor> = inputs.filter_map(|v| self.held(v).cloned()).collect();
         if tensors.is_empty() { Ok(()) } else { autograd::check_tape(&tensors) }
+    }
+
+    /// Hooks are user code that must run on every pass: the eager engine calls them.
+    fn check_hooks(&self, mut leaves: impl Iterator<Item = Variable>) -> Result<(), Leave> {
+        match leaves.any(|leaf| self.held(leaf).is_some_and(Tensor::has_hooks)) {
+            true => Err(Leave::Eager("a hook waits for a gradient")),
+            false => Ok(()),
+        }
     }
 
     /// Whether the leaves have or lack gradients as they did; registers existing gradients as inputs.
@@ -237,6 +246,7 @@ impl State {
             return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, loc)));
         }
         let leaves: Vec<(Variable, bool)> = reach.inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
+        self.check_hooks(leaves.iter().map(|&(input, _)| input))?;
         self.check_outside(leaves.iter().filter(|(_, leaf)| !leaf).map(|&(input, _)| input))?;
         // Existing gradients become inputs first; then new variables are numbered.
         let mut found = Vec::new();

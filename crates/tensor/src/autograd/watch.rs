@@ -144,6 +144,11 @@ impl Tensor {
         Ok(HookHandle { place, id })
     }
 
+    /// Whether a hook waits for this leaf's gradient.
+    pub fn has_hooks(&self) -> bool {
+        self.slot.meta.lock().as_ref().is_some_and(|meta| !meta.watchers.lock().is_empty())
+    }
+
     /// Keeps the gradient of a tensor that is not a leaf, for `grad()` to show.
     #[track_caller]
     pub fn retain_grad(&self) -> Result<()> {
