@@ -86,7 +86,7 @@ impl Run {
         for (i, held) in state.variables.iter().enumerate() {
             let live = match held {
                 Held::Input(_) => false,
-                Held::Made(tensor) => tensor.references() > 1,
+                Held::Made(kept) => kept.is_shared(),
                 Held::List(list) => list.try_items().is_none() && list.references() > 1,
             };
             if live {
@@ -142,15 +142,13 @@ impl Run {
     }
 }
 impl Recorder for Run {
-    fn call(&self, call: &Call<'_>) -> Result<Output> {
+    fn replay(&self, call: &Call<'_>) -> Option<Tensor> {
         let mut state = self.state.lock();
-        if !state.eager
-            && let Some(output) = state.replay(&self.site, call)
-        {
-            return Ok(output);
-        }
-        let id = state.id;
-        drop(state);
+        if state.eager { None } else { state.replay(&self.site, call) }
+    }
+
+    fn call(&self, call: &Call<'_>) -> Result<Output> {
+        let id = self.id.load(Ordering::Relaxed);
         // Tensors of other runs are finished while this run's lock is not held: two runs must never wait for
         // each other.
         for arg in call.args {

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{GradTarget, Variable};
 use kiln_ir::{Class, Error, Layout, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
 use kiln_tensor::hook::{Arg, Call, Output, Tag};
-use kiln_tensor::{Ready, Tensor, TensorList, autograd};
+use kiln_tensor::{Kept, Ready, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
 use crate::region::Site;
@@ -17,8 +17,19 @@ use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
 /// A variable of the run, kept alive until its segment has run.
 pub(crate) enum Held {
     Input(Tensor),
-    Made(Tensor),
+    Made(Kept),
     List(TensorList),
+}
+
+impl Held {
+    #[inline]
+    pub(crate) fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Held::Input(tensor) => Some(tensor),
+            Held::Made(kept) => Some(kept),
+            Held::List(_) => None,
+        }
+    }
 }
 
 /// Dead tensors kept for the next call, at most.
@@ -36,6 +47,10 @@ pub(crate) struct State {
     pub(crate) id: u32,
     /// Where in the trie.
     pub(crate) at: u32,
+    /// The node that is expected next, 0 if unknown: a child of `next_of`. Known when the op comes, so that
+    /// replay needs not go through the node it comes from.
+    next: u32,
+    next_of: u32,
     /// The node before the segment's first.
     pub(crate) start: u32,
     pub(crate) variables: Vec<Held>,
@@ -53,6 +68,8 @@ pub(crate) struct State {
     pub(crate) live: LiveSet,
     /// Dead lazy tensors, to be used again.
     spare: Vec<Tensor>,
+    /// What another thread, finishing the run, could not let go of.
+    retired: Vec<Kept>,
     /// Inputs registered by the op in hand: number, storage shared with.
     pub(crate) fresh: SmallVec<[(Variable, Option<Variable>); 4]>,
     pub(crate) args: SmallVec<[KeyArg; 8]>,
@@ -137,10 +154,7 @@ impl State {
     }
 
     pub(crate) fn held(&self, variable: Variable) -> Option<&Tensor> {
-        match self.variables.get(variable as usize)? {
-            Held::Input(t) | Held::Made(t) => Some(t),
-            Held::List(_) => None,
-        }
+        self.variables.get(variable as usize)?.tensor()
     }
 
     /// Whether the inputs registered by the op in hand are as the event says.
@@ -164,10 +178,11 @@ impl State {
     }
 
     /// A new variable, made by the node in hand.
+    #[inline]
     pub(crate) fn make(&mut self, requires_grad: bool) -> Tensor {
         let tag = Tag::new(self.id, self.variables.len() as Variable);
-        let spare = self.spare.pop().and_then(|tensor| tensor.renew(tag, requires_grad).ok());
-        let (tensor, kept) = spare.unwrap_or_else(|| Tensor::lazy_pair(tag, requires_grad));
+        let spare = self.spare.pop().and_then(|tensor| Kept::renew(tensor, tag, requires_grad));
+        let (tensor, kept) = spare.unwrap_or_else(|| Kept::lazy(tag, requires_grad));
         self.variables.push(Held::Made(kept));
         self.makers.push(self.at);
         tensor
@@ -176,13 +191,14 @@ impl State {
     /// Lets go of all variables. Those that nobody else kept serve again: most of a call's tensors are dead by
     /// its end, and the next call makes as many.
     pub(crate) fn forget_variables(&mut self) {
-        for held in self.variables.drain(..) {
-            if let Held::Made(tensor) = held
-                && tensor.is_lazy()
-                && tensor.references() == 1
-                && self.spare.len() < SPARE
-            {
-                self.spare.push(tensor);
+        let retired = std::mem::take(&mut self.retired).into_iter().map(Held::Made);
+        for held in self.variables.drain(..).chain(retired) {
+            if let Held::Made(kept) = held {
+                match kept.release() {
+                    Ok(Some(tensor)) if self.spare.len() < SPARE => self.spare.push(tensor),
+                    Ok(_) => {}
+                    Err(kept) => self.retired.push(kept),
+                }
             }
         }
     }
@@ -356,35 +372,49 @@ impl State {
 
     /// The usual case, made quick: the op that was recorded here first, on variables that are known.
     #[inline]
-    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Output> {
+    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Tensor> {
         if call.in_place || self.analysis.is_some() {
             return None;
         }
-        let mut known = true;
-        let mut key = |i: usize, arg: &Arg<'_>| match arg {
+        let (id, mut known, mut numbers) = (self.id, true, false);
+        let quick = Quick::new(call.op, call.grad_enabled, call.args, |i, arg| match arg {
             Arg::Tensor(tensor) => {
                 let tag = tensor.tag();
-                known &= tag.run() == self.id;
+                known &= tag.run() == id;
                 KeyArg::Variable(tag.variable())
             }
             Arg::Number(x) => {
+                numbers = true;
                 KeyArg::Number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
             }
             Arg::List(_) => {
                 known = false;
                 KeyArg::Variable(0)
             }
-        };
-        let quick =
-            Quick::new(call.op, call.grad_enabled, call.args.iter().enumerate().map(|(i, arg)| key(i, arg)))?;
-        let (next, requires_grad) = site.trie.follow(self.at, &quick).filter(|_| known)?;
-        self.at = next;
+        })?;
+        if !known {
+            return None;
+        }
+        if self.next_of != self.at || self.next == 0 {
+            self.next = site.trie.first_child(self.at);
+        }
+        // Node 0 is the start, which is no op.
+        let (after, requires_grad) = site.trie.follow(self.next, &quick)?;
+        self.at = self.next;
+        (self.next, self.next_of) = (after, self.at);
+        if numbers {
+            self.keep_numbers(call);
+        }
+        Some(self.make(requires_grad))
+    }
+
+    /// Remembers the numbers among an op's operands, for the holes of the segment.
+    fn keep_numbers(&mut self, call: &Call<'_>) {
         for arg in call.args {
             if let Arg::Number(x) = arg {
                 self.numbers.push(*x);
             }
         }
-        Some(Output::Tensor(self.make(requires_grad)))
     }
 
     pub(crate) fn call(&mut self, site: &Site, call: &Call<'_>) -> Result<Output, Leave> {
@@ -393,11 +423,7 @@ impl State {
         self.step(site, call.op, call.in_place, call.grad_enabled, call.loc, |state, site| {
             state.infer(site, call)
         })?;
-        for arg in call.args {
-            if let Arg::Number(x) = arg {
-                self.numbers.push(*x);
-            }
-        }
+        self.keep_numbers(call);
         let Event::Call(event) = &*site.trie.node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };

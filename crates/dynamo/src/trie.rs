@@ -139,58 +139,69 @@ pub(crate) enum Event {
 /// A set of variables, as bits.
 pub(crate) type LiveSet = SmallVec<[u64; 4]>;
 
-/// An op without attributes on known variables and numbers, in a form that is compared at once. Most of a
-/// recording is such ops; with their keys inside the nodes, replay reads one cache line an op.
+/// An op without attributes on known variables and numbers, in a form that is compared at once: three words,
+/// put together in registers. Most of a recording is such ops; with their keys inside the nodes, replay reads
+/// one cache line an op.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Quick {
-    op: u16,
-    count: u8,
-    grad_enabled: bool,
-    /// A variable's number, or kind and class of a number marked by the highest bit.
-    args: [u32; 4],
+    /// Op, number of operands, grad mode.
+    head: u64,
+    /// Two operands in a word: a variable's number, or kind and class of a number marked by the highest bit.
+    args: [u64; 2],
 }
 
 impl Quick {
-    /// The key of an op with these operands; `None` if it has no such form.
-    #[inline]
-    pub(crate) fn new(
+    /// Of what has no such form; equal to no op's key.
+    const NONE: Quick = Quick { head: u64::MAX, args: [0; 2] };
+
+    /// The key of an op with these operands; `None` if it has no such form. `key` tells an operand, by place.
+    #[inline(always)]
+    pub(crate) fn new<A>(
         op: &Op,
         grad_enabled: bool,
-        args: impl ExactSizeIterator<Item = KeyArg>,
+        args: &[A],
+        mut key: impl FnMut(usize, &A) -> KeyArg,
     ) -> Option<Quick> {
-        if args.len() > 4 || !op.row().attributes.is_empty() {
+        if !op.row().attributes.is_empty() {
             return None;
         }
-        let mut quick = Quick { op: op.index() as u16, count: args.len() as u8, grad_enabled, args: [0; 4] };
-        for (place, arg) in quick.args.iter_mut().zip(args) {
-            *place = match arg {
-                KeyArg::Variable(v) => v,
-                KeyArg::Number(kind, class) => 1 << 31 | (kind as u32) << 8 | u32::from(class),
-            };
-        }
-        Some(quick)
+        let mut word = |place: usize, arg: &A| match key(place, arg) {
+            KeyArg::Variable(v) => u64::from(v),
+            KeyArg::Number(kind, class) => 1 << 31 | (kind as u64) << 8 | u64::from(class),
+        };
+        let words = match args {
+            [] => [0, 0],
+            [a] => [word(0, a), 0],
+            [a, b] => [word(0, a) | word(1, b) << 32, 0],
+            [a, b, c] => [word(0, a) | word(1, b) << 32, word(2, c)],
+            [a, b, c, d] => [word(0, a) | word(1, b) << 32, word(2, c) | word(3, d) << 32],
+            _ => return None,
+        };
+        let head = (op.index() as u64) << 16 | (args.len() as u64) << 8 | u64::from(grad_enabled);
+        Some(Quick { head, args: words })
     }
 
-    fn of(event: &Event) -> Option<Quick> {
-        match event {
+    fn of(event: &Event) -> Quick {
+        let quick = match event {
             Event::Call(call) if !call.in_place && call.guards.is_empty() => match call.made {
                 Made::Variable { ty: Ty::Tensor(_), .. } => {
-                    Quick::new(&call.op, call.grad_enabled, call.args.iter().copied())
+                    Quick::new(&call.op, call.grad_enabled, &call.args, |_, arg| *arg)
                 }
                 _ => None,
             },
             _ => None,
-        }
+        };
+        quick.unwrap_or(Quick::NONE)
     }
 }
 
 pub(crate) struct Node {
-    pub(crate) parent: u32,
+    quick: Quick,
     first_child: AtomicU32,
     next_sibling: AtomicU32,
+    pub(crate) parent: u32,
     /// For a quick op: whether gradients flow through its result.
     requires_grad: bool,
-    quick: Option<Quick>,
     pub(crate) event: Box<Event>,
     /// Segments that end here, by what was live.
     ends: OnceLock<Box<boxcar::Vec<(LiveSet, Arc<Segment>)>>>,
@@ -236,12 +247,18 @@ impl Trie {
         self.nodes.count()
     }
 
-    /// The child recorded first, if it is this quick op: its index and whether gradients flow through it.
+    /// The child recorded first, 0 if there is none.
     #[inline]
-    pub(crate) fn follow(&self, parent: u32, quick: &Quick) -> Option<(u32, bool)> {
-        let child = self.node(parent).first_child.load(Ordering::Acquire);
-        let node = self.node(child);
-        (child != 0 && node.quick.as_ref() == Some(quick)).then_some((child, node.requires_grad))
+    pub(crate) fn first_child(&self, parent: u32) -> u32 {
+        self.node(parent).first_child.load(Ordering::Acquire)
+    }
+
+    /// If a node is this quick op: the child of it recorded first (0 if there is none), and whether gradients
+    /// flow through it.
+    #[inline]
+    pub(crate) fn follow(&self, index: u32, quick: &Quick) -> Option<(u32, bool)> {
+        let node = self.node(index);
+        (node.quick == *quick).then(|| (node.first_child.load(Ordering::Acquire), node.requires_grad))
     }
 
     /// The child whose event fits, if there is one.

@@ -30,9 +30,9 @@ pub struct OwnerLock<T> {
 // SAFETY: the value is reached only through a guard, and there is one at a time.
 unsafe impl<T: Send> Sync for OwnerLock<T> {}
 
-/// Tells threads apart: the address of something only this thread has.
+/// Tells threads apart: the address of something only this thread has. Never 0.
 #[inline]
-fn this_thread() -> usize {
+pub fn this_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark) as usize)
 }
