@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{GradTarget, Variable};
 use kiln_ir::{Class, Error, Layout, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
 use kiln_tensor::hook::{Arg, Call, Output, Tag};
-use kiln_tensor::{Kept, Ready, Tensor, TensorList, autograd};
+use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
 use crate::region::Site;
@@ -33,7 +33,7 @@ impl Held {
 }
 
 /// Dead tensors kept for the next call, at most.
-const SPARE: usize = 1 << 14;
+const MOST_SPARE: usize = 1 << 14;
 
 /// Runs in progress in this process, and a count that moves when one begins while another is there: then
 /// tags can't be trusted, since two runs may take turns in marking one tensor.
@@ -67,7 +67,7 @@ pub(crate) struct State {
     pub(crate) analysis: Option<Analysis>,
     pub(crate) live: LiveSet,
     /// Dead lazy tensors, to be used again.
-    spare: Vec<Tensor>,
+    spare: Vec<Spare>,
     /// What another thread, finishing the run, could not let go of.
     retired: Vec<Kept>,
     /// Inputs registered by the op in hand: number, storage shared with.
@@ -181,8 +181,10 @@ impl State {
     #[inline]
     pub(crate) fn make(&mut self, requires_grad: bool) -> Tensor {
         let tag = Tag::new(self.id, self.variables.len() as Variable);
-        let spare = self.spare.pop().and_then(|tensor| Kept::renew(tensor, tag, requires_grad));
-        let (tensor, kept) = spare.unwrap_or_else(|| Kept::lazy(tag, requires_grad));
+        let (tensor, kept) = match self.spare.pop() {
+            Some(spare) => spare.renew(tag, requires_grad),
+            None => Kept::lazy(tag, requires_grad),
+        };
         self.variables.push(Held::Made(kept));
         self.makers.push(self.at);
         tensor
@@ -195,7 +197,7 @@ impl State {
         for held in self.variables.drain(..).chain(retired) {
             if let Held::Made(kept) = held {
                 match kept.release() {
-                    Ok(Some(tensor)) if self.spare.len() < SPARE => self.spare.push(tensor),
+                    Ok(Some(spare)) if self.spare.len() < MOST_SPARE => self.spare.push(spare),
                     Ok(_) => {}
                     Err(kept) => self.retired.push(kept),
                 }

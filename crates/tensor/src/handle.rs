@@ -17,9 +17,9 @@ use kiln_runtime::owner::this_thread;
 // of handles, either part alone means nothing (a handle may be cloned here and dropped there).
 //
 // The run's own handle stands in `shared` as `BIAS` instead of 1. So no other thread, whatever it drops, finds
-// that its handle was the last one, and only one who takes the bias back, on the thread that has it, can find
-// the count at zero: the run, when it lets go (`Handle::settle`). It adds `local` to `shared` then, and the count
-// is an ordinary one again. If nobody else has a handle even that takes no atomic step.
+// that its handle was the last one. The bias ends when the run lets go, on the thread that has it: `local` is
+// added to `shared`, and the count is an ordinary one again (`Handle::settle`). If the run's handle is the only one
+// (`is_alone`) it stays so, wherever it is moved, and the slot can serve the next call without any of this.
 //
 // `owner` is read by all and equals a thread's mark only while that very thread has the bias, so whatever
 // another thread sees there, it sees that it is not the owner.
@@ -71,6 +71,16 @@ pub(crate) struct Counted<T> {
 }
 
 impl<T: Recycle> Counted<T> {
+    #[cold]
+    fn allocate() -> NonNull<Counted<T>> {
+        NonNull::from(Box::leak(Box::new(Counted {
+            shared: AtomicUsize::new(0),
+            owner: AtomicUsize::new(0),
+            local: AtomicUsize::new(0),
+            value: UnsafeCell::new(T::default()),
+        })))
+    }
+
     /// Whether this thread counts in `local`.
     #[inline]
     fn is_own(&self) -> bool {
@@ -105,15 +115,7 @@ impl<T: Recycle> Handle<T> {
     /// A new value, as `Recycle::clear` left it, prepared by `prepare` before anyone else can see it.
     #[inline]
     pub(crate) fn new(prepare: impl FnOnce(&mut T)) -> Handle<T> {
-        let block = T::free_list(|list| list.0.pop()).flatten().unwrap_or_else(|| {
-            let counted = Counted {
-                shared: AtomicUsize::new(0),
-                owner: AtomicUsize::new(0),
-                local: AtomicUsize::new(0),
-                value: UnsafeCell::new(T::default()),
-            };
-            NonNull::from(Box::leak(Box::new(counted)))
-        });
+        let block = T::free_list(|list| list.0.pop()).flatten().unwrap_or_else(Counted::allocate);
         // SAFETY: the block is valid and this is its only reference.
         let counted = unsafe { block.as_ref() };
         counted.shared.store(1, Ordering::Relaxed);
@@ -122,23 +124,29 @@ impl<T: Recycle> Handle<T> {
         Handle(block)
     }
 
-    /// Another handle to a value that has only this one, which becomes the run's: the count is biased to this
-    /// thread until `settle`. `None` if there are more handles.
+    /// Another handle, for the user; this one becomes the run's, and the count is biased to this thread.
     ///
     /// # Safety
-    /// Of the two, this handle must not be dropped before `settle` returned true for it.
+    /// This must be the only handle, and it must not be dropped before the bias has ended (by `settle` or
+    /// `settle_alone`).
     #[inline]
-    pub(crate) unsafe fn second(&self) -> Option<Handle<T>> {
+    pub(crate) unsafe fn second(&self) -> Handle<T> {
+        debug_assert!(T::BIASED);
+        self.counted().bias(1);
+        Handle(self.0)
+    }
+
+    /// Whether the run's handle is the only one. Only the thread that has the bias knows; others are told no.
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
         let counted = self.counted();
-        (T::BIASED && counted.shared.load(Ordering::Acquire) == 1).then(|| {
-            counted.bias(1);
-            Handle(self.0)
-        })
+        counted.is_own()
+            && counted.local.load(Ordering::Relaxed) == 0
+            && counted.shared.load(Ordering::Acquire) == BIAS
     }
 
     /// Ends the bias: afterwards the count is an ordinary one. Refuses (false) on a thread that does not have
     /// the bias, since the handles that the owner counted are not known there.
-    #[inline]
     pub(crate) fn settle(&self) -> bool {
         let counted = self.counted();
         if !counted.is_own() {
@@ -146,14 +154,18 @@ impl<T: Recycle> Handle<T> {
         }
         let local = counted.local.load(Ordering::Relaxed);
         counted.owner.store(0, Ordering::Relaxed);
-        match local == 0 && counted.shared.load(Ordering::Acquire) == BIAS {
-            // Alone, nobody else can make or drop a handle meanwhile.
-            true => counted.shared.store(1, Ordering::Relaxed),
-            false => {
-                counted.shared.fetch_add(local.wrapping_add(1).wrapping_sub(BIAS), Ordering::AcqRel);
-            }
-        }
+        counted.shared.fetch_add(local.wrapping_add(1).wrapping_sub(BIAS), Ordering::AcqRel);
         true
+    }
+
+    /// Ends the bias of a value that nobody else has a handle to, on any thread.
+    ///
+    /// # Safety
+    /// The run's handle must be the only one.
+    pub(crate) unsafe fn settle_alone(&self) {
+        let counted = self.counted();
+        counted.owner.store(0, Ordering::Relaxed);
+        counted.shared.store(1, Ordering::Relaxed);
     }
 
     #[inline]

@@ -11,52 +11,73 @@ use crate::hook::Tag;
 /// dropping it; dropped on another thread, it stays in memory for ever.
 pub struct Kept(ManuallyDrop<Tensor>);
 
+/// A tensor that died before it was computed: nobody but this value has a handle to it, it is lazy and nothing
+/// was attached to it. It serves again, on any thread.
+pub struct Spare(ManuallyDrop<Tensor>);
+
 impl Kept {
     /// A tensor that the run named in the tag will make ready: the user's handle and the run's.
-    #[inline]
     pub fn lazy(tag: Tag, requires_grad: bool) -> (Tensor, Kept) {
-        match Kept::renew(Tensor::lazy(tag, requires_grad), tag, requires_grad) {
-            Some(pair) => pair,
-            None => unreachable!("a new tensor has one handle"),
-        }
+        Kept::second(ManuallyDrop::new(Tensor::lazy(tag, requires_grad)))
     }
 
-    /// The same with a tensor that [`release`](Kept::release) gave; `None` if it can't serve again.
+    /// The user's handle to a tensor that has no other handle than this.
     #[inline]
-    pub fn renew(mut tensor: Tensor, tag: Tag, requires_grad: bool) -> Option<(Tensor, Kept)> {
-        if tensor.references() != 1 || !tensor.is_bare() {
-            return None;
-        }
-        tensor.set_tag(tag);
-        tensor.mark_requires_grad(requires_grad);
-        let kept = ManuallyDrop::new(tensor);
-        // SAFETY: `Kept` gives the handle up only after `settle` returned true.
-        match unsafe { kept.slot.second() } {
-            Some(slot) => Some((Tensor { slot }, Kept(kept))),
-            None => {
-                drop(ManuallyDrop::into_inner(kept));
-                None
-            }
-        }
+    fn second(tensor: ManuallyDrop<Tensor>) -> (Tensor, Kept) {
+        // SAFETY: it is the only handle, and `Kept` drops it only after the bias has ended.
+        let slot = unsafe { tensor.slot.second() };
+        (Tensor { slot }, Kept(tensor))
     }
 
-    /// Whether someone besides the run has the tensor.
+    /// Whether someone besides the run may have the tensor.
     #[inline]
     pub fn is_shared(&self) -> bool {
-        self.references() > 1
+        !self.0.slot.is_alone() && self.references() > 1
     }
 
     /// Lets go of the tensor. If it died lazy, it is returned, to be used again. On a thread other than the one
     /// that made it nothing can be said and the handle comes back.
     #[inline]
-    pub fn release(self) -> Result<Option<Tensor>, Kept> {
-        if !self.0.slot.settle() {
-            return Err(self);
+    pub fn release(self) -> Result<Option<Spare>, Kept> {
+        // SAFETY: there is no other handle.
+        if self.0.slot.is_alone() && unsafe { self.0.is_bare() } {
+            // SAFETY: a `Kept` that is not dropped is a handle like any other.
+            return Ok(Some(Spare(unsafe { std::ptr::read(&ManuallyDrop::new(self).0) })));
         }
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, and nobody uses it afterwards.
-        let tensor = unsafe { ManuallyDrop::take(&mut this.0) };
-        Ok((tensor.is_lazy() && tensor.references() == 1).then_some(tensor))
+        self.settle()
+    }
+
+    fn settle(self) -> Result<Option<Spare>, Kept> {
+        match self.0.slot.settle() {
+            true => {
+                // SAFETY: as above; the count is an ordinary one now.
+                drop(unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0) });
+                Ok(None)
+            }
+            false => Err(self),
+        }
+    }
+}
+
+impl Spare {
+    /// Makes it the tensor of this tag: the user's handle and the run's.
+    #[inline]
+    pub fn renew(self, tag: Tag, requires_grad: bool) -> (Tensor, Kept) {
+        // SAFETY: `self` is not dropped, so its handle moves on.
+        let tensor = unsafe { std::ptr::read(&ManuallyDrop::new(self).0) };
+        tensor.set_tag(tag);
+        tensor.mark_requires_grad(requires_grad);
+        Kept::second(tensor)
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        // SAFETY: it is the only handle; nobody uses it after its drop.
+        unsafe {
+            self.0.slot.settle_alone();
+            ManuallyDrop::drop(&mut self.0);
+        }
     }
 }
 
@@ -80,7 +101,7 @@ impl Drop for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Device};
+    use crate::Device;
 
     fn pair() -> (Tensor, Kept) {
         Kept::lazy(Tag::new(1, 0), false)
@@ -128,11 +149,27 @@ mod tests {
             scope.spawn(move || drop(user));
         });
         assert_eq!(kept.references(), 1);
-        let dead = kept.release().ok().flatten().expect("nobody else has it");
-        let (user, kept) = Kept::renew(dead, Tag::new(2, 7), true).expect("alone and bare");
-        assert_eq!((user.tag(), user.requires_grad()), (Tag::new(2, 7), true));
-        drop(kept);
-        assert_eq!(user.references(), 1);
+        // The handle went where the owner did not count it: the slot does not serve again, that is all.
+        assert!(kept.release().is_ok());
+    }
+
+    #[test]
+    fn the_dead_serve_again_on_any_thread() {
+        let (user, kept) = pair();
+        drop(user);
+        let spare = kept.release().ok().flatten().expect("alone and bare");
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let (user, kept) = spare.renew(Tag::new(2, 7), true);
+                assert_eq!((user.tag(), user.requires_grad()), (Tag::new(2, 7), true));
+                assert_eq!(user.references(), 2);
+                drop(kept);
+                assert_eq!(user.references(), 1);
+            });
+        });
+        let (user, kept) = pair();
+        drop(user);
+        drop(kept.release());
     }
 
     #[test]
@@ -147,14 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_or_shared_does_not_serve_again() -> crate::Result<()> {
-        let ready = Tensor::zeros([1], DType::F32, &Device::Cpu)?;
-        assert!(Kept::renew(ready, Tag::new(1, 0), false).is_none());
+    fn what_is_ready_does_not_serve_again() -> crate::Result<()> {
         let (user, kept) = pair();
-        drop(kept);
-        let other = user.clone();
-        assert!(Kept::renew(user, Tag::new(1, 0), false).is_none());
-        assert_eq!(other.references(), 1);
+        kept.publish(Tensor::zeros([1], &Device::Cpu)?.ready()?.clone());
+        drop(user);
+        assert!(!kept.is_shared());
+        assert!(kept.release().is_ok_and(|dead| dead.is_none()));
         Ok(())
     }
 

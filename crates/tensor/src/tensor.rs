@@ -121,9 +121,12 @@ impl Tensor {
         }
     }
 
-    /// Whether it is lazy and has nothing but a tag to it. Nobody else may have a handle.
+    /// Whether it is lazy and has nothing but a tag to it.
+    ///
+    /// # Safety
+    /// There must be no other handle.
     #[inline]
-    pub(crate) fn is_bare(&mut self) -> bool {
+    pub(crate) unsafe fn is_bare(&self) -> bool {
         // SAFETY: with only this handle nobody else can reach the state behind the lock.
         self.is_lazy() && unsafe { (*self.slot.meta.data_ptr()).is_none() }
     }
