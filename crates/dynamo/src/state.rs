@@ -193,16 +193,18 @@ impl State {
     /// Lets go of all variables. Those that nobody else kept serve again: most of a call's tensors are dead by
     /// its end, and the next call makes as many.
     pub(crate) fn forget_variables(&mut self) {
-        let retired = std::mem::take(&mut self.retired).into_iter().map(Held::Made);
-        for held in self.variables.drain(..).chain(retired) {
+        let retired = std::mem::take(&mut self.retired);
+        let mut let_go = |kept: Kept| match kept.release() {
+            Ok(Some(spare)) if self.spare.len() < MOST_SPARE => self.spare.push(spare),
+            Ok(_) => {}
+            Err(kept) => self.retired.push(kept),
+        };
+        for held in self.variables.drain(..) {
             if let Held::Made(kept) = held {
-                match kept.release() {
-                    Ok(Some(spare)) if self.spare.len() < MOST_SPARE => self.spare.push(spare),
-                    Ok(_) => {}
-                    Err(kept) => self.retired.push(kept),
-                }
+                let_go(kept);
             }
         }
+        retired.into_iter().for_each(let_go);
     }
 
     /// The analysis of the segment so far, without the op in hand.
@@ -372,42 +374,62 @@ impl State {
         Some(view.unwrap_or_else(|| Layout::contiguous(shape)))
     }
 
-    /// The usual case, made quick: the op that was recorded here first, on variables that are known.
-    #[inline]
-    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Tensor> {
-        if call.in_place || self.analysis.is_some() {
+    /// The usual case, made quick: moves on if the op was recorded here first, on variables that are known.
+    /// Returns whether gradients flow through its result.
+    #[inline(always)]
+    fn advance(&mut self, site: &Site, call: &Call<'_>) -> Option<bool> {
+        if self.eager || self.analysis.is_some() {
             return None;
         }
         let (id, mut known, mut numbers) = (self.id, true, false);
-        let quick = Quick::new(call.op, call.grad_enabled, call.args, |i, arg| match arg {
-            Arg::Tensor(tensor) => {
-                let tag = tensor.tag();
-                known &= tag.run() == id;
-                KeyArg::Variable(tag.variable())
-            }
+        let mut variable = |tag: Tag| {
+            known &= tag.run() == id;
+            KeyArg::Variable(tag.variable())
+        };
+        let quick = Quick::new(call.op, call.in_place, call.grad_enabled, call.args, |i, arg| match arg {
+            Arg::Tensor(tensor) => variable(tensor.tag()),
+            Arg::List(list) => variable(list.tag()),
             Arg::Number(x) => {
                 numbers = true;
                 KeyArg::Number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
-            }
-            Arg::List(_) => {
-                known = false;
-                KeyArg::Variable(0)
             }
         })?;
         if !known {
             return None;
         }
         if self.next_of != self.at || self.next == 0 {
-            self.next = site.trie.first_child(self.at);
+            (self.next, self.next_of) = (site.trie.first_child(self.at), self.at);
         }
         // Node 0 is the start, which is no op.
-        let (after, requires_grad) = site.trie.follow(self.next, &quick)?;
+        let (after, requires_grad) = site.trie.follow(self.next, call.op, &quick)?;
         self.at = self.next;
         (self.next, self.next_of) = (after, self.at);
         if numbers {
             self.keep_numbers(call);
         }
+        Some(requires_grad)
+    }
+
+    /// An op, if it is the one expected.
+    #[inline]
+    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Tensor> {
+        if call.in_place {
+            return None;
+        }
+        let requires_grad = self.advance(site, call)?;
         Some(self.make(requires_grad))
+    }
+
+    /// An op that changes a tensor, if it is the one expected.
+    #[inline]
+    pub(crate) fn replay_in_place(&mut self, site: &Site, call: &Call<'_>) -> bool {
+        let (true, Some(Arg::Tensor(target))) = (call.in_place, call.args.first()) else { return false };
+        let Some(requires_grad) = self.advance(site, call) else { return false };
+        self.writes = true;
+        if requires_grad {
+            target.mark_requires_grad(true);
+        }
+        true
     }
 
     /// Remembers the numbers among an op's operands, for the holes of the segment.

@@ -136,15 +136,21 @@ pub(crate) enum Event {
     Break,
 }
 
+impl Event {
+    fn is_call_of(&self, op: &Op) -> bool {
+        matches!(self, Event::Call(call) if call.op == *op)
+    }
+}
+
 /// A set of variables, as bits.
 pub(crate) type LiveSet = SmallVec<[u64; 4]>;
 
-/// An op without attributes on known variables and numbers, in a form that is compared at once: three words,
-/// put together in registers. Most of a recording is such ops; with their keys inside the nodes, replay reads
-/// one cache line an op.
+/// An op on known variables and numbers, in a form that is compared at once: three words, put together in
+/// registers. Most of a recording is such ops; with their keys inside the nodes, replay reads one cache line an
+/// op. Attributes are not in it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Quick {
-    /// Op, number of operands, grad mode.
+    /// Op, number of operands, in place or not, grad mode.
     head: u64,
     /// Two operands in a word: a variable's number, or kind and class of a number marked by the highest bit.
     args: [u64; 2],
@@ -158,13 +164,11 @@ impl Quick {
     #[inline(always)]
     pub(crate) fn new<A>(
         op: &Op,
+        in_place: bool,
         grad_enabled: bool,
         args: &[A],
         mut key: impl FnMut(usize, &A) -> KeyArg,
     ) -> Option<Quick> {
-        if !op.row().attributes.is_empty() {
-            return None;
-        }
         let mut word = |place: usize, arg: &A| match key(place, arg) {
             KeyArg::Variable(v) => u64::from(v),
             KeyArg::Number(kind, class) => 1 << 31 | (kind as u64) << 8 | u64::from(class),
@@ -177,17 +181,17 @@ impl Quick {
             [a, b, c, d] => [word(0, a) | word(1, b) << 32, word(2, c) | word(3, d) << 32],
             _ => return None,
         };
-        let head = (op.index() as u64) << 16 | (args.len() as u64) << 8 | u64::from(grad_enabled);
-        Some(Quick { head, args: words })
+        let modes = u64::from(in_place) << 1 | u64::from(grad_enabled);
+        Some(Quick { head: (op.index() as u64) << 16 | (args.len() as u64) << 8 | modes, args: words })
     }
 
     fn of(event: &Event) -> Quick {
         let quick = match event {
-            Event::Call(call) if !call.in_place && call.guards.is_empty() => match call.made {
-                Made::Variable { ty: Ty::Tensor(_), .. } => {
-                    Quick::new(&call.op, call.grad_enabled, &call.args, |_, arg| *arg)
+            Event::Call(call) if call.guards.is_empty() => match call.made {
+                Made::Variable { ty: Ty::Tensor(_), .. } | Made::Changed { .. } => {
+                    Quick::new(&call.op, call.in_place, call.grad_enabled, &call.args, |_, arg| *arg)
                 }
-                _ => None,
+                Made::Variable { .. } => None,
             },
             _ => None,
         };
@@ -200,7 +204,7 @@ pub(crate) struct Node {
     first_child: AtomicU32,
     next_sibling: AtomicU32,
     pub(crate) parent: u32,
-    /// For a quick op: whether gradients flow through its result.
+    /// For an op: whether gradients flow through its result.
     requires_grad: bool,
     pub(crate) event: Box<Event>,
     /// Segments that end here, by what was live.
@@ -217,8 +221,13 @@ pub(crate) struct Trie {
 }
 
 fn node(parent: u32, event: Event) -> Node {
-    let requires_grad =
-        matches!(&event, Event::Call(CallEvent { made: Made::Variable { requires_grad: true, .. }, .. }));
+    let requires_grad = match &event {
+        Event::Call(CallEvent {
+            made: Made::Variable { requires_grad, .. } | Made::Changed { requires_grad },
+            ..
+        }) => *requires_grad,
+        _ => false,
+    };
     Node {
         parent,
         first_child: AtomicU32::new(0),
@@ -253,12 +262,13 @@ impl Trie {
         self.node(parent).first_child.load(Ordering::Acquire)
     }
 
-    /// If a node is this quick op: the child of it recorded first (0 if there is none), and whether gradients
-    /// flow through it.
+    /// If a node is this op with this key: the child of it recorded first (0 if there is none), and whether
+    /// gradients flow through it.
     #[inline]
-    pub(crate) fn follow(&self, index: u32, quick: &Quick) -> Option<(u32, bool)> {
+    pub(crate) fn follow(&self, index: u32, op: &Op, quick: &Quick) -> Option<(u32, bool)> {
         let node = self.node(index);
-        (node.quick == *quick).then(|| (node.first_child.load(Ordering::Acquire), node.requires_grad))
+        let fits = node.quick == *quick && (op.row().attributes.is_empty() || node.event.is_call_of(op));
+        fits.then(|| (node.first_child.load(Ordering::Acquire), node.requires_grad))
     }
 
     /// The child whose event fits, if there is one.

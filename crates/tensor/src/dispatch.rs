@@ -35,6 +35,15 @@ pub(crate) fn dispatch_tensor(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Lo
     }
 }
 
+/// [`dispatch`] of an op that changes its first operand, which the caller has: no handle to it is made.
+pub(crate) fn dispatch_in_place(op: &Op, args: &[Arg<'_>], loc: Loc) -> Result<()> {
+    let call = Call { op, args, in_place: true, grad_enabled: grad_enabled(), loc };
+    match hook::with_current(|recorder| recorder.is_some_and(|recorder| recorder.replay_in_place(&call))) {
+        true => Ok(()),
+        false => dispatch_call(&call).map(drop),
+    }
+}
+
 /// [`execute`] of an op that gives a tensor, off the tape.
 pub(crate) fn execute_tensor(op: &Op, args: &[Arg<'_>], loc: Loc) -> Result<Tensor> {
     let call = Call { op, args, in_place: false, grad_enabled: false, loc };
