@@ -143,11 +143,11 @@ impl Run {
 }
 impl Recorder for Run {
     fn replay(&self, call: &Call<'_>) -> Option<Tensor> {
-        self.state.lock().replay(&self.site, call)
+        self.state.lock_own()?.replay(&self.site, call)
     }
 
     fn replay_in_place(&self, call: &Call<'_>) -> bool {
-        self.state.lock().replay_in_place(&self.site, call)
+        self.state.lock_own().is_some_and(|mut state| state.replay_in_place(&self.site, call))
     }
 
     fn call(&self, call: &Call<'_>) -> Result<Output> {

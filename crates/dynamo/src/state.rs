@@ -47,8 +47,8 @@ pub(crate) struct State {
     pub(crate) id: u32,
     /// Where in the trie.
     pub(crate) at: u32,
-    /// The node that is expected next, 0 if unknown: a child of `next_of`. Known when the op comes, so that
-    /// replay needs not go through the node it comes from.
+    /// The node that is expected next, 0 if unknown: the first child of `next_of`. It is known before the op
+    /// comes, so that replay does not wait for the node it comes from.
     next: u32,
     next_of: u32,
     /// The node before the segment's first.
@@ -378,36 +378,48 @@ impl State {
     /// Returns whether gradients flow through its result.
     #[inline(always)]
     fn advance(&mut self, site: &Site, call: &Call<'_>) -> Option<bool> {
-        if self.eager || self.analysis.is_some() {
+        if self.eager || self.analysis.is_some() || call.args.len() > Quick::MOST_ARGS {
             return None;
         }
-        let (id, mut known, mut numbers) = (self.id, true, false);
+        // A tag without the run's id is the variable's number; one of another run has more than 32 bits.
+        let (own, mut all, mut numbers) = (Tag::new(self.id, 0).0, 0, false);
         let mut variable = |tag: Tag| {
-            known &= tag.run() == id;
-            KeyArg::Variable(tag.variable())
+            let number = tag.0 ^ own;
+            all |= number;
+            number
         };
         let quick = Quick::new(call.op, call.in_place, call.grad_enabled, call.args, |i, arg| match arg {
             Arg::Tensor(tensor) => variable(tensor.tag()),
             Arg::List(list) => variable(list.tag()),
             Arg::Number(x) => {
                 numbers = true;
-                KeyArg::Number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
+                Quick::number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
             }
-        })?;
-        if !known {
+        });
+        if all > u64::from(u32::MAX) {
             return None;
         }
         if self.next_of != self.at || self.next == 0 {
             (self.next, self.next_of) = (site.trie.first_child(self.at), self.at);
         }
         // Node 0 is the start, which is no op.
-        let (after, requires_grad) = site.trie.follow(self.next, call.op, &quick)?;
-        self.at = self.next;
-        (self.next, self.next_of) = (after, self.at);
+        let (after, requires_grad) = site.trie.follow(self.next, call.op, quick)?;
+        (self.at, self.next_of) = (self.next, self.next);
+        self.next = after;
         if numbers {
             self.keep_numbers(call);
         }
         Some(requires_grad)
+    }
+
+    /// Remembers the numbers among an op's operands, for the holes of the segment.
+    #[inline]
+    fn keep_numbers(&mut self, call: &Call<'_>) {
+        for arg in call.args {
+            if let Arg::Number(x) = arg {
+                self.numbers.push(*x);
+            }
+        }
     }
 
     /// An op, if it is the one expected.
@@ -430,15 +442,6 @@ impl State {
             target.mark_requires_grad(true);
         }
         true
-    }
-
-    /// Remembers the numbers among an op's operands, for the holes of the segment.
-    fn keep_numbers(&mut self, call: &Call<'_>) {
-        for arg in call.args {
-            if let Arg::Number(x) = arg {
-                self.numbers.push(*x);
-            }
-        }
     }
 
     pub(crate) fn call(&mut self, site: &Site, call: &Call<'_>) -> Result<Output, Leave> {

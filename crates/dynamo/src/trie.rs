@@ -137,7 +137,8 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    fn is_call_of(&self, op: &Op) -> bool {
+    /// Whether it is an op with these very attributes.
+    pub(crate) fn is_call_of(&self, op: &Op) -> bool {
         matches!(self, Event::Call(call) if call.op == *op)
     }
 }
@@ -146,56 +147,70 @@ impl Event {
 pub(crate) type LiveSet = SmallVec<[u64; 4]>;
 
 /// An op on known variables and numbers, in a form that is compared at once: three words, put together in
-/// registers. Most of a recording is such ops; with their keys inside the nodes, replay reads one cache line an
-/// op. Attributes are not in it.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+/// registers. Most of a recording is such ops. Attributes are not in it.
+#[derive(Copy, Clone, Debug)]
 pub(crate) struct Quick {
     /// Op, number of operands, in place or not, grad mode.
     head: u64,
     /// Two operands in a word: a variable's number, or kind and class of a number marked by the highest bit.
-    args: [u64; 2],
+    low: u64,
+    high: u64,
 }
 
 impl Quick {
     /// Of what has no such form; equal to no op's key.
-    const NONE: Quick = Quick { head: u64::MAX, args: [0; 2] };
+    const NONE: Quick = Quick { head: u64::MAX, low: 0, high: 0 };
 
-    /// The key of an op with these operands; `None` if it has no such form. `key` tells an operand, by place.
+    /// Whether the keys are equal. Word by word: were they compared as one value, they would be put into memory
+    /// first, and to read them again in other pieces takes as long as all the rest.
+    #[inline(always)]
+    pub(crate) fn is(self, other: &Quick) -> bool {
+        (self.head ^ other.head) | (self.low ^ other.low) | (self.high ^ other.high) == 0
+    }
+
+    /// More operands than this and there is no such form.
+    pub(crate) const MOST_ARGS: usize = 4;
+
+    /// The key of an op with these operands, at most `MOST_ARGS`. `word` tells an operand, by place, in 32 bits.
     #[inline(always)]
     pub(crate) fn new<A>(
         op: &Op,
         in_place: bool,
         grad_enabled: bool,
         args: &[A],
-        mut key: impl FnMut(usize, &A) -> KeyArg,
-    ) -> Option<Quick> {
-        let mut word = |place: usize, arg: &A| match key(place, arg) {
-            KeyArg::Variable(v) => u64::from(v),
-            KeyArg::Number(kind, class) => 1 << 31 | (kind as u64) << 8 | u64::from(class),
-        };
-        let words = match args {
-            [] => [0, 0],
-            [a] => [word(0, a), 0],
-            [a, b] => [word(0, a) | word(1, b) << 32, 0],
-            [a, b, c] => [word(0, a) | word(1, b) << 32, word(2, c)],
-            [a, b, c, d] => [word(0, a) | word(1, b) << 32, word(2, c) | word(3, d) << 32],
-            _ => return None,
-        };
+        mut word: impl FnMut(usize, &A) -> u64,
+    ) -> Quick {
+        let (mut low, mut high) = (0, 0);
+        for (place, arg) in args.iter().enumerate() {
+            high = high << 32 | low >> 32;
+            low = low << 32 | word(place, arg);
+        }
         let modes = u64::from(in_place) << 1 | u64::from(grad_enabled);
-        Some(Quick { head: (op.index() as u64) << 16 | (args.len() as u64) << 8 | modes, args: words })
+        Quick { head: (op.index() as u64) << 16 | (args.len() as u64) << 8 | modes, low, high }
+    }
+
+    /// A number as an operand.
+    #[inline]
+    pub(crate) fn number(kind: ScalarKind, class: u8) -> u64 {
+        1 << 31 | (kind as u64) << 8 | u64::from(class)
     }
 
     fn of(event: &Event) -> Quick {
-        let quick = match event {
-            Event::Call(call) if call.guards.is_empty() => match call.made {
-                Made::Variable { ty: Ty::Tensor(_), .. } | Made::Changed { .. } => {
-                    Quick::new(&call.op, call.in_place, call.grad_enabled, &call.args, |_, arg| *arg)
-                }
-                Made::Variable { .. } => None,
-            },
-            _ => None,
+        let word = |_: usize, arg: &KeyArg| match arg {
+            KeyArg::Variable(v) => u64::from(*v),
+            KeyArg::Number(kind, class) => Quick::number(*kind, *class),
         };
-        quick.unwrap_or(Quick::NONE)
+        match event {
+            Event::Call(call) if call.guards.is_empty() && call.args.len() <= Quick::MOST_ARGS => {
+                match call.made {
+                    Made::Variable { ty: Ty::Tensor(_), .. } | Made::Changed { .. } => {
+                        Quick::new(&call.op, call.in_place, call.grad_enabled, &call.args, word)
+                    }
+                    Made::Variable { .. } => Quick::NONE,
+                }
+            }
+            _ => Quick::NONE,
+        }
     }
 }
 
@@ -262,12 +277,11 @@ impl Trie {
         self.node(parent).first_child.load(Ordering::Acquire)
     }
 
-    /// If a node is this op with this key: the child of it recorded first (0 if there is none), and whether
-    /// gradients flow through it.
-    #[inline]
-    pub(crate) fn follow(&self, index: u32, op: &Op, quick: &Quick) -> Option<(u32, bool)> {
+    /// If a node is this op with this key: its own first child, and whether gradients flow through its result.
+    #[inline(always)]
+    pub(crate) fn follow(&self, index: u32, op: &Op, quick: Quick) -> Option<(u32, bool)> {
         let node = self.node(index);
-        let fits = node.quick == *quick && (op.row().attributes.is_empty() || node.event.is_call_of(op));
+        let fits = quick.is(&node.quick) && (op.row().attributes.is_empty() || node.event.is_call_of(op));
         fits.then(|| (node.first_child.load(Ordering::Acquire), node.requires_grad))
     }
 
