@@ -92,10 +92,7 @@ fn restore_gradients(parked: Vec<Parked>) {
 }
 
 fn tensor(state: &State, variable: u32) -> Result<&Tensor> {
-    match state.variables.get(variable as usize) {
-        Some(Held::Input(t) | Held::Made(t)) => Ok(t),
-        _ => Err(lost()),
-    }
+    state.held(variable).ok_or_else(lost)
 }
 
 fn lost() -> Error {

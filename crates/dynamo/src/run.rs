@@ -86,7 +86,7 @@ impl Run {
         for (i, held) in state.variables.iter().enumerate() {
             let live = match held {
                 Held::Input(_) => false,
-                Held::Made(tensor) => tensor.references() > 1,
+                Held::Made(kept) => kept.is_shared(),
                 Held::List(list) => list.try_items().is_none() && list.references() > 1,
             };
             if live {
@@ -142,15 +142,16 @@ impl Run {
     }
 }
 impl Recorder for Run {
+    fn replay(&self, call: &Call<'_>) -> Option<Tensor> {
+        self.state.lock_own()?.replay(&self.site, call)
+    }
+
+    fn replay_in_place(&self, call: &Call<'_>) -> bool {
+        self.state.lock_own().is_some_and(|mut state| state.replay_in_place(&self.site, call))
+    }
+
     fn call(&self, call: &Call<'_>) -> Result<Output> {
-        let mut state = self.state.lock();
-        if !state.eager
-            && let Some(output) = state.replay(&self.site, call)
-        {
-            return Ok(output);
-        }
-        let id = state.id;
-        drop(state);
+        let id = self.id.load(Ordering::Relaxed);
         // Tensors of other runs are finished while this run's lock is not held: two runs must never wait for
         // each other.
         for arg in call.args {

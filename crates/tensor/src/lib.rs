@@ -13,6 +13,7 @@ pub mod foreach;
 mod handle;
 pub mod hook;
 mod host;
+mod kept;
 mod kernels;
 mod list;
 mod methods;
@@ -29,6 +30,7 @@ pub use autograd::{
 pub use dispatch::{check_in_place, execute, run_op, with_module};
 pub use expr::Expr;
 pub use host::Element;
+pub use kept::{Kept, Spare};
 pub use kiln_ir::{Approximate, DType, Device, Error, Reduction, Result, Scalar, Shape};
 pub use list::TensorList;
 pub use methods::{IntoDims, IntoShape, Operand};

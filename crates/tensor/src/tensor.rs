@@ -43,13 +43,15 @@ impl Ready {
     }
 }
 
+/// In this order: what replay touches is in the count's cache line.
+#[repr(C)]
 pub(crate) struct Slot {
+    tag: AtomicU64,
+    pub(crate) meta: Mutex<Option<Box<Meta>>>,
     status: AtomicU8,
+    requires_grad: AtomicBool,
     /// Written once, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
-    tag: AtomicU64,
-    requires_grad: AtomicBool,
-    pub(crate) meta: Mutex<Option<Box<Meta>>>,
 }
 
 // SAFETY: `ready` is written before READY is published with release ordering and never after.
@@ -68,6 +70,8 @@ impl Default for Slot {
 }
 
 impl Recycle for Slot {
+    const BIASED: bool = true;
+
     fn clear(&mut self) {
         *self.status.get_mut() = LAZY;
         *self.ready.get_mut() = None;
@@ -117,31 +121,14 @@ impl Tensor {
         }
     }
 
-    /// Two handles to a tensor that the run named in the tag will make ready.
+    /// Whether it is lazy and has nothing but a tag to it.
+    ///
+    /// # Safety
+    /// There must be no other handle.
     #[inline]
-    pub fn lazy_pair(tag: hook::Tag, requires_grad: bool) -> (Tensor, Tensor) {
-        let (slot, other) = Handle::pair(|slot: &mut Slot| {
-            *slot.tag.get_mut() = tag.0;
-            *slot.requires_grad.get_mut() = requires_grad;
-        });
-        (Tensor { slot }, Tensor { slot: other })
-    }
-
-    /// Uses a lazy tensor that nobody else knows again, under another tag; gives it back if somebody does, or
-    /// if it has more to it than a tag.
-    #[inline]
-    pub fn renew(self, tag: hook::Tag, requires_grad: bool) -> std::result::Result<(Tensor, Tensor), Tensor> {
+    pub(crate) unsafe fn is_bare(&self) -> bool {
         // SAFETY: with only this handle nobody else can reach the state behind the lock.
-        let bare = || unsafe { (*self.slot.meta.data_ptr()).is_none() };
-        if !self.is_lazy() || self.references() != 1 || !bare() {
-            return Err(self);
-        }
-        self.slot.tag.store(tag.0, Ordering::Relaxed);
-        self.slot.requires_grad.store(requires_grad, Ordering::Relaxed);
-        match self.slot.second() {
-            Some(slot) => Ok((Tensor { slot }, self)),
-            None => Err(self),
-        }
+        self.is_lazy() && unsafe { (*self.slot.meta.data_ptr()).is_none() }
     }
 
     /// Makes a lazy tensor ready. Only the run that made it may call this, once, under its own lock.
@@ -193,7 +180,8 @@ impl Tensor {
         self.slot.tag.store(tag.0, Ordering::Relaxed);
     }
 
-    /// How many handles to this tensor there are.
+    /// How many handles to this tensor there are; `usize::MAX` for "more than one" where only the thread of a
+    /// run in progress knows.
     #[inline]
     pub fn references(&self) -> usize {
         self.slot.references()
@@ -283,6 +271,7 @@ impl Tensor {
     }
 
     /// Sets the flag without any check: for runs, which know.
+    #[inline]
     pub fn mark_requires_grad(&self, on: bool) {
         self.slot.requires_grad.store(on, Ordering::Relaxed);
     }
