@@ -311,7 +311,7 @@ fn on_tape(
         return decomposed(call, &tys, true);
     }
     // Before the op runs: an in-place op replaces its target's history.
-    let mut edges: SmallVec<[Edge; 4]> = SmallVec::new();
+    let mut edges: SmallVec<[Edge; 3]> = SmallVec::new();
     for arg in call.args {
         edges.push(edge(arg, call)?);
     }

@@ -50,6 +50,8 @@ pub(crate) struct Slot {
     pub(crate) meta: Mutex<Option<Box<Meta>>>,
     status: AtomicU8,
     requires_grad: AtomicBool,
+    /// Whether `meta` has a history: most tensors are asked, few have one.
+    pub(crate) on_tape: AtomicBool,
     /// Written once, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
 }
@@ -64,6 +66,7 @@ impl Default for Slot {
             ready: UnsafeCell::new(None),
             tag: AtomicU64::new(0),
             requires_grad: AtomicBool::new(false),
+            on_tape: AtomicBool::new(false),
             meta: Mutex::new(None),
         }
     }
@@ -77,6 +80,7 @@ impl Recycle for Slot {
         *self.ready.get_mut() = None;
         *self.tag.get_mut() = 0;
         *self.requires_grad.get_mut() = false;
+        *self.on_tape.get_mut() = false;
         // Dropped after the slot is clean: a long tape frees itself through here.
         let meta = self.meta.get_mut().take();
         drop(meta);

@@ -10,6 +10,8 @@ mod node;
 mod partial;
 mod watch;
 
+use std::sync::atomic::Ordering;
+
 use kiln_ir::{Error, Loc, Result, Why, carries_gradient};
 
 pub use anomaly::{AnomalyMode, detect_anomaly};
@@ -44,7 +46,17 @@ impl Tensor {
     }
 
     pub(crate) fn history(&self) -> Option<(std::sync::Arc<GradNode>, usize)> {
+        if !self.slot.on_tape.load(Ordering::Acquire) {
+            return None;
+        }
         self.slot.meta.lock().as_ref().and_then(|meta| meta.history.clone())
+    }
+
+    /// From now on the tensor is the result with this number of a node.
+    pub(crate) fn set_history(&self, node: std::sync::Arc<GradNode>, output: usize) {
+        let before = self.with_meta(|meta| meta.history.replace((node, output)));
+        self.slot.on_tape.store(true, Ordering::Release);
+        drop(before);
     }
 
     /// Whether it was made by the user rather than by a differentiated op.
@@ -52,7 +64,7 @@ impl Tensor {
         if self.is_lazy() {
             return !self.requires_grad(); // a run makes its tensors by ops
         }
-        self.slot.meta.lock().as_ref().is_none_or(|meta| meta.history.is_none())
+        !self.slot.on_tape.load(Ordering::Acquire)
     }
 
     /// Asks for a gradient (or no longer does).
@@ -130,7 +142,7 @@ impl Tensor {
         self.publish(other.ready()?.clone());
         self.mark_requires_grad(other.requires_grad());
         if let Some(history) = other.history() {
-            self.with_meta(|meta| meta.history = Some(history));
+            self.set_history(history.0, history.1);
         }
         Ok(())
     }
