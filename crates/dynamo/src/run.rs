@@ -96,7 +96,12 @@ impl Run {
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
-                let segment = Arc::new(pipeline::compile(&self.site, state.at, &state.live));
+                let segment = Arc::new(pipeline::compile(
+                    &self.site,
+                    state.at,
+                    &state.live,
+                    state.analysis.as_ref(),
+                ));
                 self.site.trie.add_segment(state.at, state.live.clone(), segment)
             }
         };

@@ -300,6 +300,10 @@ impl State {
                 Ok(match arg {
                     Arg::Number(x) => Ty::Scalar(x.kind()),
                     Arg::Tensor(t) => Ty::Tensor(self.tensor_ty(site, t)?),
+                    // A list that the run knows has the type it was recorded with.
+                    Arg::List(l) if l.tag().run() == self.id => {
+                        self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(Arc::from([])))
+                    }
                     Arg::List(l) => match l.try_items() {
                         Some(items) => {
                             Ty::List(items.iter().map(|t| self.tensor_ty(site, t)).collect::<Result<_>>()?)

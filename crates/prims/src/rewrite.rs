@@ -95,7 +95,8 @@ impl Emit for Rewriter<'_> {
         if let Some(&value) = self.known.get(&key) {
             return Ok(smallvec![value]);
         }
-        let outs = self.graph.emit(op, args)?;
+        let loc = self.graph.loc;
+        let outs = self.graph.push(op, args, outs, false, loc);
         self.known.insert(key, outs[0]);
         Ok(outs)
     }
