@@ -49,6 +49,8 @@ pub(crate) struct Slot {
     ready: UnsafeCell<Option<Ready>>,
     tag: AtomicU64,
     requires_grad: AtomicBool,
+    /// Whether `meta` has a history: read without its lock.
+    pub(crate) computed: AtomicBool,
     pub(crate) meta: Mutex<Option<Box<Meta>>>,
 }
 
@@ -62,6 +64,7 @@ impl Default for Slot {
             ready: UnsafeCell::new(None),
             tag: AtomicU64::new(0),
             requires_grad: AtomicBool::new(false),
+            computed: AtomicBool::new(false),
             meta: Mutex::new(None),
         }
     }
@@ -73,6 +76,7 @@ impl Recycle for Slot {
         *self.ready.get_mut() = None;
         *self.tag.get_mut() = 0;
         *self.requires_grad.get_mut() = false;
+        *self.computed.get_mut() = false;
         // Dropped after the slot is clean: a long tape frees itself through here.
         let meta = self.meta.get_mut().take();
         drop(meta);
@@ -152,6 +156,12 @@ impl Tensor {
         // SAFETY: the status is LAZY, so nobody reads `ready`; only the owning run, under its lock, writes.
         unsafe { *self.slot.ready.get() = Some(ready) };
         self.slot.status.store(READY, Ordering::Release);
+    }
+
+    /// Asks for the tensor's own state to be near when its turn comes.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.slot.prefetch();
     }
 
     /// Whether the tensor waits for a run.

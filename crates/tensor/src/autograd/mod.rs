@@ -7,6 +7,8 @@ mod engine;
 mod mode;
 mod node;
 
+use std::sync::atomic::Ordering;
+
 use kiln_ir::{Error, Loc, Result, Why, carries_gradient};
 
 pub use emit::EagerEmit;
@@ -37,12 +39,20 @@ impl Tensor {
         self.slot.meta.lock().as_ref().and_then(|meta| meta.history.clone())
     }
 
+    /// Says how the tensor was computed.
+    pub(crate) fn set_history(&self, history: (std::sync::Arc<GradNode>, usize)) {
+        self.with_meta(|meta| {
+            meta.history = Some(history);
+            self.slot.computed.store(true, Ordering::Release);
+        });
+    }
+
     /// Whether it was made by the user rather than by a differentiated op.
     pub fn is_leaf(&self) -> bool {
         if self.is_lazy() {
             return !self.requires_grad(); // a run makes its tensors by ops
         }
-        self.slot.meta.lock().as_ref().is_none_or(|meta| meta.history.is_none())
+        !self.slot.computed.load(Ordering::Acquire)
     }
 
     /// Asks for a gradient (or no longer does).
@@ -117,7 +127,7 @@ impl Tensor {
         self.publish(other.ready()?.clone());
         self.mark_requires_grad(other.requires_grad());
         if let Some(history) = other.history() {
-            self.with_meta(|meta| meta.history = Some(history));
+            self.set_history(history);
         }
         Ok(())
     }

@@ -143,8 +143,7 @@ pub(crate) fn record(
         Rule::Op { op: op.clone(), inputs: Mutex::new(Some(inputs)), output: Mutex::new(Some(output)) };
     let node = GradNode { order: next_order(), edges, outputs: 1, rule, loc };
     result.mark_requires_grad(true);
-    let history = Some((Arc::new(node), 0));
-    result.with_meta(|meta| meta.history = history);
+    result.set_history((Arc::new(node), 0));
     Ok(())
 }
 
@@ -155,7 +154,7 @@ pub fn attach(function: Arc<dyn Function>, inputs: &[Tensor], outputs: &[Tensor]
     let node = Arc::new(GradNode { order: next_order(), edges, outputs: outputs.len(), rule, loc });
     for (i, output) in outputs.iter().enumerate() {
         output.mark_requires_grad(true);
-        output.with_meta(|meta| meta.history = Some((node.clone(), i)));
+        output.set_history((node.clone(), i));
     }
 }
 
