@@ -64,7 +64,7 @@ fn plan(
     }
     compilable(trace)?;
     let functional = stages.run("functionalise", || kiln_aot::functionalise(trace, &live))?;
-    stages.text("graph", Log::Graph, &functional.graph, Stage::Functional)?;
+    stages.text("graph", Log::Graph, Arc::new(functional.graph.clone()), Stage::Functional)?;
     let (used_up, gradients) = leaving(trace, tape, &functional)?;
     let compiled = match gradients {
         None => {
@@ -74,8 +74,9 @@ fn plan(
         }
         Some(gradients) => {
             let joint = stages.run("joint", || gradients.joint(&functional))?;
-            stages.text("joint", Log::Joint, &joint.graph, Stage::Functional)?;
-            let joint = Joint { graph: stages.prims(site, &joint.graph)?, ..joint };
+            stages.text("joint", Log::Joint, Arc::new(joint.graph.clone()), Stage::Functional)?;
+            let prims = Arc::unwrap_or_clone(stages.prims(site, &joint.graph)?);
+            let joint = Joint { graph: prims, ..joint };
             let parts = stages.run("partition", || kiln_aot::partition(&joint))?;
             stages.info.bytes_saved = parts.report.bytes_saved;
             stages.info.bytes_recomputed = parts.report.bytes_recomputed;
@@ -120,21 +121,21 @@ impl Stages {
         result
     }
 
-    fn text(&mut self, name: &'static str, log: Log, graph: &Graph, stage: Stage) -> Result<(), String> {
+    fn text(&mut self, name: &'static str, log: Log, graph: Arc<Graph>, stage: Stage) -> Result<(), String> {
         if cfg!(debug_assertions) {
             graph.verify(stage, name).map_err(|error| error.to_string())?;
         }
         logs::write(log, name, &|| graph.to_string());
-        self.info.texts.push((name, Text::Graph(Arc::new(graph.clone()))));
+        self.info.texts.push((name, Text::Graph(graph)));
         Ok(())
     }
 
-    fn prims(&mut self, site: &Site, graph: &Graph) -> Result<Graph, String> {
+    fn prims(&mut self, site: &Site, graph: &Graph) -> Result<Arc<Graph>, String> {
         if site.options.backend == Backend::AotEager {
-            return Ok(graph.clone());
+            return Ok(Arc::new(graph.clone()));
         }
-        let graph = self.run("prims", || kiln_prims::lower(graph))?;
-        self.text("prims", Log::Prims, &graph, Stage::Prims)?;
+        let graph = Arc::new(self.run("prims", || kiln_prims::lower(graph))?);
+        self.text("prims", Log::Prims, graph.clone(), Stage::Prims)?;
         Ok(graph)
     }
 

@@ -91,7 +91,14 @@ impl Emit for Rewriter<'_> {
         if op.row().class == Class::Random {
             return self.graph.emit(op, args);
         }
-        let key: Key = (op.index(), op.attributes(), args.into());
+        let key: Key = match op {
+            // Long lists are taken apart into thousands of elements: the number says it without text.
+            Op::ListGet { index } => {
+                let element = args.iter().copied().chain([Value(index as u32)]).collect();
+                (op.index(), Vec::new(), element)
+            }
+            _ => (op.index(), op.attributes(), args.into()),
+        };
         if let Some(&value) = self.known.get(&key) {
             return Ok(smallvec![value]);
         }

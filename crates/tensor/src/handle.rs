@@ -35,6 +35,8 @@ impl<T> Drop for FreeList<T> {
 /// More than this many free blocks per thread and type go back to the allocator.
 const KEEP: usize = 1 << 16;
 
+/// On cache lines of its own: looking at one of many scattered values waits for as few lines as can be.
+#[repr(align(64))]
 pub(crate) struct Counted<T> {
     references: AtomicUsize,
     value: UnsafeCell<T>,
