@@ -106,6 +106,7 @@ pub(crate) struct Room {
 }
 
 /// The memory of an empty list, for a list of what lives shorter or longer.
+#[expect(clippy::unnecessary_filter_map, reason = "a filter keeps the type, and with it the lifetime")]
 fn emptied<'a>(list: Vec<(&Storage, bool)>) -> Vec<(&'a Storage, bool)> {
     // Collected in place: nothing is allocated.
     list.into_iter().filter_map(|_| None).collect()
