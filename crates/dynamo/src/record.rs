@@ -8,7 +8,7 @@ use kiln_tensor::hook::{Arg, Call};
 use kiln_tensor::{Tensor, autograd, check_in_place, with_module};
 
 use crate::region::Site;
-use crate::state::{Held, Leave, State};
+use crate::state::{Leave, State};
 use crate::trie::{BackwardEvent, Event, KeyArg, Made};
 
 impl State {
@@ -70,7 +70,7 @@ impl State {
         if let Some(reason) = self.target_conflict(site, target) {
             return Err(Leave::Eager(reason));
         }
-        if requires_grad && matches!(self.variables.get(target as usize), Some(Held::Input(_))) {
+        if requires_grad && self.input(target).is_some() {
             return Err(Leave::Eager("an input is changed in place and gradients flow through the change"));
         }
         if (target as usize) < self.analysis(site).next() as usize {

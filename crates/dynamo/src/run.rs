@@ -85,7 +85,7 @@ impl Run {
         state.live.resize(state.variables.len().div_ceil(64), 0);
         for (i, held) in state.variables.iter().enumerate() {
             let live = match held {
-                Held::Input(_) => false,
+                Held::Input(_) | Held::Item { .. } => false,
                 Held::Made(kept) => kept.is_shared(),
                 Held::List(list) => list.try_items().is_none() && list.references() > 1,
             };
@@ -96,7 +96,8 @@ impl Run {
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
-                let segment = Arc::new(pipeline::compile(&self.site, state.at, &state.live));
+                let segment =
+                    Arc::new(pipeline::compile(&self.site, state.at, &state.live, state.analysis.as_ref()));
                 self.site.trie.add_segment(state.at, state.live.clone(), segment)
             }
         };

@@ -17,19 +17,13 @@ use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
 /// A variable of the run, kept alive until its segment has run.
 pub(crate) enum Held {
     Input(Tensor),
+    /// An input that arrived as an element of a list, which is a variable, too, and keeps it.
+    Item {
+        list: Variable,
+        index: u32,
+    },
     Made(Kept),
     List(TensorList),
-}
-
-impl Held {
-    #[inline]
-    pub(crate) fn tensor(&self) -> Option<&Tensor> {
-        match self {
-            Held::Input(tensor) => Some(tensor),
-            Held::Made(kept) => Some(kept),
-            Held::List(_) => None,
-        }
-    }
 }
 
 /// Dead tensors kept for the next call, at most.
@@ -100,11 +94,11 @@ impl State {
     /// The first input that brought a storage.
     pub(crate) fn owner_of(&self, ready: &Ready) -> Option<Variable> {
         let address = ready.storage.address();
-        let brings = |held: &Held| match held {
-            Held::Input(t) => t.try_ready().is_some_and(|r| r.storage.address() == address),
-            Held::Made(_) | Held::List(_) => false,
+        let brings = |&v: &Variable| {
+            let ready = self.input(v).and_then(Tensor::try_ready);
+            ready.is_some_and(|r| r.storage.address() == address)
         };
-        self.variables.iter().position(brings).map(|i| i as Variable)
+        (0..self.variables.len() as Variable).find(brings)
     }
 
     /// The number of a tensor in this segment; a tensor seen for the first time becomes an input.
@@ -116,9 +110,9 @@ impl State {
         }
         let ready = tensor.ready()?;
         if !self.trusts_tags() {
-            let same = |held: &Held| matches!(held, Held::Input(t) if t.same(tensor));
-            if let Some(i) = self.variables.iter().position(same) {
-                return Ok(i as Variable);
+            let same = |&v: &Variable| self.input(v).is_some_and(|t| t.same(tensor));
+            if let Some(known) = (0..self.variables.len() as Variable).find(same) {
+                return Ok(known);
             }
         }
         let variable = self.variables.len() as Variable;
@@ -154,7 +148,23 @@ impl State {
     }
 
     pub(crate) fn held(&self, variable: Variable) -> Option<&Tensor> {
-        self.variables.get(variable as usize)?.tensor()
+        match self.variables.get(variable as usize)? {
+            Held::Made(kept) => Some(kept),
+            Held::Input(_) | Held::Item { .. } => self.input(variable),
+            Held::List(_) => None,
+        }
+    }
+
+    /// A tensor that was there before the segment began.
+    pub(crate) fn input(&self, variable: Variable) -> Option<&Tensor> {
+        match self.variables.get(variable as usize)? {
+            Held::Input(t) => Some(t),
+            Held::Item { list, index } => match self.variables.get(*list as usize)? {
+                Held::List(list) => list.try_items()?.get(*index as usize),
+                Held::Input(_) | Held::Item { .. } | Held::Made(_) => None,
+            },
+            Held::Made(_) | Held::List(_) => None,
+        }
     }
 
     /// Whether the inputs registered by the op in hand are as the event says.
@@ -238,6 +248,9 @@ impl State {
     /// A list of tensors met for the first time: recorded as an op of its own.
     pub(crate) fn pack(&mut self, site: &Site, list: &TensorList, loc: Loc) -> Result<Variable, Leave> {
         let items = list.items()?;
+        if let Some(variable) = self.pack_again(site, list, items) {
+            return Ok(variable);
+        }
         for item in items {
             let variable = self.number_of(item)?;
             self.args.push(KeyArg::Variable(variable));
@@ -253,6 +266,46 @@ impl State {
         self.variables.push(Held::List(list.clone()));
         self.makers.push(self.at);
         Ok(variable)
+    }
+
+    /// The usual case of a list met for the first time, made quick: its elements all arrive with it, as they
+    /// did when it was recorded here. They are marked and compared in one walk in which nothing is counted:
+    /// the list keeps them.
+    fn pack_again(&mut self, site: &Site, list: &TensorList, items: &[Tensor]) -> Option<Variable> {
+        if self.analysis.is_some() || !self.fresh.is_empty() || !self.trusts_tags() {
+            return None;
+        }
+        let first = self.variables.len() as Variable;
+        let (next, packed) = site.trie.packed(self.at)?;
+        if !packed.fits(first, items.len(), autograd::grad_enabled()) {
+            return None;
+        }
+        let mut variable = first;
+        for (item, guard) in list.walk().zip(packed.guards()) {
+            let tag = Tag::new(self.id, variable);
+            let known = |mark: Tag| mark.run() == self.id;
+            let arrives = item.try_ready().filter(|ready| {
+                !known(item.tag()) && !known(Tag(ready.storage.tag())) && guard.holds_of(item, ready, None)
+            });
+            let Some(ready) = arrives else {
+                // As if nobody had been here: the long way finds out what is different.
+                for item in &items[..(variable - first) as usize] {
+                    item.set_tag(Tag::default());
+                    item.try_ready().inspect(|ready| ready.storage.set_tag(0));
+                }
+                return None;
+            };
+            item.set_tag(tag);
+            ready.storage.set_tag(tag.0);
+            variable += 1;
+        }
+        self.makers.resize(variable as usize, u32::MAX);
+        self.variables.extend((0..items.len() as u32).map(|index| Held::Item { list: variable, index }));
+        self.at = next;
+        list.set_tag(Tag::new(self.id, variable));
+        self.variables.push(Held::List(list.clone()));
+        self.makers.push(next);
+        Some(variable)
     }
 
     /// Follows the trie along an op whose operands are in `args`, extending it if need be. Inputs that the
@@ -320,6 +373,10 @@ impl State {
                 Ok(match arg {
                     Arg::Number(x) => Ty::Scalar(x.kind()),
                     Arg::Tensor(t) => Ty::Tensor(self.tensor_ty(site, t)?),
+                    // A list that the run knows has the type it was recorded with.
+                    Arg::List(l) if l.tag().run() == self.id => {
+                        self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(Arc::from([])))
+                    }
                     Arg::List(l) => match l.try_items() {
                         Some(items) => {
                             Ty::List(items.iter().map(|t| self.tensor_ty(site, t)).collect::<Result<_>>()?)

@@ -56,15 +56,30 @@ impl Guard {
 
     /// Whether an input is as it was; compares without copying.
     pub(crate) fn holds(&self, tensor: &Tensor, shares_with: Option<Variable>) -> bool {
-        tensor.try_ready().is_some_and(|ready| {
-            self.dtype == ready.dtype
-                && self.shape == ready.layout.shape
-                && self.strides == ready.layout.strides
-                && self.device == ready.device
-                && self.shares_with == shares_with
-                && self.requires_grad == tensor.requires_grad()
-                && (!self.requires_grad || self.leaf == tensor.is_leaf())
-        })
+        tensor.try_ready().is_some_and(|ready| self.holds_of(tensor, ready, shares_with))
+    }
+
+    /// [`Guard::holds`] of a tensor whose ready state is at hand.
+    #[inline]
+    pub(crate) fn holds_of(&self, tensor: &Tensor, ready: &Ready, shares_with: Option<Variable>) -> bool {
+        self.dtype == ready.dtype
+            && self.shape == ready.layout.shape
+            && self.strides == ready.layout.strides
+            && self.device == ready.device
+            && self.shares_with == shares_with
+            && self.requires_grad == tensor.requires_grad()
+            && (!self.requires_grad || self.leaf == tensor.is_leaf())
+    }
+
+    /// Whether it asks the same of another variable.
+    fn is_like(&self, other: &Guard) -> bool {
+        self.dtype == other.dtype
+            && self.device == other.device
+            && self.shape == other.shape
+            && self.strides == other.strides
+            && self.requires_grad == other.requires_grad
+            && self.leaf == other.leaf
+            && self.shares_with == other.shares_with
     }
 
     /// What differs, in words.
@@ -214,6 +229,54 @@ impl Quick {
     }
 }
 
+/// A list whose elements all arrived with it, next to each other and none sharing memory with another input.
+/// Neighbours mostly are alike, so what must hold is kept once for each run of them: with a thousand elements
+/// the guards one by one would be read from memory on every call.
+pub(crate) struct Packed {
+    first: Variable,
+    count: usize,
+    grad_enabled: bool,
+    runs: Vec<(usize, Guard)>,
+}
+
+impl Packed {
+    fn of(event: &Event) -> Option<Packed> {
+        let Event::Call(CallEvent { op: Op::List {}, in_place: false, grad_enabled, args, guards, .. }) =
+            event
+        else {
+            return None;
+        };
+        let (first, count) = (guards.first()?.variable, guards.len());
+        let arrived = |(i, guard): (usize, &Guard)| {
+            let variable = first + i as Variable;
+            guard.variable == variable
+                && guard.shares_with.is_none()
+                && args.get(i) == Some(&KeyArg::Variable(variable))
+        };
+        if args.len() != count || !guards.iter().enumerate().all(arrived) {
+            return None;
+        }
+        let mut runs: Vec<(usize, Guard)> = Vec::new();
+        for guard in guards {
+            match runs.last_mut() {
+                Some((length, before)) if before.is_like(guard) => *length += 1,
+                _ => runs.push((1, guard.clone())),
+            }
+        }
+        Some(Packed { first, count, grad_enabled: *grad_enabled, runs })
+    }
+
+    /// Whether a list of this length, whose elements would be numbered from `first`, can be this one.
+    pub(crate) fn fits(&self, first: Variable, count: usize, grad_enabled: bool) -> bool {
+        self.first == first && self.count == count && self.grad_enabled == grad_enabled
+    }
+
+    /// What must hold of each element; the numbers of the variables are not to be looked at.
+    pub(crate) fn guards(&self) -> impl Iterator<Item = &Guard> {
+        self.runs.iter().flat_map(|(length, guard)| std::iter::repeat_n(guard, *length))
+    }
+}
+
 pub(crate) struct Node {
     quick: Quick,
     first_child: AtomicU32,
@@ -221,6 +284,7 @@ pub(crate) struct Node {
     pub(crate) parent: u32,
     /// For an op: whether gradients flow through its result.
     requires_grad: bool,
+    packed: Option<Box<Packed>>,
     pub(crate) event: Box<Event>,
     /// Segments that end here, by what was live.
     ends: OnceLock<Box<boxcar::Vec<(LiveSet, Arc<Segment>)>>>,
@@ -249,6 +313,7 @@ fn node(parent: u32, event: Event) -> Node {
         next_sibling: AtomicU32::new(0),
         requires_grad,
         quick: Quick::of(&event),
+        packed: Packed::of(&event).map(Box::new),
         event: Box::new(event),
         ends: OnceLock::new(),
     }
@@ -283,6 +348,13 @@ impl Trie {
         let node = self.node(index);
         let fits = quick.is(&node.quick) && (op.row().attributes.is_empty() || node.event.is_call_of(op));
         fits.then(|| (node.first_child.load(Ordering::Acquire), node.requires_grad))
+    }
+
+    /// The child recorded first, if it packs a list of tensors that arrived with it.
+    pub(crate) fn packed(&self, parent: u32) -> Option<(u32, &Packed)> {
+        let child = self.node(parent).first_child.load(Ordering::Acquire);
+        let packed = self.node(child).packed.as_deref()?;
+        (child != 0).then_some((child, packed))
     }
 
     /// The child whose event fits, if there is one.

@@ -145,6 +145,12 @@ impl Tensor {
         self.slot.status.store(READY, Ordering::Release);
     }
 
+    /// Asks for the tensor's own state to be near when its turn comes.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.slot.prefetch();
+    }
+
     /// Whether the tensor waits for a run.
     #[inline]
     pub fn is_lazy(&self) -> bool {
