@@ -16,6 +16,7 @@ mod host;
 mod kernels;
 mod list;
 mod methods;
+mod pointwise;
 mod print;
 pub mod program;
 pub mod random;
