@@ -32,6 +32,7 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
                 Domain::Any => rng.normal(),
                 Domain::Positive => away(rng.normal().abs()),
                 Domain::NonZero => away(rng.normal()),
+                Domain::Between(low, high) => low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20),
                 Domain::Index(bound) => rng.below(bound) as f64,
             })
             .collect()
@@ -46,6 +47,11 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
             let large = [i64::MAX, i64::MIN, (1 << 53) + 1];
             let pick =
                 |rng: &mut Rng| if rng.one_in(8) { *rng.pick(&large) } else { rng.below(9) as i64 - 4 };
+            Tensor::from_vec((0..n).map(|_| pick(rng)).collect(), shape)
+        }
+        (DType::I64, Domain::Between(low, high)) => {
+            let (low, high) = (low.ceil() as i64, high.floor() as i64);
+            let pick = |rng: &mut Rng| low + rng.below((high - low + 1).max(1) as usize) as i64;
             Tensor::from_vec((0..n).map(|_| pick(rng)).collect(), shape)
         }
         (DType::I64, _) => Tensor::from_vec((0..n).map(|_| rng.below(4) as i64 + 1).collect(), shape),

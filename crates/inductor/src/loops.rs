@@ -43,6 +43,11 @@ pub enum Operation {
     Ge,
     And,
     Not,
+    BitAnd,
+    BitOr,
+    BitXor,
+    ShiftLeft,
+    ShiftRight,
     Where,
     Convert,
     /// A function of floats.
@@ -51,7 +56,7 @@ pub enum Operation {
 
 impl Operation {
     /// Every operation that is not a call.
-    const PLAIN: [Operation; 20] = [
+    const PLAIN: [Operation; 25] = [
         Operation::Add,
         Operation::Sub,
         Operation::Mul,
@@ -70,6 +75,11 @@ impl Operation {
         Operation::Ge,
         Operation::And,
         Operation::Not,
+        Operation::BitAnd,
+        Operation::BitOr,
+        Operation::BitXor,
+        Operation::ShiftLeft,
+        Operation::ShiftRight,
         Operation::Where,
         Operation::Convert,
     ];
@@ -95,6 +105,11 @@ impl Operation {
             Operation::Ge => "ge",
             Operation::And => "and",
             Operation::Not => "not",
+            Operation::BitAnd => "bit_and",
+            Operation::BitOr => "bit_or",
+            Operation::BitXor => "bit_xor",
+            Operation::ShiftLeft => "shift_left",
+            Operation::ShiftRight => "shift_right",
             Operation::Where => "where",
             Operation::Convert => "convert",
             Operation::Call(function) => function.name(),
@@ -130,6 +145,11 @@ impl Operation {
             | Operation::Ge
             | Operation::And
             | Operation::Not
+            | Operation::BitAnd
+            | Operation::BitOr
+            | Operation::BitXor
+            | Operation::ShiftLeft
+            | Operation::ShiftRight
             | Operation::Where
             | Operation::Convert => 0,
         }

@@ -24,6 +24,67 @@ pub enum Approximate {
     Tanh,
 }
 
+/// A division of integers that rounds, or its rest.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Division {
+    /// The quotient rounded down.
+    FloorDivide,
+    /// The quotient rounded towards zero.
+    DivTrunc,
+    /// The rest with the sign of the divisor.
+    Remainder,
+    /// The rest with the sign of the dividend.
+    Fmod,
+}
+
+impl Division {
+    /// Every one of them.
+    pub const ALL: [Division; 4] =
+        [Division::FloorDivide, Division::DivTrunc, Division::Remainder, Division::Fmod];
+
+    /// Its name, that of the op it belongs to.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Division::FloorDivide => "floor_divide",
+            Division::DivTrunc => "div_trunc",
+            Division::Remainder => "remainder",
+            Division::Fmod => "fmod",
+        }
+    }
+
+    /// The result; `None` for a division by zero and for a quotient that does not fit.
+    #[inline(always)]
+    pub const fn checked(self, x: i64, y: i64) -> Option<i64> {
+        if y == 0 {
+            return None;
+        }
+        match self {
+            // The rest of a division by −1 is 0, whether or not the quotient fits.
+            Division::Remainder | Division::Fmod if y == -1 => Some(0),
+            Division::FloorDivide | Division::DivTrunc if y == -1 && x == i64::MIN => None,
+            Division::DivTrunc => Some(x / y),
+            Division::Fmod => Some(x % y),
+            Division::FloorDivide => {
+                let quotient = x / y;
+                Some(if x % y != 0 && (x < 0) != (y < 0) { quotient - 1 } else { quotient })
+            }
+            Division::Remainder => {
+                let rest = x % y;
+                Some(if rest != 0 && (rest < 0) != (y < 0) { rest + y } else { rest })
+            }
+        }
+    }
+}
+
+impl Attribute for Division {
+    fn print(&self) -> String {
+        self.name().to_string()
+    }
+    fn parse(text: &str) -> Option<Division> {
+        Division::ALL.into_iter().find(|division| division.name() == text)
+    }
+}
+
 /// A kind of attribute: how it prints, and how that text is read.
 pub trait Attribute: Sized {
     /// The text form.

@@ -198,6 +198,14 @@ pub enum Why {
         /// What was given.
         got: f64,
     },
+    /// An integer divided by zero, or the one quotient that has no place among the integers.
+    #[error("{x} can't be divided by {y}")]
+    Division {
+        /// The dividend.
+        x: i64,
+        /// The divisor.
+        y: i64,
+    },
     /// Too few or too many operands.
     #[error("takes {expected} operands, got {got}")]
     Arity {

@@ -174,6 +174,74 @@ pub(crate) fn erf(x: f64) -> f64 {
     value.copysign(x)
 }
 
+/// 1 − erf, to about 1e-15 of itself.
+pub(crate) fn erfc(x: f64) -> f64 {
+    if !(x >= 2.0) {
+        return 1.0 - erf(x);
+    }
+    let mut fraction = 0.0;
+    for k in (1..=160).rev() {
+        fraction = f64::from(k) * 0.5 / (x + fraction);
+    }
+    (-x * x).exp() / (std::f64::consts::PI.sqrt() * (x + fraction))
+}
+
+/// The number whose erf is x, by bisection and then Newton's method.
+pub(crate) fn erfinv(x: f64) -> f64 {
+    let size = x.abs();
+    if !(size < 1.0) {
+        return if size == 1.0 { f64::INFINITY.copysign(x) } else { f64::NAN };
+    }
+    let (mut low, mut high) = (0.0, 6.0);
+    for _ in 0..60 {
+        let middle = 0.5 * (low + high);
+        let below = if size < 0.5 { erf(middle) < size } else { erfc(middle) > 1.0 - size };
+        if below {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    let mut y: f64 = 0.5 * (low + high);
+    for _ in 0..2 {
+        let error = if size < 0.5 { erf(y) - size } else { (1.0 - size) - erfc(y) };
+        y -= error / (std::f64::consts::FRAC_2_SQRT_PI * (-y * y).exp());
+    }
+    y.copysign(x)
+}
+
+/// log |Γ(x)| as the limit of Gauss's product, with the first terms of its error.
+pub(crate) fn lgamma(x: f64) -> f64 {
+    let (mut z, mut sum) = (x, 0.0);
+    while z < 40.0 {
+        sum -= z.abs().ln();
+        z += 1.0;
+    }
+    let series = 1.0 / (12.0 * z) - 1.0 / (360.0 * z.powi(3)) + 1.0 / (1260.0 * z.powi(5));
+    sum + (z - 0.5) * z.ln() - z + 0.5 * (2.0 * std::f64::consts::PI).ln() + series
+}
+
+/// The derivative of [`lgamma`].
+pub(crate) fn digamma(x: f64) -> f64 {
+    let (mut z, mut sum) = (x, 0.0);
+    while z < 40.0 {
+        sum -= 1.0 / z;
+        z += 1.0;
+    }
+    sum + z.ln() - 0.5 / z - 1.0 / (12.0 * z.powi(2)) + 1.0 / (120.0 * z.powi(4)) - 1.0 / (252.0 * z.powi(6))
+}
+
+/// The derivative of [`digamma`].
+pub(crate) fn trigamma(x: f64) -> f64 {
+    let (mut z, mut sum) = (x, 0.0);
+    while z < 40.0 {
+        sum += 1.0 / (z * z);
+        z += 1.0;
+    }
+    sum + 1.0 / z + 0.5 / (z * z) + 1.0 / (6.0 * z.powi(3)) - 1.0 / (30.0 * z.powi(5))
+        + 1.0 / (42.0 * z.powi(7))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,8 +5,8 @@
 
 use crate::{Approximate, Dims, Emit, EmitExt, GradCall, Op, Reduction, Result, Scalar, Shape, Ty, Value};
 
-type Grads = Result<Vec<Option<Value>>>;
-type Cx<'a> = &'a mut dyn Emit;
+pub(crate) type Grads = Result<Vec<Option<Value>>>;
+pub(crate) type Cx<'a> = &'a mut dyn Emit;
 
 /// Sums a gradient over the dims that broadcasting added or repeated and converts it to the operand's dtype.
 pub(crate) fn fit(cx: Cx<'_>, grad: Value, operand: Value) -> Result<Value> {
@@ -41,11 +41,11 @@ impl GradCall<'_> {
         Ok(grads)
     }
 
-    fn g(&self) -> Option<Value> {
+    pub(crate) fn g(&self) -> Option<Value> {
         self.grads[0]
     }
 
-    fn y(&self) -> Value {
+    pub(crate) fn y(&self) -> Value {
         self.outputs[0]
     }
 }
@@ -59,9 +59,10 @@ macro_rules! g {
         }
     };
 }
+pub(crate) use g;
 
 /// A rule with one operand.
-fn one(grad: Result<Value>) -> Grads {
+pub(crate) fn one(grad: Result<Value>) -> Grads {
     Ok(vec![Some(grad?)])
 }
 
@@ -367,7 +368,7 @@ pub(crate) fn copy(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 }
 
 /// Puts back the dims that a reduction removed and repeats `g` over them.
-fn spread(cx: Cx<'_>, g: Value, shape: &Shape, dims: &Dims) -> Result<Value> {
+pub(crate) fn spread(cx: Cx<'_>, g: Value, shape: &Shape, dims: &Dims) -> Result<Value> {
     let kept = shape.reduced(dims, true);
     let g = if cx.tensor_ty(g).shape != kept { cx.reshape(g, kept)? } else { g };
     cx.expand(g, shape.clone())
@@ -520,7 +521,7 @@ pub(crate) fn slice(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     one(cx.slice_scatter(zeros, g, *dim, *start, *end, *step))
 }
 
-fn zeros_like(cx: Cx<'_>, x: Value) -> Result<Value> {
+pub(crate) fn zeros_like(cx: Cx<'_>, x: Value) -> Result<Value> {
     let ty = cx.tensor_ty(x);
     let zero = cx.number(0.0)?;
     cx.full(zero, ty.shape, ty.dtype, ty.device)

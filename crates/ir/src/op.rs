@@ -1,9 +1,12 @@
 //! [`Op`] and its [`Row`], made from the op table.
 
-use crate::eval::{alpha, alpha_int, erf, eval_gelu, int_pow, nan_max, power_class};
+use crate::eval::{
+    alpha, alpha_int, digamma, erf, erfc, erfinv, eval_gelu, int_pow, lgamma, nan_max, power_class, trigamma,
+};
 use crate::math::Function;
+use crate::table::{activations, choices, functions, rounding};
 use crate::{
-    Approximate, Attribute, DType, Device, Dims, Emit, Error, Eval, Loc, OpError, Reduction, Result, Sample,
+    Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Reduction, Result, Sample,
     Scalar, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
 };
 

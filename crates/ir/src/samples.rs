@@ -12,6 +12,8 @@ pub enum Domain {
     Positive,
     /// Positive or negative, away from zero.
     NonZero,
+    /// Uniform between these two; integers among them.
+    Between(f64, f64),
     /// Small integers (class numbers, indices) below a bound.
     Index(usize),
 }
@@ -38,15 +40,15 @@ pub struct Sample {
     pub dtypes: &'static [DType],
 }
 
-use Domain::{Any, Index, NonZero, Positive};
-use SampleArg::{Fixed, Number, Tensor};
+pub(crate) use Domain::{Any, Between, Index, NonZero, Positive};
+pub(crate) use SampleArg::{Fixed, Number, Tensor};
 
-const ALL: &[DType] = &DType::ALL;
-const NUMBERS: &[DType] = &[DType::I64, DType::F32, DType::F64];
-const FLOATS: &[DType] = &[DType::F32, DType::F64];
+pub(crate) const ALL: &[DType] = &DType::ALL;
+pub(crate) const NUMBERS: &[DType] = &[DType::I64, DType::F32, DType::F64];
+pub(crate) const FLOATS: &[DType] = &[DType::F32, DType::F64];
 
-const UNARY_SHAPES: &[&[usize]] = &[&[], &[0], &[5], &[3, 1], &[4, 37], &[2, 3, 17]];
-const BINARY_SHAPES: &[(&[usize], &[usize])] = &[
+pub(crate) const UNARY_SHAPES: &[&[usize]] = &[&[], &[0], &[5], &[3, 1], &[4, 37], &[2, 3, 17]];
+pub(crate) const BINARY_SHAPES: &[(&[usize], &[usize])] = &[
     (&[], &[]),
     (&[5], &[5]),
     (&[4, 37], &[37]),
@@ -60,15 +62,15 @@ fn hole() -> Op {
     Op::Neg {}
 }
 
-fn t(shape: &[usize], domain: Domain) -> SampleArg {
+pub(crate) fn t(shape: &[usize], domain: Domain) -> SampleArg {
     Tensor(Shape::from(shape), domain)
 }
 
-fn calls(dtypes: &'static [DType], args: Vec<Vec<SampleArg>>) -> Vec<Sample> {
+pub(crate) fn calls(dtypes: &'static [DType], args: Vec<Vec<SampleArg>>) -> Vec<Sample> {
     args.into_iter().map(|args| Sample { op: hole(), args, dtypes }).collect()
 }
 
-fn with_op(op: Op, dtypes: &'static [DType], args: Vec<SampleArg>) -> Sample {
+pub(crate) fn with_op(op: Op, dtypes: &'static [DType], args: Vec<SampleArg>) -> Sample {
     Sample { op, args, dtypes }
 }
 
@@ -91,7 +93,7 @@ pub(crate) fn none() -> Vec<Sample> {
     Vec::new()
 }
 
-fn unary_on(dtypes: &'static [DType], domain: Domain) -> Vec<Sample> {
+pub(crate) fn unary_on(dtypes: &'static [DType], domain: Domain) -> Vec<Sample> {
     calls(dtypes, UNARY_SHAPES.iter().map(|s| vec![t(s, domain)]).collect())
 }
 
@@ -103,11 +105,25 @@ pub(crate) fn unary_not_bool() -> Vec<Sample> {
     unary_on(NUMBERS, Any)
 }
 
+pub(crate) fn unary_float() -> Vec<Sample> {
+    unary_on(FLOATS, Any)
+}
+
+/// Calls of an activation with these parameters.
+pub(crate) fn activation(parameters: &[f64]) -> Vec<Sample> {
+    let mut args: Vec<Vec<SampleArg>> = UNARY_SHAPES.iter().map(|s| vec![t(s, Any)]).collect();
+    args.push(vec![t(&[3, 40], Between(-12.0, 12.0))]);
+    for call in &mut args {
+        call.extend(parameters.iter().map(|&x| Number(Scalar::Float(x))));
+    }
+    calls(FLOATS, args)
+}
+
 pub(crate) fn unary_positive() -> Vec<Sample> {
     unary_on(FLOATS, Positive)
 }
 
-fn binary_on(dtypes: &'static [DType], right: Domain) -> Vec<Sample> {
+pub(crate) fn binary_on(dtypes: &'static [DType], right: Domain) -> Vec<Sample> {
     let mut args: Vec<Vec<SampleArg>> =
         BINARY_SHAPES.iter().map(|(a, b)| vec![t(a, Any), t(b, right)]).collect();
     args.push(vec![t(&[4, 37], Any), Number(Scalar::Int(3))]);
@@ -231,7 +247,7 @@ const REDUCTIONS: &[(&[usize], &[usize])] = &[
     (&[2, 1000], &[1]),
 ];
 
-fn reductions(dtypes: &'static [DType], empty: bool, op: fn(Dims, bool) -> Op) -> Vec<Sample> {
+pub(crate) fn reductions(dtypes: &'static [DType], empty: bool, op: fn(Dims, bool) -> Op) -> Vec<Sample> {
     let mut samples = Vec::new();
     for (shape, dims) in REDUCTIONS {
         for keepdim in [false, true] {

@@ -52,6 +52,10 @@ pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
             !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(|t| t.dtype != DType::Bool)
         }
         Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
+        // Divisions of integers are checked steps.
+        Op::FloorDivide {} | Op::DivTrunc {} | Op::Remainder {} | Op::Fmod {} => {
+            args.iter().all(|ty| ty.as_list().is_none()) && result_dtype(args).is_float()
+        }
         other => other.row().level == Level::Prim && other.row().decompose.is_none(),
     }
 }

@@ -17,6 +17,7 @@ mod kept;
 mod kernels;
 mod list;
 mod methods;
+mod pointwise;
 mod print;
 pub mod program;
 pub mod random;

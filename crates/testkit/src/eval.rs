@@ -156,11 +156,14 @@ impl Evaluator {
         {
             // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
             let promote = op.row().class == Class::Pointwise;
+            let tys: Vec<Ty> = args.iter().map(|a| a.ty()).collect();
+            let compares = matches!(op.row().eval, Eval::Compare { .. });
             let args: Vec<Argument> = args
                 .iter()
                 .map(|arg| match (arg, out) {
                     (Argument::Tensor(a), Ty::Tensor(t)) if promote => {
-                        a.convert(t.dtype, self.precision).into()
+                        let dtype = if compares { result_dtype(&tys) } else { t.dtype };
+                        a.convert(dtype, self.precision).into()
                     }
                     _ => (*arg).clone(),
                 })
@@ -251,6 +254,10 @@ fn is_prim_call(op: &Op, args: &[&Argument]) -> bool {
         Op::Add {} | Op::Sub {} => args.len() == 2,
         Op::Sum { dims, keepdim } => !keepdim && !dims.is_empty() && !truth_values(),
         Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
+        Op::FloorDivide {} | Op::DivTrunc {} | Op::Remainder {} | Op::Fmod {} => {
+            let tys: Vec<Ty> = args.iter().map(|a| a.ty()).collect();
+            result_dtype(&tys).is_float()
+        }
         other => other.row().level == Level::Prim && other.row().decompose.is_none(),
     }
 }

@@ -2,8 +2,8 @@
 //! drawn at random and kept if the type rule takes them, so that a new row needs nothing here.
 
 use kiln_ir::{
-    Approximate, Class, DType, Device, Dims, Domain, Emit, EmitExt, Graph, Op, Reduction, Scalar, Shape,
-    TensorTy, Ty, Value, Write, broadcast,
+    Approximate, Class, DType, Device, Dims, Domain, Emit, EmitExt, Graph, Op, Reduction, SampleArg, Scalar,
+    Shape, TensorTy, Ty, Value, Write, broadcast,
 };
 
 use crate::{Argument, Rng, random_argument, random_array};
@@ -16,6 +16,9 @@ pub struct Program {
     /// One value per input.
     pub inputs: Vec<Argument>,
 }
+
+/// Pointwise rows that random programs leave out: `to` has its own step, and integers may not be divided by 0.
+const LEFT_OUT: &[&str] = &["to", "floor_divide", "div_trunc", "remainder", "fmod"];
 
 /// Sizes that dims are drawn from; empty ones are rare.
 const SIZES: &[usize] = &[1, 1, 2, 3, 3, 4, 5, 7];
@@ -114,7 +117,8 @@ impl Generator {
     }
 
     fn step(&mut self) -> Option<Value> {
-        match self.rng.below(16) {
+        match self.rng.below(20) {
+            16..=19 => self.sample(),
             0..=5 => self.pointwise(),
             6 => self.convert(),
             7..=8 => self.view(),
@@ -127,9 +131,42 @@ impl Generator {
         }
     }
 
+    /// A sample call of any row, on inputs of its own.
+    fn sample(&mut self) -> Option<Value> {
+        let row = &Op::ROWS[self.rng.below(Op::ROWS.len())];
+        let samples = row.sample_calls();
+        if samples.is_empty() {
+            return None;
+        }
+        let sample = self.rng.pick(&samples).clone();
+        let dtype = *self.rng.pick(sample.dtypes);
+        let small = |arg: &SampleArg| match arg {
+            SampleArg::Tensor(shape, _) | SampleArg::Fixed(_, shape, _) => shape.numel() <= MOST_ELEMENTS,
+            SampleArg::Number(_) => true,
+        };
+        if !sample.args.iter().all(small) {
+            return None;
+        }
+        let mut args = Vec::new();
+        for arg in &sample.args {
+            let (ty, domain) = match arg {
+                SampleArg::Tensor(shape, domain) => (TensorTy::new(dtype, shape), *domain),
+                SampleArg::Fixed(dtype, shape, domain) => (TensorTy::new(*dtype, shape), *domain),
+                SampleArg::Number(number) => {
+                    args.push(self.graph.number(*number).ok()?);
+                    continue;
+                }
+            };
+            let array = random_array(&mut self.rng, &ty, domain);
+            self.inputs.push(array.into());
+            args.push(self.graph.input(Ty::Tensor(ty)));
+        }
+        self.emit(sample.op, &args)
+    }
+
     fn pointwise(&mut self) -> Option<Value> {
         let rows: Vec<_> =
-            Op::ROWS.iter().filter(|r| r.class == Class::Pointwise && r.name != "to").collect();
+            Op::ROWS.iter().filter(|r| r.class == Class::Pointwise && !LEFT_OUT.contains(&r.name)).collect();
         let row = rows[self.rng.below(rows.len())];
         let approximate = if self.rng.one_in(2) { "none" } else { "tanh" };
         let op = Op::parse(row.name, &mut |name| (name == "approximate").then(|| approximate.to_string()))?;

@@ -24,7 +24,7 @@ pub fn check(
     Ok(())
 }
 
-/// The smallest program found by dropping results and nodes for which the property still fails.
+/// The smallest program found by dropping results and nodes, or all but one result, for which the property still fails.
 pub fn shrink(program: Program, property: &impl Fn(&Program) -> Result<(), String>) -> Program {
     let mut best = program;
     'again: loop {
@@ -38,8 +38,14 @@ pub fn shrink(program: Program, property: &impl Fn(&Program) -> Result<(), Strin
             }
             cut(&Program { graph, inputs: best.inputs.clone() }, usize::MAX)
         });
+        let only_result = (0..best.graph.nodes.len()).map(|i| {
+            let mut graph = best.graph.clone();
+            graph.outputs = vec![graph.nodes[i].outs[0]];
+            graph.writes.clear();
+            cut(&Program { graph, inputs: best.inputs.clone() }, usize::MAX)
+        });
         let drop_node = (0..best.graph.nodes.len()).map(|i| cut(&best, i));
-        for candidate in drop_result.chain(drop_node).flatten() {
+        for candidate in drop_result.chain(drop_node).chain(only_result).flatten() {
             if size(&candidate) < size(&best) && property(&candidate).is_err() {
                 best = candidate;
                 continue 'again;

@@ -175,6 +175,36 @@ pub(crate) fn evaluate(
                 low + (high - low) * philox::uniform(dtype, seed, offset, i)
             }))
         }
+        Op::BitwiseNot {} => Array::ints(dtype, shape, |i| match dtype {
+            DType::Bool => 1 - args[0].int(i),
+            _ => !args[0].int(i),
+        }),
+        Op::IntegerDivision { division } => {
+            let (x, y) = (expand(&args[0], shape), expand(&args[1], shape));
+            let results: Option<Vec<i64>> =
+                (0..shape.numel()).map(|i| division.checked(x.int(i), y.int(i))).collect();
+            let results = results.ok_or(Why::Division { x: 0, y: 0 })?;
+            Array::ints(dtype, shape, |i| results[i])
+        }
+        Op::MaskedFill {} => {
+            let (x, mask) = (expand(&args[0], shape), expand(&args[1], shape));
+            let value = expand(&args[2].convert(dtype, precision), shape);
+            let joined = join(&x, &value);
+            let at = (0..shape.numel()).map(|i| if mask.int(i) != 0 { shape.numel() + i } else { i });
+            joined.take(shape.clone(), at)
+        }
+        Op::FullLike { .. } => expand(&args[1].convert(dtype, precision), shape),
+        Op::ZerosLike { .. } => Array::ints(DType::I64, shape, |_| 0).convert(dtype, precision),
+        Op::OnesLike { .. } => Array::ints(DType::I64, shape, |_| 1).convert(dtype, precision),
+        Op::Prelu {} => {
+            let (x, weight) = (&args[0], &args[1]);
+            let mut channel = Vec::with_capacity(x.numel());
+            coordinates(shape, |at| channel.push(if weight.numel() == 1 { 0 } else { at[1] }));
+            rounded(Array::floats(dtype, shape, |i| match x.float(i) {
+                v if v > 0.0 => v,
+                v => weight.float(channel[i]) * v,
+            }))
+        }
         Op::NllLoss { reduction, ignore_index } => {
             rounded(nll_loss(&args[0], &args[1], shape, *reduction, *ignore_index)?)
         }

@@ -14,6 +14,10 @@ pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
             Domain::Any => rng.below(9) as i64 - 4,
             Domain::Positive => rng.below(4) as i64 + 1,
             Domain::NonZero => (rng.below(4) as i64 + 1) * if rng.one_in(2) { -1 } else { 1 },
+            Domain::Between(low, high) => {
+                let (low, high) = (low.ceil() as i64, high.floor() as i64);
+                low + rng.below((high - low + 1).max(1) as usize) as i64
+            }
             Domain::Index(bound) => rng.below(bound) as i64,
         }),
         (dtype, domain) => Array::floats(dtype, &ty.shape, |_| {
@@ -21,6 +25,7 @@ pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
                 Domain::Any => rng.normal(),
                 Domain::Positive => away(rng.normal().abs()),
                 Domain::NonZero => away(rng.normal()),
+                Domain::Between(low, high) => low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20),
                 Domain::Index(bound) => rng.below(bound) as f64,
             };
             round(x, dtype, Precision::Rounded)

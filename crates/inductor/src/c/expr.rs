@@ -155,7 +155,15 @@ impl Emitter<'_> {
                     let mask = self.mask_for(operands.size(), x);
                     format!("kiln_select_{s}({mask}, {y}, {})", args[2])
                 }
-                Operation::Convert | Operation::And | Operation::Not => self.convert(operands, dtype, x),
+                // Floats have no bits: the type rules let none through.
+                Operation::Convert
+                | Operation::And
+                | Operation::Not
+                | Operation::BitAnd
+                | Operation::BitOr
+                | Operation::BitXor
+                | Operation::ShiftLeft
+                | Operation::ShiftRight => self.convert(operands, dtype, x),
             };
         }
         if operands == DType::I64 {
@@ -170,6 +178,16 @@ impl Emitter<'_> {
                 Operation::Maximum => format!("kiln_select_i64({x} > {y}, {x}, {y})"),
                 Operation::Minimum => format!("kiln_select_i64({x} < {y}, {x}, {y})"),
                 Operation::Pow => format!("kiln_pow_i64({x}, {y})"),
+                Operation::BitAnd => format!("({x} & {y})"),
+                Operation::BitOr => format!("({x} | {y})"),
+                Operation::BitXor => format!("({x} ^ {y})"),
+                // All bits leave by a shift of 64 places or of fewer than none.
+                Operation::ShiftLeft => {
+                    format!("kiln_select_i64((u64v){y} < 64, (i64v)((u64v){x} << ((u64v){y} & 63)), (i64v){{0}})")
+                }
+                Operation::ShiftRight => {
+                    format!("({x} >> kiln_select_i64((u64v){y} < 64, {y}, kiln_splat_i64(63)))")
+                }
                 Operation::Eq => compare("=="),
                 Operation::Ne => compare("!="),
                 Operation::Lt => compare("<"),
@@ -187,9 +205,9 @@ impl Emitter<'_> {
             };
         }
         match op {
-            Operation::Add | Operation::Maximum => format!("({x} | {y})"),
-            Operation::Mul | Operation::Minimum | Operation::And => format!("({x} & {y})"),
-            Operation::Sub | Operation::Ne => format!("({x} ^ {y})"),
+            Operation::Add | Operation::Maximum | Operation::BitOr => format!("({x} | {y})"),
+            Operation::Mul | Operation::Minimum | Operation::And | Operation::BitAnd => format!("({x} & {y})"),
+            Operation::Sub | Operation::Ne | Operation::BitXor => format!("({x} ^ {y})"),
             Operation::Eq => format!("~({x} ^ {y})"),
             Operation::Lt => format!("(~{x} & {y})"),
             Operation::Le => format!("(~{x} | {y})"),
@@ -197,7 +215,9 @@ impl Emitter<'_> {
             Operation::Ge => format!("({x} | ~{y})"),
             Operation::Not => format!("~{x}"),
             Operation::Where => format!("(({x} & {y}) | (~{x} & {}))", args[2]),
-            Operation::Neg
+            Operation::ShiftLeft
+            | Operation::ShiftRight
+            | Operation::Neg
             | Operation::Abs
             | Operation::Div
             | Operation::Pow

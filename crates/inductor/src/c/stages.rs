@@ -51,7 +51,11 @@ impl Operation {
             | Operation::Gt
             | Operation::Ge
             | Operation::And
-            | Operation::Not => 1,
+            | Operation::Not
+            | Operation::BitAnd
+            | Operation::BitOr
+            | Operation::BitXor => 1,
+            Operation::ShiftLeft | Operation::ShiftRight => 4,
         }
     }
 }

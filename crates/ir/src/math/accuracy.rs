@@ -35,6 +35,24 @@ fn erf(x: f64) -> f64 {
     Function::Erf.eval_f64(&[x])
 }
 
+/// The standard library's loses digits next to 1 and beyond the root of the largest number.
+fn acosh(x: f64) -> f64 {
+    let t = x - 1.0;
+    match x {
+        x if x < 1.0 => f64::NAN,
+        x if x > 1e100 => x.ln() + std::f64::consts::LN_2,
+        _ => (t + (t * (t + 2.0)).sqrt()).ln_1p(),
+    }
+}
+
+fn asinh(x: f64) -> f64 {
+    if x.abs() < 1e150 { x.asinh() } else { (x.abs().ln() + std::f64::consts::LN_2).copysign(x) }
+}
+
+fn atanh(x: f64) -> f64 {
+    (0.5 * (2.0 * x.abs() / (1.0 - x.abs())).ln_1p()).copysign(x)
+}
+
 /// Every 9973rd f32 bit pattern, and a finer grid where the functions bend.
 fn sweep_f32(function: Function, reference: fn(f64) -> f64, limit: f64) {
     let patterns = (0..=u32::MAX).step_by(9973).map(f32::from_bits);
@@ -55,6 +73,12 @@ fn f32_sweeps() {
     sweep_f32(Function::Tanh, f64::tanh, 2.0);
     sweep_f32(Function::Erf, erf, 2.0);
     sweep_f32(Function::Sigmoid, sigmoid, 2.5);
+    sweep_f32(Function::Exp2, f64::exp2, 1.0);
+    sweep_f32(Function::Asinh, f64::asinh, 3.0);
+    sweep_f32(Function::Acosh, acosh, 3.0);
+    sweep_f32(Function::Atanh, atanh, 3.0);
+    sweep_f32(Function::Erfc, |x| Function::Erfc.eval_f64(&[x]), 4.0);
+    sweep_f32(Function::Erfinv, |x| Function::Erfinv.eval_f64(&[x]), 3.0);
 }
 
 /// Against libm, which is itself up to one ulp off.
@@ -76,6 +100,10 @@ fn f64_sweeps() {
     sweep_f64(Function::Log1p, f64::ln_1p, 3.0);
     sweep_f64(Function::Tanh, f64::tanh, 3.0);
     sweep_f64(Function::Sigmoid, sigmoid, 4.0);
+    sweep_f64(Function::Exp2, f64::exp2, 2.0);
+    sweep_f64(Function::Asinh, asinh, 4.0);
+    sweep_f64(Function::Acosh, acosh, 4.0);
+    sweep_f64(Function::Atanh, atanh, 4.0);
 }
 
 #[test]
@@ -107,6 +135,71 @@ fn erf_f64_against_exact_values() {
     assert_eq!(erf(f64::INFINITY), 1.0);
     assert_eq!(erf(-7.0), -1.0);
     assert!(erf(f64::NAN).is_nan());
+}
+
+#[test]
+fn erfc_and_erfinv_f64_against_exact_values() {
+    let erfc: &[(f64, f64)] = &[
+        (-6.0, 2.0),
+        (-1.3, 1.9340079449406524),
+        (-0.2, 1.2227025892104784),
+        (0.0, 1.0),
+        (0.3, 0.6713732405408726),
+        (0.499, 0.48037934401053156),
+        (0.5, 0.4795001221869535),
+        (0.7, 0.32219880616258156),
+        (1.1, 0.11979493042591827),
+        (1.9, 0.0072095707647425325),
+        (2.5, 0.0004069520174449589),
+        (4.4, 4.891710270605872e-10),
+        (7.7, 1.2942740067717136e-27),
+        (12.3, 9.029925149482068e-68),
+        (20.1, 9.735977140428878e-178),
+        (26.4, 4.4017768588035426e-305),
+    ];
+    let erfinv: &[(f64, f64)] = &[
+        (1e-300, 8.86226925452758e-301),
+        (1e-09, 8.86226925452758e-10),
+        (0.1, 0.08885599049425769),
+        (0.3, 0.2724627147267543),
+        (0.499, 0.47582428088309237),
+        (0.5, 0.4769362762044699),
+        (0.7, 0.7328690779592167),
+        (0.9, 1.1630871536766743),
+        (0.96, 1.4522197815622466),
+        (0.999, 2.3267537655135246),
+        (0.999999, 3.458910737275499),
+        (0.9999999999990905, 5.05125408524939),
+        (0.9999999999999999, 5.8635847487551676),
+        (-0.25, -0.2253120550121781),
+        (-0.99, -1.8213863677184494),
+    ];
+    for (function, known) in [(Function::Erfc, erfc), (Function::Erfinv, erfinv)] {
+        for &(x, expected) in known {
+            let error = ulps_f64(function.eval_f64(&[x]), expected);
+            assert!(error <= 4.0, "{function:?}({x:e}): {error:.2} ulp");
+        }
+    }
+    assert_eq!(Function::Erfinv.eval_f64(&[1.0]), f64::INFINITY);
+    assert_eq!(Function::Erfinv.eval_f64(&[-1.0]), f64::NEG_INFINITY);
+    assert!(Function::Erfinv.eval_f64(&[1.5]).is_nan());
+    assert_eq!(Function::Erfc.eval_f64(&[f64::INFINITY]), 0.0);
+    assert_eq!(Function::Erfc.eval_f64(&[f64::NEG_INFINITY]), 2.0);
+}
+
+#[test]
+fn rounding_division() {
+    let f = |function: Function, a: f64, b: f64| function.eval_f64(&[a, b]);
+    assert_eq!(f(Function::Remainder, -7.0, 3.0), 2.0);
+    assert_eq!(f(Function::Remainder, 7.0, -3.0), -2.0);
+    assert_eq!(f(Function::Fmod, -7.0, 3.0), -1.0);
+    assert_eq!(f(Function::FloorDivide, -7.0, 3.0), -3.0);
+    assert_eq!(f(Function::FloorDivide, 1.0, 0.1), 9.0);
+    assert_eq!(f(Function::FloorDivide, 1.0, 0.0), f64::INFINITY);
+    assert_eq!(f(Function::FloorDivide, -1.0, f64::INFINITY), -1.0);
+    assert_eq!(f(Function::DivTrunc, -7.0, 2.0), -3.0);
+    assert_eq!(Function::Trunc.eval_f64(&[-0.5]).to_bits(), (-0.0f64).to_bits());
+    assert_eq!(Function::Copysign.eval_f64(&[3.0, -0.0]), -3.0);
 }
 
 /// gelu cancels left of zero, so its error is measured in ulp of x.

@@ -2,7 +2,7 @@
 //!
 //! Each is given as the formula whose single operations, in this order, it performs.
 
-use super::lane::Lane;
+use super::lane::{Lane, Libm};
 
 /// `1 / sqrt(x)`.
 #[inline(always)]
@@ -95,4 +95,77 @@ pub fn add_alpha<L: Lane>(cx: &mut L, x: L::F, y: L::F, alpha: L::F) -> L::F {
 pub fn sub_alpha<L: Lane>(cx: &mut L, x: L::F, y: L::F, alpha: L::F) -> L::F {
     let scaled = cx.mul(alpha, y);
     cx.sub(x, scaled)
+}
+
+/// The integer part: `⌊|x|⌋` with the sign of x.
+#[inline(always)]
+pub fn trunc<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let size = cx.abs(x);
+    let whole = cx.floor(size);
+    cx.with_sign_of(whole, x)
+}
+
+/// `|x|` with the sign of y.
+#[inline(always)]
+pub fn copysign<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
+    let size = cx.abs(x);
+    cx.with_sign_of(size, y)
+}
+
+/// fmod(x, y), and whether it is not zero and has not the sign of y.
+#[inline(always)]
+fn rest<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> (L::F, L::M) {
+    let zero = cx.constant(0.0);
+    let rest = cx.libm(Libm::Fmod, &[x, y]);
+    let rest = cx.name("rest", rest);
+    let below = cx.lt(rest, zero);
+    let above = cx.gt(rest, zero);
+    let y_below = cx.lt(y, zero);
+    let y_above = cx.not(y_below);
+    let a = cx.and(below, y_above);
+    let b = cx.and(above, y_below);
+    (rest, cx.or(a, b))
+}
+
+/// fmod(x, y), and y added where its sign is not y's.
+#[inline(always)]
+pub fn remainder<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
+    let (rest, differs) = rest(cx, x, y);
+    let moved = cx.add(rest, y);
+    cx.select(differs, moved, rest)
+}
+
+/// ⌊x / y⌋ of the exact quotient: (x − rest) / y, which is nearly whole, put right. x / 0 is the float's.
+#[inline(always)]
+pub fn floor_divide<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
+    let zero = cx.constant(0.0);
+    let one = cx.constant(1.0);
+    let half = cx.constant(0.5);
+    let quotient = cx.div(x, y);
+    let quotient = cx.name("quotient", quotient);
+    let (rest, differs) = rest(cx, x, y);
+    let whole = cx.sub(x, rest);
+    let whole = cx.div(whole, y);
+    let less = cx.sub(whole, one);
+    let whole = cx.select(differs, less, whole);
+    let whole = cx.name("whole", whole);
+    let floor = cx.floor(whole);
+    let above = cx.sub(whole, floor);
+    let far = cx.gt(above, half);
+    let next = cx.add(floor, one);
+    let floor = cx.select(far, next, floor);
+    let nothing = cx.abs(floor);
+    let nothing = cx.with_sign_of(nothing, quotient);
+    let is_nothing = cx.eq(whole, zero);
+    let result = cx.select(is_nothing, nothing, floor);
+    let by_zero = cx.eq(y, zero);
+    cx.select(by_zero, quotient, result)
+}
+
+/// The integer part of `x / y`.
+#[inline(always)]
+pub fn div_trunc<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
+    let quotient = cx.div(x, y);
+    let quotient = cx.name("quotient", quotient);
+    trunc(cx, quotient)
 }

@@ -1,9 +1,10 @@
-//! The error function, and the two forms of gelu.
+//! The error function, its complement and its inverse, and the two forms of gelu.
 //!
 //! erf(x) = x + x·S(x²) near zero; beyond, 1 − exp(−Q(|x|)) with Q = −log erfc, a smooth function.
 
-use super::exponential::{exp_normal, tanh};
+use super::exponential::{exp, exp_normal, tanh};
 use super::lane::{Lane, Width};
+use super::logarithm::log;
 
 struct Coefficients {
     /// Where the second form takes over.
@@ -105,6 +106,164 @@ pub fn erf<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     let split = cx.constant(split);
     let is_large = cx.gt(magnitude, split);
     cx.select(is_large, large, small)
+}
+
+/// e^(x²)·erfc x·(1 + 2x) for x ≥ 0.49 as a polynomial in (x − 2)/(x + 2); errors 7.6e-9 and 1.1e-16.
+const fn erfc_coefficients(width: Width) -> &'static [f64] {
+    match width {
+        Width::F32 => &[
+            1.2769783865225406,
+            -0.09276376464582028,
+            -0.1660309667452831,
+            0.164048723078164,
+            -0.05420932534683546,
+            -0.008005430174509113,
+            0.008650838824325987,
+            0.0011461262492914602,
+            -0.0012544126098461591,
+            -0.000226325937141718,
+        ],
+        Width::F64 => &[
+            1.2769783815525289,
+            -0.09276382658574475,
+            -0.16603039761530755,
+            0.16405128003324196,
+            -0.05422000099069407,
+            -0.008034015073289371,
+            0.008722653835614378,
+            0.0012713387793078683,
+            -0.0014568133119761812,
+            -0.00045433878678894485,
+            0.00020636118274868236,
+            0.00015102613603214547,
+            -1.4735711858214019e-06,
+            -3.637362909216796e-05,
+            -1.3633574586966792e-05,
+            3.6006297574761343e-06,
+            5.570800921031649e-06,
+            1.629205106161679e-06,
+            -1.2138223309045353e-06,
+            -8.799677651706892e-07,
+            1.6207878472527306e-07,
+            1.2981677284905484e-07,
+        ],
+    }
+}
+
+/// 1 − erf x, accurate relative to the result: 1 − erf x left of ½, e^(−x²)·P/(1 + 2x) beyond.
+#[inline(always)]
+pub fn erfc<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    // From here on erfc rounds to 0.
+    let limit = cx.constant(match L::WIDTH {
+        Width::F32 => 11.0,
+        Width::F64 => 28.0,
+    });
+    let one = cx.constant(1.0);
+    let two = cx.constant(2.0);
+    let half = cx.constant(0.5);
+    let near = erf(cx, x);
+    let near = cx.sub(one, near);
+    let near = cx.name("near", near);
+
+    let clamped = cx.min(limit, x);
+    let clamped = cx.max(half, clamped);
+    let clamped = cx.name("clamped", clamped);
+    let numerator = cx.sub(clamped, two);
+    let denominator = cx.add(clamped, two);
+    let t = cx.div(numerator, denominator);
+    let t = cx.name("t", t);
+    let p = cx.polynomial("p", t, erfc_coefficients(L::WIDTH));
+    let scale = cx.fma(two, clamped, one);
+    let p = cx.div(p, scale);
+    let p = cx.name("p", p);
+    // e^(−x²) with what the square lost by rounding.
+    let square = cx.mul(clamped, clamped);
+    let minus = cx.neg(square);
+    let minus = cx.name("minus", minus);
+    let lost = cx.fma(clamped, clamped, minus);
+    let bell = exp(cx, minus);
+    let bell = cx.name("bell", bell);
+    let lost = cx.neg(lost);
+    let bell = cx.fma(lost, bell, bell);
+    let far = cx.mul(bell, p);
+    let is_far = cx.ge(x, half);
+    cx.select(is_far, far, near)
+}
+
+/// erfinv(x)/x in w − 2.5, w = −log(1 − x²) < 5; error 1.4e-7.
+const ERFINV_NEAR: &[f64] = &[
+    1.501409351,
+    0.2466407663,
+    -0.004177346517,
+    -0.001253758885,
+    0.0002183129798,
+    -4.380346714e-06,
+    -3.454779514e-06,
+    3.42224709e-07,
+    2.260597774e-08,
+];
+
+/// The same in √w − 4 beyond; error 7.5e-6.
+const ERFINV_FAR: &[f64] = &[
+    3.83977758,
+    1.009512221,
+    0.001323708712,
+    -0.0009433336767,
+    0.0002180211667,
+    -2.788663074e-05,
+    0.0001057629313,
+    -7.876299566e-05,
+    1.592408656e-05,
+];
+
+/// The y whose erf is x: an estimate to six digits and one step of Halley's method, which cubes its error.
+#[inline(always)]
+pub fn erfinv<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let one = cx.constant(1.0);
+    let half = cx.constant(0.5);
+    let size = cx.abs(x);
+    let size = cx.name("size", size);
+    let rest = cx.sub(one, size);
+    let rest = cx.name("rest", rest);
+    let plus = cx.add(one, size);
+    let product = cx.mul(rest, plus);
+    let w = log(cx, product);
+    let w = cx.neg(w);
+    let w = cx.name("w", w);
+    let centre = cx.constant(2.5);
+    let t = cx.sub(w, centre);
+    let near = cx.polynomial("near", t, ERFINV_NEAR);
+    let root = cx.sqrt(w);
+    let centre = cx.constant(4.0);
+    let t = cx.sub(root, centre);
+    let far = cx.polynomial("far", t, ERFINV_FAR);
+    let five = cx.constant(5.0);
+    let is_near = cx.lt(w, five);
+    let estimate = cx.select(is_near, near, far);
+    let y = cx.mul(size, estimate);
+    let y = cx.name("y", y);
+
+    // erf y − x, taken from the side that does not cancel.
+    let central = erf(cx, y);
+    let central = cx.sub(central, size);
+    let complement = erfc(cx, y);
+    let tail = cx.sub(rest, complement);
+    let is_central = cx.lt(size, half);
+    let error = cx.select(is_central, central, tail);
+    let square = cx.mul(y, y);
+    let minus = cx.neg(square);
+    let bell = exp(cx, minus);
+    let scale = cx.constant(std::f64::consts::FRAC_2_SQRT_PI);
+    let slope = cx.mul(scale, bell);
+    let step = cx.div(error, slope);
+    let step = cx.name("step", step);
+    let bend = cx.fma(y, step, one);
+    let step = cx.div(step, bend);
+    let y = cx.sub(y, step);
+    let infinity = cx.constant(f64::INFINITY);
+    let is_edge = cx.eq(size, one);
+    let y = cx.select(is_edge, infinity, y);
+    cx.with_sign_of(y, x)
 }
 
 /// gelu, erf form: `(x * 0.5) * (1 + erf(x * √½))`.

@@ -1,4 +1,4 @@
-//! The exponential and what is made of it: exp, expm1, tanh, sigmoid.
+//! The exponential and what is made of it: exp, exp2, expm1, tanh, sigmoid.
 //!
 //! All reduce x = n·ln 2 + r with |r| ≤ ½·ln 2 and share one minimax polynomial
 //! expm1(r) = r + r²·Q(r). The accuracies stated are the largest errors found by the sweeps in
@@ -104,6 +104,28 @@ pub fn exp<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     let x = cx.max(low, x);
     let x = cx.name("clamped", x);
     let (n, r) = reduce(cx, x);
+    let p = exp_reduced(cx, r);
+    cx.scale(p, n)
+}
+
+/// 2ˣ, exact for whole x, denormal results included. f32 0.95 ulp, f64 0.90 ulp.
+#[inline(always)]
+pub fn exp2<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let (low, high) = match L::WIDTH {
+        Width::F32 => (-151.0, 129.0),
+        Width::F64 => (-1076.0, 1025.0),
+    };
+    let high = cx.constant(high);
+    let low = cx.constant(low);
+    let x = cx.min(high, x);
+    let x = cx.max(low, x);
+    let x = cx.name("clamped", x);
+    let one = cx.constant(1.0);
+    let n = cx.nearest(x, one);
+    let fraction = cx.sub(x, n.float);
+    let ln2 = cx.constant(std::f64::consts::LN_2);
+    let r = cx.mul(fraction, ln2);
+    let r = cx.name("r", r);
     let p = exp_reduced(cx, r);
     cx.scale(p, n)
 }

@@ -2,7 +2,7 @@
 
 use super::lane::{Lane, Libm, Width};
 use super::scalar::{ScalarF32, ScalarF64};
-use super::{composite, error_function, exponential, logarithm};
+use super::{composite, error_function, exponential, hyperbolic, logarithm};
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $variant:ident $name:literal $arity:literal)*) => {
@@ -52,18 +52,48 @@ functions! {
     Exp "exp" 1
     /// eˣ − 1.
     Expm1 "expm1" 1
+    /// 2ˣ.
+    Exp2 "exp2" 1
     /// log x.
     Log "log" 1
     /// log(1 + x).
     Log1p "log1p" 1
+    /// log₂ x.
+    Log2 "log2" 1
+    /// log₁₀ x.
+    Log10 "log10" 1
     /// sin x.
     Sin "sin" 1
     /// cos x.
     Cos "cos" 1
+    /// tan x.
+    Tan "tan" 1
+    /// The angle whose sine is x.
+    Asin "asin" 1
+    /// The angle whose cosine is x.
+    Acos "acos" 1
+    /// The angle whose tangent is x.
+    Atan "atan" 1
+    /// The angle of the point (y, x): arguments y, x.
+    Atan2 "atan2" 2
+    /// sinh x.
+    Sinh "sinh" 1
+    /// cosh x.
+    Cosh "cosh" 1
     /// tanh x.
     Tanh "tanh" 1
+    /// The number whose sinh is x.
+    Asinh "asinh" 1
+    /// The number ≥ 0 whose cosh is x.
+    Acosh "acosh" 1
+    /// The number whose tanh is x.
+    Atanh "atanh" 1
     /// erf x.
     Erf "erf" 1
+    /// 1 − erf x.
+    Erfc "erfc" 1
+    /// The number whose erf is x.
+    Erfinv "erfinv" 1
     /// 1 / (1 + e⁻ˣ).
     Sigmoid "sigmoid" 1
     /// gelu, erf form.
@@ -78,6 +108,18 @@ functions! {
     Ceil "ceil" 1
     /// Nearest integer, ties to even.
     Round "round" 1
+    /// The integer part.
+    Trunc "trunc" 1
+    /// |x| with the sign of y.
+    Copysign "copysign" 2
+    /// The rest of x / y that has the sign of x.
+    Fmod "fmod" 2
+    /// The rest of x / y that has the sign of y.
+    Remainder "remainder" 2
+    /// ⌊x / y⌋.
+    FloorDivide "floor_divide" 2
+    /// The integer part of x / y.
+    DivTrunc "div_trunc" 2
     /// The larger argument, NaN winning.
     Maximum "maximum" 2
     /// The smaller argument, NaN winning.
@@ -113,12 +155,27 @@ impl Function {
             Function::Reciprocal => composite::reciprocal(cx, args[0]),
             Function::Exp => exponential::exp(cx, args[0]),
             Function::Expm1 => exponential::expm1(cx, args[0]),
+            Function::Exp2 => exponential::exp2(cx, args[0]),
             Function::Log => logarithm::log(cx, args[0]),
             Function::Log1p => logarithm::log1p(cx, args[0]),
+            Function::Log2 => cx.libm(Libm::Log2, args),
+            Function::Log10 => cx.libm(Libm::Log10, args),
             Function::Sin => cx.libm(Libm::Sin, args),
             Function::Cos => cx.libm(Libm::Cos, args),
+            Function::Tan => cx.libm(Libm::Tan, args),
+            Function::Asin => cx.libm(Libm::Asin, args),
+            Function::Acos => cx.libm(Libm::Acos, args),
+            Function::Atan => cx.libm(Libm::Atan, args),
+            Function::Atan2 => cx.libm(Libm::Atan2, args),
+            Function::Sinh => cx.libm(Libm::Sinh, args),
+            Function::Cosh => cx.libm(Libm::Cosh, args),
             Function::Tanh => exponential::tanh(cx, args[0]),
+            Function::Asinh => hyperbolic::asinh(cx, args[0]),
+            Function::Acosh => hyperbolic::acosh(cx, args[0]),
+            Function::Atanh => hyperbolic::atanh(cx, args[0]),
             Function::Erf => error_function::erf(cx, args[0]),
+            Function::Erfc => error_function::erfc(cx, args[0]),
+            Function::Erfinv => error_function::erfinv(cx, args[0]),
             Function::Sigmoid => exponential::sigmoid(cx, args[0]),
             Function::Gelu => error_function::gelu(cx, args[0]),
             Function::GeluTanh => error_function::gelu_tanh(cx, args[0]),
@@ -126,6 +183,12 @@ impl Function {
             Function::Floor => cx.floor(args[0]),
             Function::Ceil => composite::ceil(cx, args[0]),
             Function::Round => cx.round_ties_even(args[0]),
+            Function::Trunc => composite::trunc(cx, args[0]),
+            Function::Copysign => composite::copysign(cx, args[0], args[1]),
+            Function::Fmod => cx.libm(Libm::Fmod, args),
+            Function::Remainder => composite::remainder(cx, args[0], args[1]),
+            Function::FloorDivide => composite::floor_divide(cx, args[0], args[1]),
+            Function::DivTrunc => composite::div_trunc(cx, args[0], args[1]),
             Function::Maximum => composite::maximum(cx, args[0], args[1]),
             Function::Minimum => composite::minimum(cx, args[0], args[1]),
             Function::Pow => cx.libm(Libm::Pow, args),
@@ -139,7 +202,24 @@ impl Function {
 
     /// Whether it calls the C library, element by element.
     pub const fn calls_library(self) -> bool {
-        matches!(self, Function::Sin | Function::Cos | Function::Pow)
+        matches!(
+            self,
+            Function::Sin
+                | Function::Cos
+                | Function::Tan
+                | Function::Asin
+                | Function::Acos
+                | Function::Atan
+                | Function::Atan2
+                | Function::Sinh
+                | Function::Cosh
+                | Function::Log2
+                | Function::Log10
+                | Function::Fmod
+                | Function::Remainder
+                | Function::FloorDivide
+                | Function::Pow
+        )
     }
 
     /// Evaluates on `f32`.

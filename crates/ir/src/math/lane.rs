@@ -77,6 +77,26 @@ pub enum Libm {
     Sin,
     /// `cos(x)`.
     Cos,
+    /// `tan(x)`.
+    Tan,
+    /// `asin(x)`.
+    Asin,
+    /// `acos(x)`.
+    Acos,
+    /// `atan(x)`.
+    Atan,
+    /// `atan2(y, x)`.
+    Atan2,
+    /// `sinh(x)`.
+    Sinh,
+    /// `cosh(x)`.
+    Cosh,
+    /// `log2(x)`.
+    Log2,
+    /// `log10(x)`.
+    Log10,
+    /// `fmod(x, y)`, which is exact.
+    Fmod,
 }
 
 impl Libm {
@@ -89,6 +109,26 @@ impl Libm {
             (Libm::Sin, Width::F64) => "sin",
             (Libm::Cos, Width::F32) => "cosf",
             (Libm::Cos, Width::F64) => "cos",
+            (Libm::Tan, Width::F32) => "tanf",
+            (Libm::Tan, Width::F64) => "tan",
+            (Libm::Asin, Width::F32) => "asinf",
+            (Libm::Asin, Width::F64) => "asin",
+            (Libm::Acos, Width::F32) => "acosf",
+            (Libm::Acos, Width::F64) => "acos",
+            (Libm::Atan, Width::F32) => "atanf",
+            (Libm::Atan, Width::F64) => "atan",
+            (Libm::Atan2, Width::F32) => "atan2f",
+            (Libm::Atan2, Width::F64) => "atan2",
+            (Libm::Sinh, Width::F32) => "sinhf",
+            (Libm::Sinh, Width::F64) => "sinh",
+            (Libm::Cosh, Width::F32) => "coshf",
+            (Libm::Cosh, Width::F64) => "cosh",
+            (Libm::Log2, Width::F32) => "log2f",
+            (Libm::Log2, Width::F64) => "log2",
+            (Libm::Log10, Width::F32) => "log10f",
+            (Libm::Log10, Width::F64) => "log10",
+            (Libm::Fmod, Width::F32) => "fmodf",
+            (Libm::Fmod, Width::F64) => "fmod",
         }
     }
 }

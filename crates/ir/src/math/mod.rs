@@ -16,9 +16,11 @@ mod composite;
 mod error_function;
 mod exponential;
 mod function;
+mod hyperbolic;
 mod lane;
 mod logarithm;
 mod scalar;
+pub mod special;
 
 #[cfg(test)]
 mod accuracy;

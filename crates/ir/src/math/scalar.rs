@@ -84,6 +84,16 @@ macro_rules! scalar_lane {
                     Libm::Pow => args[0].powf(args[1]),
                     Libm::Sin => args[0].sin(),
                     Libm::Cos => args[0].cos(),
+                    Libm::Tan => args[0].tan(),
+                    Libm::Asin => args[0].asin(),
+                    Libm::Acos => args[0].acos(),
+                    Libm::Atan => args[0].atan(),
+                    Libm::Sinh => args[0].sinh(),
+                    Libm::Cosh => args[0].cosh(),
+                    Libm::Log2 => args[0].log2(),
+                    Libm::Log10 => args[0].log10(),
+                    Libm::Atan2 => args[0].atan2(args[1]),
+                    Libm::Fmod => args[0] % args[1],
                 }
             }
             #[inline(always)]

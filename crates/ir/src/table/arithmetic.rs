@@ -4,7 +4,7 @@
 #[macro_export]
 macro_rules! rows_arithmetic {
     ($callback:ident [$($rows:tt)*]) => {
-        $crate::rows_functions! { $callback [
+        $crate::rows_rounding! { $callback [
             $($rows)*
 
             // ---- pointwise: arithmetic -------------------------------------------------------------------------

@@ -17,13 +17,16 @@
 //! a macro that adds its rows to those before it and passes them on; a theme's file also holds the rules that
 //! only its rows use. What many rows share is in `types`, `gradient`, `decompose` and `samples`.
 
+pub(crate) mod activations;
 mod arithmetic;
+pub(crate) mod choices;
 mod contractions;
 mod creation;
-mod functions;
+pub(crate) mod functions;
 mod lists;
 mod nn;
-mod reductions;
+pub(crate) mod reductions;
+pub(crate) mod rounding;
 mod shapes;
 
 /// Hands every row of the op table to the macro `$callback`. See the [module](crate::table) for the grammar.

@@ -12,7 +12,7 @@ use kiln_runtime::{gemm, random};
 use crate::Tensor;
 use crate::create::allocate;
 use crate::hook::Arg;
-use crate::kernels::{self, Comparison, Logical, Operand};
+use crate::kernels::{self, Bits, Comparison, Gamma, Logical, Operand};
 use crate::storage::Guard;
 use crate::tensor::Ready;
 
@@ -22,6 +22,8 @@ pub(crate) enum Input<'a> {
     Tensor(&'a Ready),
     Number(Scalar),
 }
+
+mod integer;
 
 struct Job<'a> {
     op: &'a Op,
@@ -290,6 +292,11 @@ impl Job<'_> {
     }
 
     fn run(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        if let Some(division) = integer::division(self.op)
+            && !out.dtype.is_float()
+        {
+            return self.divide(division, out, inputs);
+        }
         if let Some(function) = function(self.op, inputs.len()) {
             return self.function(function, out, inputs);
         }
@@ -303,6 +310,14 @@ impl Job<'_> {
             Op::LogicalAnd {} => self.logical(Logical::And, out, inputs),
             Op::LogicalNot {} => self.logical(Logical::Not, out, inputs),
             Op::Where {} => self.choose(out, inputs),
+            Op::BitwiseAnd {} => self.bits(Bits::And, out, inputs),
+            Op::BitwiseOr {} => self.bits(Bits::Or, out, inputs),
+            Op::BitwiseXor {} => self.bits(Bits::Xor, out, inputs),
+            Op::BitwiseLeftShift {} => self.bits(Bits::Left, out, inputs),
+            Op::BitwiseRightShift {} => self.bits(Bits::Right, out, inputs),
+            Op::Lgamma {} => self.gamma(Gamma::Log, out, inputs),
+            Op::Digamma {} => self.gamma(Gamma::Digamma, out, inputs),
+            Op::Trigamma {} => self.gamma(Gamma::Trigamma, out, inputs),
             Op::To { .. } | Op::Clone {} | Op::Reshape { .. } => self.copy_into(out, inputs, 0),
             Op::Copy {} => self.copy_into(out, inputs, 1),
             // Other views never get here: they share their base's memory.

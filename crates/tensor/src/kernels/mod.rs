@@ -29,6 +29,8 @@ pub use convert::{arange, convert, fill};
 pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;
 pub use operand::Operand;
-pub use pointwise::{Comparison, Logical, compare, logical, pointwise, pointwise_rows, select};
+pub use pointwise::{
+    Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows, select,
+};
 pub use reduce::{Reduction, reduce};
 pub use softmax::softmax;

@@ -7,8 +7,8 @@ use super::drive::{Cost, Loop, MAX_INPUTS, Row, drive, drive_rows};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
 use super::operand::Operand;
-use kiln_ir::DType;
-use kiln_ir::math::Function;
+use kiln_ir::math::{Function, special};
+use kiln_ir::{DType, Division};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// A function that a dtype doesn't have.
@@ -19,6 +19,32 @@ pub struct Unsupported {
     pub function: &'static str,
     /// The dtype it was asked for.
     pub dtype: DType,
+}
+
+/// A function of bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bits {
+    /// Set in both.
+    And,
+    /// Set in either.
+    Or,
+    /// Set in one only.
+    Xor,
+    /// Moved up.
+    Left,
+    /// Moved down.
+    Right,
+}
+
+/// A function of the gamma family, computed in double precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gamma {
+    /// log |Γ(x)|.
+    Log,
+    /// Its derivative.
+    Digamma,
+    /// The derivative of that.
+    Trigamma,
 }
 
 /// A comparison of two numbers.
@@ -117,6 +143,87 @@ pub unsafe fn logical(connective: Logical, out: &Operand, inputs: &[&Operand]) {
     unsafe { drive(inner, Cost::Cheap, out, inputs) }
 }
 
+/// `out = left ? right`, bit by bit; shifts by less than 0 or more than 63 places move every bit out.
+///
+/// # Safety
+/// The contract of [`Operand`]; all dtypes are equal, bool (no shifts) or i64; overlap as the module says.
+pub unsafe fn bits(function: Bits, out: &Operand, left: &Operand, right: &Operand) {
+    debug_assert!(left.dtype == out.dtype && right.dtype == out.dtype);
+    let inner: Loop = match (function, out.dtype) {
+        (Bits::And, DType::Bool) => map_loop::<And, 2>,
+        (Bits::Or, DType::Bool) => map_loop::<Or, 2>,
+        (Bits::Xor, DType::Bool) => map_loop::<Xor, 2>,
+        (Bits::And, _) => map_loop::<IntAnd, 2>,
+        (Bits::Or, _) => map_loop::<IntOr, 2>,
+        (Bits::Xor, _) => map_loop::<IntXor, 2>,
+        (Bits::Left, _) => map_loop::<IntLeft, 2>,
+        (Bits::Right, _) => map_loop::<IntRight, 2>,
+    };
+    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
+    unsafe { drive(inner, Cost::Cheap, out, &[left, right]) }
+}
+
+/// `out = function(x)` for floats.
+///
+/// # Safety
+/// The contract of [`Operand`]; both dtypes are f32 or both f64; overlap as the module says.
+pub unsafe fn gamma(function: Gamma, out: &Operand, x: &Operand) {
+    let inner: Loop = match (function, out.dtype) {
+        (Gamma::Log, DType::F64) => map_loop::<LgammaF64, 1>,
+        (Gamma::Digamma, DType::F64) => map_loop::<DigammaF64, 1>,
+        (Gamma::Trigamma, DType::F64) => map_loop::<TrigammaF64, 1>,
+        (Gamma::Log, _) => map_loop::<LgammaF32, 1>,
+        (Gamma::Digamma, _) => map_loop::<DigammaF32, 1>,
+        (Gamma::Trigamma, _) => map_loop::<TrigammaF32, 1>,
+    };
+    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
+    unsafe { drive(inner, Cost::Costly, out, &[x]) }
+}
+
+/// `out = x divided by y` for integers. Stops at the first pair that has no result and returns it; what is
+/// written by then is unspecified.
+///
+/// # Safety
+/// The contract of [`Operand`]; all dtypes are i64; overlap as the module says.
+pub unsafe fn divide(division: Division, out: &Operand, x: &Operand, y: &Operand) -> Result<(), (i64, i64)> {
+    debug_assert!([out.dtype, x.dtype, y.dtype].iter().all(|&d| d == DType::I64));
+    let bad: Loop = match division {
+        Division::FloorDivide | Division::DivTrunc => map_loop::<NoQuotient, 2>,
+        Division::Remainder | Division::Fmod => map_loop::<NoRest, 2>,
+    };
+    // Checked first, so that a division in place leaves its operand as it was.
+    let mut flags = vec![0i64; out.numel()];
+    let mut strides: Vec<isize> = vec![1; out.shape.len()];
+    for d in (1..out.shape.len()).rev() {
+        strides[d - 1] = strides[d] * out.shape[d] as isize;
+    }
+    let marks = Operand { ptr: flags.as_mut_ptr().cast(), dtype: DType::I64, shape: out.shape, strides: &strides };
+    // SAFETY: the marks are dense, fresh and of out's shape; the rest is the caller's contract.
+    unsafe { drive(bad, Cost::Cheap, &marks, &[x, y]) };
+    if let Some(at) = flags.iter().position(|&flag| flag != 0) {
+        // SAFETY: an element of both, by the row-major index `at`.
+        let [x, y] = [x, y].map(|operand| unsafe {
+            let mut rest = at;
+            let mut offset = 0;
+            for (&size, &stride) in operand.shape.iter().zip(operand.strides).rev() {
+                offset += (rest % size) as isize * stride;
+                rest /= size;
+            }
+            operand.ptr.cast::<i64>().offset(offset).read()
+        });
+        return Err((x, y));
+    }
+    let inner: Loop = match division {
+        Division::FloorDivide => map_loop::<IntFloorDivide, 2>,
+        Division::DivTrunc => map_loop::<IntDivTrunc, 2>,
+        Division::Remainder => map_loop::<IntRemainder, 2>,
+        Division::Fmod => map_loop::<IntFmod, 2>,
+    };
+    // SAFETY: the loop is one for i64; the rest is the caller's contract.
+    unsafe { drive(inner, Cost::Cheap, out, &[x, y]) };
+    Ok(())
+}
+
 /// `out = condition ? a : b`, PyTorch's `where`.
 ///
 /// # Safety
@@ -135,16 +242,34 @@ pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operan
 fn cost(function: Function) -> Cost {
     match function {
         Function::Exp
+        | Function::Exp2
         | Function::Expm1
         | Function::Log
         | Function::Log1p
+        | Function::Log2
+        | Function::Log10
         | Function::Sin
         | Function::Cos
+        | Function::Tan
+        | Function::Asin
+        | Function::Acos
+        | Function::Atan
+        | Function::Atan2
+        | Function::Sinh
+        | Function::Cosh
         | Function::Tanh
+        | Function::Asinh
+        | Function::Acosh
+        | Function::Atanh
         | Function::Erf
+        | Function::Erfc
+        | Function::Erfinv
         | Function::Sigmoid
         | Function::Gelu
         | Function::GeluTanh
+        | Function::Fmod
+        | Function::Remainder
+        | Function::FloorDivide
         | Function::Pow => Cost::Costly,
         Function::Add
         | Function::Sub
@@ -160,6 +285,9 @@ fn cost(function: Function) -> Cost {
         | Function::Floor
         | Function::Ceil
         | Function::Round
+        | Function::Trunc
+        | Function::Copysign
+        | Function::DivTrunc
         | Function::Maximum
         | Function::Minimum
         | Function::Lerp
@@ -174,9 +302,10 @@ macro_rules! function_table {
     ($function:expr, $inner:ident) => {
         function_table!(
             $function, $inner:
-            Add Sub Mul Div Neg Abs Square Sqrt Rsqrt Reciprocal Exp Expm1 Log Log1p Sin Cos Tanh Erf
-            Sigmoid Gelu GeluTanh Relu Floor Ceil Round Maximum Minimum Pow Lerp Addcmul Addcdiv
-            AddAlpha SubAlpha
+            Add Sub Mul Div Neg Abs Square Sqrt Rsqrt Reciprocal Exp Exp2 Expm1 Log Log1p Log2 Log10
+            Sin Cos Tan Asin Acos Atan Atan2 Sinh Cosh Tanh Asinh Acosh Atanh Erf Erfc Erfinv
+            Sigmoid Gelu GeluTanh Relu Floor Ceil Round Trunc Copysign Fmod Remainder FloorDivide
+            DivTrunc Maximum Minimum Pow Lerp Addcmul Addcdiv AddAlpha SubAlpha
         )
     };
     ($function:expr, $inner:ident: $($variant:ident)*) => {
@@ -317,7 +446,7 @@ macro_rules! maps {
             type Out = $out;
             #[inline(always)]
             fn map([$a, $b, $c, _]: [$in; MAX_INPUTS]) -> $out {
-                let _ = ($b, $c);
+                let _ = ($a, $b, $c);
                 $body
             }
         }
@@ -328,6 +457,24 @@ maps! {
     And: Bool => Bool, |a, b, c| a & b;
     Or: Bool => Bool, |a, b, c| a | b;
     Not: Bool => Bool, |a, b, c| a ^ 1;
+    Xor: Bool => Bool, |a, b, c| a ^ b;
+    IntAnd: i64 => i64, |a, b, c| a & b;
+    IntOr: i64 => i64, |a, b, c| a | b;
+    IntXor: i64 => i64, |a, b, c| a ^ b;
+    IntLeft: i64 => i64, |a, b, c| if (0..64).contains(&b) { a << b } else { 0 };
+    IntRight: i64 => i64, |a, b, c| a >> if (0..64).contains(&b) { b } else { 63 };
+    NoQuotient: i64 => i64, |a, b, c| i64::from((b == 0) | ((b == -1) & (a == i64::MIN)));
+    NoRest: i64 => i64, |a, b, c| i64::from(b == 0);
+    IntFloorDivide: i64 => i64, |a, b, c| Division::FloorDivide.checked(a, b).unwrap_or(0);
+    IntDivTrunc: i64 => i64, |a, b, c| Division::DivTrunc.checked(a, b).unwrap_or(0);
+    IntRemainder: i64 => i64, |a, b, c| Division::Remainder.checked(a, b).unwrap_or(0);
+    IntFmod: i64 => i64, |a, b, c| Division::Fmod.checked(a, b).unwrap_or(0);
+    LgammaF32: f32 => f32, |a, b, c| special::lgamma(f64::from(a)) as f32;
+    LgammaF64: f64 => f64, |a, b, c| special::lgamma(a);
+    DigammaF32: f32 => f32, |a, b, c| special::digamma(f64::from(a)) as f32;
+    DigammaF64: f64 => f64, |a, b, c| special::digamma(a);
+    TrigammaF32: f32 => f32, |a, b, c| special::trigamma(f64::from(a)) as f32;
+    TrigammaF64: f64 => f64, |a, b, c| special::trigamma(a);
     IntAdd: i64 => i64, |a, b, c| a.wrapping_add(b);
     IntSub: i64 => i64, |a, b, c| a.wrapping_sub(b);
     IntMul: i64 => i64, |a, b, c| a.wrapping_mul(b);
@@ -373,7 +520,7 @@ fn i64_loop(function: Function) -> Option<Loop> {
         Function::Abs => map_loop::<IntAbs, 1>,
         Function::Square => map_loop::<IntSquare, 1>,
         Function::Relu => map_loop::<IntRelu, 1>,
-        Function::Floor | Function::Ceil | Function::Round => map_loop::<IntIdentity, 1>,
+        Function::Floor | Function::Ceil | Function::Round | Function::Trunc => map_loop::<IntIdentity, 1>,
         Function::Maximum => map_loop::<IntMaximum, 2>,
         Function::Minimum => map_loop::<IntMinimum, 2>,
         Function::Pow => map_loop::<IntPow, 2>,
@@ -384,13 +531,33 @@ fn i64_loop(function: Function) -> Option<Loop> {
         | Function::Rsqrt
         | Function::Reciprocal
         | Function::Exp
+        | Function::Exp2
         | Function::Expm1
         | Function::Log
         | Function::Log1p
+        | Function::Log2
+        | Function::Log10
         | Function::Sin
         | Function::Cos
+        | Function::Tan
+        | Function::Asin
+        | Function::Acos
+        | Function::Atan
+        | Function::Atan2
+        | Function::Sinh
+        | Function::Cosh
         | Function::Tanh
+        | Function::Asinh
+        | Function::Acosh
+        | Function::Atanh
+        | Function::Copysign
+        | Function::Fmod
+        | Function::Remainder
+        | Function::FloorDivide
+        | Function::DivTrunc
         | Function::Erf
+        | Function::Erfc
+        | Function::Erfinv
         | Function::Sigmoid
         | Function::Gelu
         | Function::GeluTanh

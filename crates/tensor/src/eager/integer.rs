@@ -1,0 +1,45 @@
+//! Eager: bits, the divisions of integers, and the gamma family.
+
+use kiln_ir::{Division, Op, Result, Why};
+
+use super::{Input, Job};
+use crate::kernels::{self, Bits, Gamma};
+use crate::tensor::Ready;
+
+/// The division of integers that an op stands for.
+pub(super) fn division(op: &Op) -> Option<Division> {
+    Some(match op {
+        Op::FloorDivide {} => Division::FloorDivide,
+        Op::DivTrunc {} => Division::DivTrunc,
+        Op::Remainder {} => Division::Remainder,
+        Op::Fmod {} => Division::Fmod,
+        Op::IntegerDivision { division } => *division,
+        _ => return None,
+    })
+}
+
+impl Job<'_> {
+    pub(super) fn divide(&self, division: Division, out: &Ready, inputs: &[Input]) -> Result<()> {
+        // SAFETY: as in `function`; integers are i64.
+        let done = self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+            kernels::divide(division, out, inputs[0], inputs[1])
+        })?;
+        done.map_err(|(x, y)| {
+            self.op.error(self.tys, Why::Division { x, y }, self.loc).named(division.name())
+        })
+    }
+
+    pub(super) fn bits(&self, function: Bits, out: &Ready, inputs: &[Input]) -> Result<()> {
+        // SAFETY: as in `function`; the type rule lets truth values and integers through only.
+        self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+            kernels::bits(function, out, inputs[0], inputs[1]);
+        })
+    }
+
+    pub(super) fn gamma(&self, function: Gamma, out: &Ready, inputs: &[Input]) -> Result<()> {
+        // SAFETY: as in `function`; results are floats.
+        self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+            kernels::gamma(function, out, inputs[0]);
+        })
+    }
+}
