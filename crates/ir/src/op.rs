@@ -2,6 +2,7 @@
 
 use crate::eval::{alpha, alpha_int, erf, eval_gelu, int_pow, nan_max, power_class};
 use crate::math::Function;
+use crate::table::{contractions, convolution, nn, norms, resample};
 use crate::{
     Approximate, Attribute, DType, Device, Dims, Emit, Error, Eval, Loc, OpError, Reduction, Result, Sample,
     Scalar, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,

@@ -15,18 +15,18 @@ fn one(ty: impl Into<Ty>) -> Rule {
     Ok(smallvec![ty.into()])
 }
 
-fn tensor<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
+pub(crate) fn tensor<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     args[i].as_tensor().ok_or(Why::Operand { argument, expected: "a tensor" })
 }
 
-fn checked(ty: TensorTy) -> Rule {
+pub(crate) fn checked(ty: TensorTy) -> Rule {
     match ty.shape.checked_numel().and_then(|n| n.checked_mul(ty.dtype.size())) {
         Some(bytes) if bytes <= isize::MAX as usize => one(ty),
         _ => Err(Why::TooLarge { shape: ty.shape }),
     }
 }
 
-fn common_device(args: &[Ty]) -> Result<Device, Why> {
+pub(crate) fn common_device(args: &[Ty]) -> Result<Device, Why> {
     let mut device = None;
     for t in args.iter().filter_map(Ty::as_tensor) {
         match device {
@@ -253,7 +253,7 @@ fn matrix<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a Te
     Ok(t)
 }
 
-fn same_dtype(argument: &'static str, x: &TensorTy, y: &TensorTy) -> Result<(), Why> {
+pub(crate) fn same_dtype(argument: &'static str, x: &TensorTy, y: &TensorTy) -> Result<(), Why> {
     match x.dtype == y.dtype {
         true if x.dtype == DType::Bool => {
             Err(Why::DType { argument, expected: "a number", got: DType::Bool })

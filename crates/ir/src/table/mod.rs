@@ -18,12 +18,15 @@
 //! only its rows use. What many rows share is in `types`, `gradient`, `decompose` and `samples`.
 
 mod arithmetic;
-mod contractions;
+pub(crate) mod contractions;
+pub(crate) mod convolution;
 mod creation;
 mod functions;
 mod lists;
-mod nn;
+pub(crate) mod nn;
+pub(crate) mod norms;
 mod reductions;
+pub mod resample;
 mod shapes;
 
 /// Hands every row of the op table to the macro `$callback`. See the [module](crate::table) for the grammar.
