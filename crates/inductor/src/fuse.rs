@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::WhyNot;
-use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, lower_group};
+use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
 use crate::table::Table;
 use crate::views::{View, is_row_major, view_of};
 
@@ -186,8 +186,11 @@ impl<'g> Fusion<'g> {
                 continue;
             }
             match &node.op {
-                Op::Mm {} | Op::GatherBackward { .. } | Op::List {} => {
+                op if is_library(op) || matches!(op, Op::List {}) => {
                     for &arg in &node.args {
+                        if !self.is_tensor(arg) {
+                            continue;
+                        }
                         let base = match node.op {
                             Op::List {} => self.element(arg).base,
                             _ => self.base(arg),
@@ -490,9 +493,7 @@ impl<'g> Fusion<'g> {
         units.extend((0..self.tables.len()).map(Unit::Table));
         for n in (0..self.graph.nodes.len()).filter(|&n| self.live[n]) {
             let op = &self.graph.nodes[n].op;
-            let by_library =
-                matches!(op, Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. });
-            if by_library {
+            if is_library(op) {
                 units.push(Unit::Library(n));
             }
         }

@@ -44,7 +44,7 @@ fn tensor(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Result<Tensor, Error>
         2 if rank > 0 => {
             let mut wider = vec![2];
             wider.extend(shape);
-            base.expand(wider)
+            base.expand(&wider[..])
         }
         _ => Ok(base),
     }

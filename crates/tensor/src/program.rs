@@ -198,8 +198,11 @@ impl Executable {
                     shape: &ready.layout.shape,
                     strides: &ready.layout.strides,
                 };
-                // SAFETY: as above; the result has the buffer's shape by the type rule.
-                unsafe { kernels::convert(&operand(out, pointers), &from) };
+                // The buffer is dense, but may have a later reshape's shape.
+                let dense = Layout::contiguous(ready.layout.shape.clone());
+                let to = Operand { shape: &dense.shape, strides: &dense.strides, ..operand(out, pointers) };
+                // SAFETY: as above; the buffer has as many elements of the result's dtype by the type rule.
+                unsafe { kernels::convert(&to, &from) };
             }
         }
         Ok(())

@@ -7,6 +7,9 @@
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
 //! | [`softmax`]   | softmax and log_softmax along a dim                                      |
 //! | [`nll`]       | the gather of nll_loss                                                   |
+//! | [`product`]   | matrix products in batches                                               |
+//! | [`norm`]      | normalisation over groups, forward and backward                          |
+//! | [`resample`]  | pooling and resizing of planes                                           |
 //!
 //! An [`Operand`] is a pointer with dtype, sizes and strides. Every kernel is `unsafe` for the same
 //! reason, stated once in [`Operand`]; each says in addition how operands may overlap.
@@ -18,9 +21,12 @@ mod drive;
 mod element;
 mod isa;
 pub mod nll;
+pub mod norm;
 mod operand;
 pub mod pointwise;
+pub mod product;
 pub mod reduce;
+pub mod resample;
 pub mod softmax;
 #[cfg(test)]
 mod tests;
@@ -30,7 +36,9 @@ pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;
 pub use operand::Operand;
 pub use pointwise::{
-    Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows, select,
+    Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,
+    select,
 };
+pub use product::bmm;
 pub use reduce::{Reduction, reduce};
 pub use softmax::softmax;
