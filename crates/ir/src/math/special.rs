@@ -109,6 +109,9 @@ pub fn digamma(x: f64) -> f64 {
 
 /// The derivative of [`digamma`].
 pub fn trigamma(x: f64) -> f64 {
+    if x == f64::NEG_INFINITY {
+        return f64::NAN;
+    }
     if x <= 0.0 && x == x.floor() {
         return f64::INFINITY;
     }

@@ -1,7 +1,7 @@
 //! Rows: limits, signs, tests of numbers, and fillings.
 
 use crate::decompose::one as result;
-use crate::gradient::{Cx, Grads, g};
+use crate::gradient::{self, Cx, Grads, g};
 use crate::samples::{self, ALL, Any, FLOATS, Fixed, NUMBERS, Number, binary_on, calls, t, with_op};
 use crate::table::functions::promoted;
 use crate::types::{Rule, broadcast_all, one, tensor};
@@ -188,45 +188,58 @@ pub(crate) fn clamp_max_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Valu
     result(cx.minimum(args[0], args[1]))
 }
 
-pub(crate) fn clamp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // x inside the limits (edges count), the limit that took its place else; max wins over min.
-    let (g, x, min, max) = (g!(call), call.inputs[0], call.inputs[1], call.inputs[2]);
-    let zero = cx.number(0.0)?;
-    let gx = match call.wants(0) {
-        true => {
-            let (above, below) = (cx.ge(x, min)?, cx.le(x, max)?);
-            let inside = cx.logical_and(above, below)?;
-            Some(cx.where_(inside, g, zero)?)
-        }
-        false => None,
-    };
-    let gmin = match call.wants(1) {
-        true => {
-            let (ordered, less) = (cx.lt(min, max)?, cx.lt(x, min)?);
-            let hit = cx.logical_and(ordered, less)?;
-            Some(cx.where_(hit, g, zero)?)
-        }
-        false => None,
-    };
-    let gmax = match call.wants(2) {
-        true => {
-            let (crossed, more) = (cx.lt(max, min)?, cx.gt(x, max)?);
-            let hit = cx.logical_or(crossed, more)?;
-            Some(cx.where_(hit, g, zero)?)
-        }
-        false => None,
-    };
-    Ok(vec![gx, gmin, gmax])
+/// A limit that is a number lets the gradient through where x is beyond it, not on it; one that is a tensor
+/// shares it with x where they are equal, as maximum and minimum do.
+fn is_number(cx: Cx<'_>, limit: Value) -> bool {
+    matches!(cx.ty(limit), Ty::Scalar(_))
 }
 
-/// x where it keeps its place, the limit elsewhere.
+pub(crate) fn clamp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, x, min, max) = (g!(call), call.inputs[0], call.inputs[1], call.inputs[2]);
+    if is_number(cx, min) && is_number(cx, max) {
+        let (above, below, zero) = (cx.gt(x, min)?, cx.lt(x, max)?, cx.number(0.0)?);
+        let inside = cx.logical_and(above, below)?;
+        return Ok(vec![Some(cx.where_(inside, g, zero)?), None, None]);
+    }
+    let raised = cx.maximum(x, min)?;
+    let lowered = step(cx, &Op::Minimum {}, gradient::minimum, [raised, max], g, [true, call.wants(2)])?;
+    let Some(g) = lowered[0] else { return Ok(vec![None; 3]) };
+    let parts = step(cx, &Op::Maximum {}, gradient::maximum, [x, min], g, [call.wants(0), call.wants(1)])?;
+    // Limits that are equal share nothing: x, min or max has it all.
+    let (g, zero, narrow) = (g!(call), cx.number(0.0)?, cx.eq(min, max)?);
+    let holders = [cx.eq(x, min)?, cx.lt(x, min)?, cx.gt(x, max)?];
+    let mut grads = Vec::new();
+    for (holds, part) in holders.into_iter().zip([parts[0], parts[1], lowered[1]]) {
+        grads.push(match part {
+            Some(part) => {
+                let all = cx.where_(holds, g, zero)?;
+                Some(cx.where_(narrow, all, part)?)
+            }
+            None => None,
+        });
+    }
+    Ok(grads)
+}
+
+/// The gradients of one step of several.
+fn step(
+    cx: Cx<'_>,
+    op: &Op,
+    rule: crate::op::GradFn,
+    inputs: [Value; 2],
+    g: Value,
+    needs: [bool; 2],
+) -> Grads {
+    rule(cx, &GradCall { op, inputs: &inputs, outputs: &[], grads: &[Some(g)], needs: &needs })
+}
+
 fn limit(cx: Cx<'_>, call: &GradCall<'_>, lower: bool) -> Grads {
-    let (g, x, limit, zero) = (g!(call), call.inputs[0], call.inputs[1], cx.number(0.0)?);
-    let kept = if lower { cx.ge(x, limit)? } else { cx.le(x, limit)? };
-    let gx = if call.wants(0) { Some(cx.where_(kept, g, zero)?) } else { None };
-    let beyond = if lower { cx.lt(x, limit)? } else { cx.gt(x, limit)? };
-    let glimit = if call.wants(1) { Some(cx.where_(beyond, g, zero)?) } else { None };
-    Ok(vec![gx, glimit])
+    let (g, x, limit) = (g!(call), call.inputs[0], call.inputs[1]);
+    if is_number(cx, limit) {
+        let (inside, zero) = (if lower { cx.gt(x, limit)? } else { cx.lt(x, limit)? }, cx.number(0.0)?);
+        return Ok(vec![Some(cx.where_(inside, g, zero)?), None]);
+    }
+    if lower { gradient::maximum(cx, call) } else { gradient::minimum(cx, call) }
 }
 
 pub(crate) fn clamp_min(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
