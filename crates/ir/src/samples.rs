@@ -42,8 +42,18 @@ use Domain::{Any, Index, NonZero, Positive};
 use SampleArg::{Fixed, Number, Tensor};
 
 const ALL: &[DType] = &DType::ALL;
-const NUMBERS: &[DType] = &[DType::I64, DType::F32, DType::F64];
-const FLOATS: &[DType] = &[DType::F32, DType::F64];
+const NUMBERS: &[DType] = &[
+    DType::U8,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::F16,
+    DType::BF16,
+    DType::F32,
+    DType::F64,
+];
+const FLOATS: &[DType] = &[DType::F16, DType::BF16, DType::F32, DType::F64];
 
 const UNARY_SHAPES: &[&[usize]] = &[&[], &[0], &[5], &[3, 1], &[4, 37], &[2, 3, 17]];
 const BINARY_SHAPES: &[(&[usize], &[usize])] = &[
@@ -411,6 +421,12 @@ pub(crate) fn arange() -> Vec<Sample> {
             op(19, DType::F32),
             &[DType::F32],
             vec![Number(Scalar::Float(0.5)), Number(Scalar::Float(0.25))],
+        ),
+        with_op(op(300, DType::U8), &[DType::F32], vec![Number(Scalar::Int(-3)), Number(Scalar::Int(2))]),
+        with_op(
+            op(19, DType::F16),
+            &[DType::F32],
+            vec![Number(Scalar::Float(0.5)), Number(Scalar::Float(0.3))],
         ),
         with_op(op(0, DType::F64), &[DType::F32], vec![Number(Scalar::Int(0)), Number(Scalar::Int(1))]),
     ]

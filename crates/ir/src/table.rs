@@ -207,7 +207,8 @@ macro_rules! op_table {
 
             /// Matrix product of [m, k] and [k, n]
             [contraction mm _none] "mm" Mm (x, y) () {}
-                { ty: types::mm, grad: Grad::Fn(gradient::mm), saves: Saves::Inputs, eval: Eval::Structural,
+                { ty: types::mm, grad: Grad::Fn(gradient::mm), saves: Saves::Inputs, decompose: Some(decompose::contraction),
+                  eval: Eval::Structural,
                   samples: samples::mm };
             /// input + x · y
             [contraction addmm _none] "addmm" Addmm (input, x, y) () {}
@@ -269,10 +270,10 @@ macro_rules! op_table {
                 { ty: types::arange, grad: Grad::Zero, eval: Eval::Structural, samples: samples::arange };
             /// Uniform random numbers in [0, 1)
             [random rand _none] "rand" Rand (seed, offset) () { shape: Shape, dtype: DType, device: Device }
-                { ty: types::random, grad: Grad::Zero, eval: Eval::Structural, samples: samples::none };
+                { ty: types::random, grad: Grad::Zero, decompose: Some(decompose::random), eval: Eval::Structural, samples: samples::none };
             /// Standard normal random numbers
             [random randn _none] "randn" Randn (seed, offset) () { shape: Shape, dtype: DType, device: Device }
-                { ty: types::random, grad: Grad::Zero, eval: Eval::Structural, samples: samples::none };
+                { ty: types::random, grad: Grad::Zero, decompose: Some(decompose::random), eval: Eval::Structural, samples: samples::none };
             /// Uniform random numbers in [low, high)
             [random uniform _none] "uniform" Uniform (low, high, seed, offset) () { shape: Shape, dtype: DType, device: Device }
                 { ty: types::uniform, grad: Grad::Zero, level: Level::Composite, decompose: Some(decompose::uniform),

@@ -49,9 +49,13 @@ pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
     match op {
         Op::Add {} | Op::Sub {} => args.len() == 2,
         Op::Sum { dims, keepdim } => {
-            !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(|t| t.dtype != DType::Bool)
+            let summed = |t: &TensorTy| t.dtype.is_float() || t.dtype == DType::I64;
+            !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(summed)
         }
         Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
+        // Library calls know the types in which elements are computed.
+        Op::Mm {} => args[0].as_tensor().is_some_and(|t| !t.dtype.is_narrow()),
+        Op::Rand { dtype, .. } | Op::Randn { dtype, .. } => !dtype.is_narrow(),
         other => other.row().level == Level::Prim && other.row().decompose.is_none(),
     }
 }

@@ -205,6 +205,7 @@ fn negated(cx: &Rewriter<'_>, value: Value) -> Option<Value> {
 fn inverse_power_of_two(c: Scalar, out: &Ty) -> Option<f64> {
     let most = match float_dtype(out)? {
         DType::F64 => 1000,
+        DType::F16 => 14,
         _ => 120,
     };
     let c = c.as_f64();

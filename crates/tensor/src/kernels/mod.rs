@@ -17,6 +17,7 @@ pub mod convert;
 mod drive;
 mod element;
 mod isa;
+mod narrow;
 pub mod nll;
 mod operand;
 pub mod pointwise;

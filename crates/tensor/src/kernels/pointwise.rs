@@ -1,9 +1,10 @@
 //! Pointwise kernels: scalar functions, comparisons, logic and `where`.
 //!
 //! All operands of a call have one shape (broadcast by stride 0) and, but for the booleans of comparisons
-//! and conditions, one dtype. The output may be the same elements as an input; otherwise it overlaps none.
+//! and conditions, one dtype; of a function and a comparison an input may also have the computing type of that
+//! dtype. The output may be the same elements as an input; otherwise it overlaps none.
 
-use super::drive::{Cost, Loop, MAX_INPUTS, Row, drive, drive_rows};
+use super::drive::{Cost, Form, Loop, MAX_INPUTS, Row, drive, drive_rows};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
 use super::operand::Operand;
@@ -47,7 +48,7 @@ pub enum Logical {
     Not,
 }
 
-/// `out = function(inputs…)`: f32 and f64 have every function; i64 has the arithmetic ones, wrapping, with
+/// `out = function(inputs…)`: floats have every function; integers have the arithmetic ones, wrapping, with
 /// `pow` for exponents ≥ 0 (a negative one gives what the integer quotient 1/xⁿ is); bool has add and
 /// maximum (or), mul and minimum (and).
 ///
@@ -57,19 +58,17 @@ pub enum Logical {
 /// The contract of [`Operand`]; all dtypes are equal; overlap as the module says.
 pub unsafe fn pointwise(function: Function, out: &Operand, inputs: &[&Operand]) -> Result<(), Unsupported> {
     debug_assert_eq!(inputs.len(), function.arity());
-    debug_assert!(inputs.iter().all(|i| i.dtype == out.dtype));
-    let inner = match out.dtype {
+    debug_assert!(inputs.iter().all(|i| i.dtype.computing() == out.dtype.computing()));
+    let inner = match out.dtype.computing() {
         DType::F32 => f32_loop(function),
         DType::F64 => f64_loop(function),
-        DType::I64 => {
-            i64_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?
-        }
         DType::Bool => {
             bool_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?
         }
+        _ => i64_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?,
     };
-    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, cost(function), out, inputs) };
+    // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
+    unsafe { drive(inner, Form::Computing, cost(function), out, inputs) };
     Ok(())
 }
 
@@ -93,15 +92,15 @@ pub unsafe fn pointwise_rows(function: Function, rows: &[Row]) {
 /// # Safety
 /// The contract of [`Operand`]; the inputs have one dtype, the output is bool; overlap as the module says.
 pub unsafe fn compare(comparison: Comparison, out: &Operand, left: &Operand, right: &Operand) {
-    debug_assert!(out.dtype == DType::Bool && left.dtype == right.dtype);
-    let inner = match left.dtype {
+    debug_assert!(out.dtype == DType::Bool && left.dtype.computing() == right.dtype.computing());
+    let inner = match left.dtype.computing() {
         DType::F32 => compare_loop::<f32>(comparison),
         DType::F64 => compare_loop::<f64>(comparison),
-        DType::I64 => compare_loop::<i64>(comparison),
         DType::Bool => compare_loop::<Bool>(comparison),
+        _ => compare_loop::<i64>(comparison),
     };
-    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, &[left, right]) }
+    // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
+    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
 }
 
 /// `out = connective(inputs…)` on booleans; `Not` takes one input.
@@ -114,7 +113,7 @@ pub unsafe fn logical(connective: Logical, out: &Operand, inputs: &[&Operand]) {
         Logical::Not => map_loop::<Not, 1>,
     };
     // SAFETY: the loop is one for bool; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, inputs) }
+    unsafe { drive(inner, Form::Memory, Cost::Cheap, out, inputs) }
 }
 
 /// `out = condition ? a : b`, PyTorch's `where`.
@@ -125,11 +124,12 @@ pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operan
     debug_assert!(condition.dtype == DType::Bool && a.dtype == out.dtype && b.dtype == out.dtype);
     let inner: Loop = match out.dtype.size() {
         1 => select_loop::<u8>,
+        2 => select_loop::<u16>,
         4 => select_loop::<u32>,
         _ => select_loop::<u64>,
     };
     // SAFETY: the loop is one for elements of this size; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, &[condition, a, b]) }
+    unsafe { drive(inner, Form::Memory, Cost::Cheap, out, &[condition, a, b]) }
 }
 
 fn cost(function: Function) -> Cost {

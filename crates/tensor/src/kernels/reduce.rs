@@ -28,21 +28,21 @@ pub enum Reduction {
 /// `out` has the input's dims without the reduced ones, in order, contiguous.
 ///
 /// # Safety
-/// The contract of [`Operand`]; dims are distinct and in range; the output has the input's dtype (i64 for a
-/// sum of booleans) and overlaps nothing.
+/// The contract of [`Operand`]; dims are distinct and in range; the input's dtype is not narrow, the output has
+/// it too (i64 for a sum of booleans) and overlaps nothing.
 pub unsafe fn reduce(reduction: Reduction, out: &Operand, input: &Operand, dims: &[usize]) {
-    debug_assert!(out.is_contiguous());
+    debug_assert!(out.is_contiguous() && !input.dtype.is_narrow());
     // SAFETY: the caller's contract; each reducer fits the input's dtype.
     unsafe {
-        match (reduction, input.dtype) {
+        match (reduction, input.dtype.computing()) {
             (Reduction::Sum, DType::F32) => run::<SumF32>(out, input, dims),
             (Reduction::Sum, DType::F64) => run::<SumF64>(out, input, dims),
-            (Reduction::Sum, DType::I64) => run::<SumI64>(out, input, dims),
             (Reduction::Sum, DType::Bool) => run::<CountBool>(out, input, dims),
+            (Reduction::Sum, _) => run::<SumI64>(out, input, dims),
             (Reduction::Amax, DType::F32) => run::<AmaxF32>(out, input, dims),
             (Reduction::Amax, DType::F64) => run::<AmaxF64>(out, input, dims),
-            (Reduction::Amax, DType::I64) => run::<AmaxI64>(out, input, dims),
             (Reduction::Amax, DType::Bool) => run::<AmaxBool>(out, input, dims),
+            (Reduction::Amax, _) => run::<AmaxI64>(out, input, dims),
         }
     }
 }
