@@ -249,9 +249,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 }
                 let dtype = self.buffers[buffer.index()].dtype;
                 let mut value = root.expr;
-                if kernel.exprs[value].dtype != dtype {
+                if kernel.exprs[value].dtype != dtype.computing() {
                     let kind = ExprKind::Apply(Operation::Convert, smallvec::smallvec![value]);
-                    kernel.exprs.push(crate::loops::Expr { dtype, kind });
+                    kernel.exprs.push(crate::loops::Expr { dtype: dtype.computing(), kind });
                     value = kernel.exprs.len() - 1;
                 }
                 let offset = offset + std::mem::take(&mut index.constant);
