@@ -280,6 +280,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 && index.constant != 0
             {
                 let slot = BufferRef { buffer: slots[*buffer].buffer, offset: index.constant };
+                let dtype = kernel.buffers[*buffer];
                 index.constant = 0;
                 let at = slots.iter().position(|s| *s == slot).unwrap_or_else(|| {
                     slots.push(slot);
@@ -287,7 +288,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 });
                 *buffer = at;
                 if at == kernel.buffers.len() {
-                    kernel.buffers.push(kernel.exprs[e].dtype);
+                    kernel.buffers.push(dtype);
                 }
             }
         }

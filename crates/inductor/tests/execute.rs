@@ -307,6 +307,15 @@ fn narrow_dtypes() {
                 &[(0, &[1, 40])],
             );
         }
+        // Part of a row: the kernel's pointer starts inside the buffer.
+        check_text(&format!(
+            "graph(%0: {dtype}[9, 20]) {{
+  %1 = slice(%0) {{dim: 1, start: 3, end: 17, step: 2}} : {dtype}[9, 7]
+  %2 = add(%1, %1) : {dtype}[9, 7]
+  %3 = slice(%2) {{dim: 0, start: 2, end: 7, step: 1}} : {dtype}[5, 7]
+  return %2, %3
+}}"
+        ));
         // A row and a column repeated, and a transposed operand.
         check_strided(
             &format!(

@@ -382,10 +382,13 @@ impl Job<'_> {
     }
 
     /// Whether a kernel knows computing types only and an operand is of a narrow dtype. Kernels that work
-    /// element by element widen on the way, those that move elements never look at them.
+    /// element by element and the commonest reductions widen on the way, those that move elements never look
+    /// at them.
     fn is_widened(&self, out: &Ready, inputs: &[Input]) -> bool {
         let computes = match self.op.row().class {
-            Class::Reduction | Class::Random | Class::Contraction | Class::Composite => true,
+            Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
+            Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
+            Class::Random | Class::Contraction => true,
             Class::Index => matches!(self.op, Op::GatherBackward { .. }),
             Class::Pointwise | Class::View | Class::Create | Class::Constant | Class::List => false,
         };
@@ -481,6 +484,15 @@ impl Job<'_> {
     }
 
     fn mean(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
+        if out.dtype.is_narrow() {
+            // A sum of halves could overflow where the mean does not.
+            let ty = TensorTy { dtype: out.dtype.computing(), ..out.ty() };
+            let wide = allocate(&ty, self.op.name(), self.loc)?;
+            self.mean(&wide, inputs, dims)?;
+            // SAFETY: both are fresh and of one shape.
+            unsafe { kernels::convert(&operand(out), &operand(&wide)) };
+            return Ok(());
+        }
         self.reduce(kernels::Reduction::Sum, out, inputs, dims)?;
         let shape = &self.tensor(inputs, 0)?.layout.shape;
         let count: usize = dims.iter().map(|&d| shape[d]).product();

@@ -26,7 +26,7 @@ pub use autograd::{enable_grad, grad_enabled, no_grad};
 pub use dispatch::{check_in_place, execute, run_op, with_module};
 pub use expr::Expr;
 pub use host::Element;
-pub use kiln_ir::{Approximate, DType, Device, Error, Reduction, Result, Scalar, Shape};
+pub use kiln_ir::{Approximate, DType, Device, Error, Reduction, Result, Scalar, Shape, bf16, f16};
 pub use list::TensorList;
 pub use methods::{IntoDims, IntoShape, Operand};
 pub use random::manual_seed;
