@@ -273,8 +273,8 @@ impl Job<'_> {
     }
 
     fn compare(&self, comparison: Comparison, out: &Ready, inputs: &[Input]) -> Result<()> {
-        // SAFETY: as in `function`; the output is bool.
         let dtype = result_dtype(self.tys);
+        // SAFETY: as in `function`; the output is bool.
         self.pointwise(dtype, number_dtype(dtype), out, inputs, |out, inputs| unsafe {
             kernels::compare(comparison, out, inputs[0], inputs[1]);
         })
