@@ -5,6 +5,7 @@
 mod support;
 
 use kiln_inductor::{Options, Place, Step};
+use kiln_ir::math::c::CIsa;
 use kiln_ir::{DType, Graph, Scalar, Shape};
 use support::naive::{Tensor, Val};
 use support::{Random, Run, best_isa, check_run, check_strided, check_text, compile};
@@ -287,6 +288,15 @@ fn narrow_dtypes() {
   return %8, %7
 }}"
         ));
+        let text = format!(
+            "graph(%0: {dtype}[133], %1: {dtype}[133]) {{ %2 = mul(%0, %1) : {dtype}[133] return %2 }}"
+        );
+        let graph: Graph = text.parse().unwrap();
+        for isa in [CIsa::Plain, CIsa::Avx2] {
+            if isa == CIsa::Plain || best_isa() != CIsa::Plain {
+                check_run(&graph, &Options::dense(&graph, isa, 2), &Random(5).inputs(&graph));
+            }
+        }
         for (dims, left) in [("[1]", "[40]"), ("[0]", "[70]"), ("[0, 1]", "[]")] {
             // Integers are summed as i64.
             let (summed, sum) = match dtype.is_float() {
@@ -358,25 +368,35 @@ fn conversions() {
         };
         let n = data.len();
         let input = Val::Tensor(Tensor { dtype: from, shape: Shape::from([n]), data: data.clone() });
-        // One kernel for all targets would hide one conversion behind another's lanes.
-        for to in DType::ALL.into_iter().filter(|&to| to != from) {
-            let text =
-                format!("graph(%0: {from}[{n}]) {{ %1 = to(%0) {{dtype: {to}}} : {to}[{n}] return %1 }}");
-            let graph: Graph = text.parse().unwrap();
-            let options = Options::dense(&graph, best_isa(), 2);
+        let others: Vec<DType> = DType::ALL.into_iter().filter(|&to| to != from).collect();
+        let (mut nodes, mut results) = (String::new(), Vec::new());
+        for (i, to) in others.iter().enumerate() {
+            nodes += &format!("%{} = to(%0) {{dtype: {to}}} : {to}[{n}]\n", i + 1);
+            results.push(format!("%{}", i + 1));
+        }
+        let text = format!("graph(%0: {from}[{n}]) {{\n{nodes}return {}\n}}", results.join(", "));
+        let graph: Graph = text.parse().unwrap();
+        // Halves are converted by instructions or by arithmetic on bits.
+        for isa in [best_isa(), CIsa::Avx2, CIsa::Plain] {
+            if isa == CIsa::Avx2 && best_isa() == CIsa::Plain {
+                continue;
+            }
+            let options = Options::dense(&graph, isa, 2);
             let plan = kiln_inductor::lower(&graph, &options).unwrap();
             let Some(compiled) = compile(&plan) else { return };
             let mut run = Run::new(&plan, &graph, &options, std::slice::from_ref(&input));
             run.run(&compiled).unwrap();
-            for (i, &x) in data.iter().enumerate() {
-                let (got, want) = (run.outputs[0].read(i, to), x.to_dtype(to));
-                let same = match (got, want) {
-                    (Scalar::Float(a), Scalar::Float(b)) => {
-                        a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
-                    }
-                    (a, b) => a == b,
-                };
-                assert!(same, "{from} {x} to {to}: {got}, not {want}");
+            for (k, &to) in others.iter().enumerate() {
+                for (i, &x) in data.iter().enumerate() {
+                    let (got, want) = (run.outputs[k].read(i, to), x.to_dtype(to));
+                    let same = match (got, want) {
+                        (Scalar::Float(a), Scalar::Float(b)) => {
+                            a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+                        }
+                        (a, b) => a == b,
+                    };
+                    assert!(same, "{from} {x} to {to} ({isa:?}): {got}, not {want}");
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! C for narrow dtypes: vectors as they are in memory, and the way to what they are computed in and back.
 //!
-//! Integers are computed as `i64v`, halves as `f32v`. The conversions of halves are arithmetic on bits, so that
-//! every compiler and processor gives the same ones; each is some ten instructions a vector.
+//! Integers are computed as `i64v`, halves as `f32v`. Where no instruction converts halves, it is done by
+//! arithmetic on bits, some ten instructions a vector.
 
 use std::fmt::Write;
 
@@ -59,16 +59,19 @@ KILN_INLINE void kiln_store_{name}(void *p, {vector} v) {{ *({vector}_memory *)p
 }}
 "
         );
-        out.push_str(&conversions(dtype));
+        out.push_str(&conversions(dtype, isa, lanes));
     }
     out
 }
 
-fn conversions(dtype: DType) -> String {
+fn conversions(dtype: DType, isa: CIsa, lanes: usize) -> String {
     let (vector, name) = (memory_vector(dtype), dtype.name());
+    // Registers of 256 bits and more: a smaller half is no vector register of its own.
+    let has_instructions = isa != CIsa::Plain && lanes >= 8;
     match dtype {
-        DType::F16 => HALF.into(),
-        DType::BF16 => BRAIN.into(),
+        DType::F16 if has_instructions => format!("{HALF_INSTRUCTIONS}{}", one(dtype)),
+        DType::F16 => format!("{HALF}{}", one(dtype)),
+        DType::BF16 => format!("{BRAIN}{}", one(dtype)),
         _ => {
             let wrapped = match dtype {
                 DType::U8 => "x & 255".to_string(),
@@ -83,6 +86,33 @@ KILN_INLINE i64v kiln_wrap_{name}(i64v x) {{ return {wrapped}; }}
         }
     }
 }
+
+/// A scalar of memory in every lane.
+fn one(dtype: DType) -> String {
+    let vector = memory_vector(dtype);
+    format!(
+        "KILN_INLINE f32v kiln_one_{dtype}(unsigned short x) {{
+    {vector} v;
+    for (int i = 0; i < KILN_LANES; i++) v[i] = x;
+    return kiln_widen_{dtype}(v);
+}}
+"
+    )
+}
+
+/// Every processor with AVX2 has them; 0 asks for rounding to nearest even.
+const HALF_INSTRUCTIONS: &str = "\
+KILN_INLINE f32v kiln_widen_f16(f16m v) {
+    f32v x;
+    __asm__(\"vcvtph2ps %1, %0\" : \"=v\"(x) : \"v\"(v));
+    return x;
+}
+KILN_INLINE f16m kiln_shorten_f16(f32v x) {
+    f16m v;
+    __asm__(\"vcvtps2ph $0, %1, %0\" : \"=v\"(v) : \"v\"(x));
+    return v;
+}
+";
 
 /// Exponents move by multiplying with 2¹¹², which makes subnormal halves normal floats; on the way back adding
 /// ½ leaves the last bit of a subnormal half at the end of the sum.
@@ -101,11 +131,6 @@ KILN_INLINE f16m kiln_shorten_f16(f32v x) {
     const u32v finite = (is_small & small) | (~is_small & usual);
     return __builtin_convertvector((is_large & 0x7c00u) | (~is_large & finite) | nan | sign, f16m);
 }
-KILN_INLINE f32v kiln_one_f16(unsigned short x) {
-    f16m v;
-    for (int i = 0; i < KILN_LANES; i++) v[i] = x;
-    return kiln_widen_f16(v);
-}
 ";
 
 /// To nearest even; a NaN keeps its upper bits and becomes quiet.
@@ -115,10 +140,5 @@ KILN_INLINE bf16m kiln_shorten_bf16(f32v x) {
     const u32v u = (u32v)x, nan = (u32v)(x != x);
     const u32v rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     return __builtin_convertvector((nan & ((u >> 16) | 0x40u)) | (~nan & rounded), bf16m);
-}
-KILN_INLINE f32v kiln_one_bf16(unsigned short x) {
-    bf16m v;
-    for (int i = 0; i < KILN_LANES; i++) v[i] = x;
-    return kiln_widen_bf16(v);
 }
 ";
