@@ -137,7 +137,7 @@ fn run(cases: &[Case], gradients: bool) -> Result<Vec<Tensor>> {
     outputs.iter().map(|y| y.detach()).collect()
 }
 
-fn difference(got: &Tensor, want: &Tensor, through: DType) -> Result<Option<String>> {
+fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String>> {
     if got.ty() != want.ty() {
         return Ok(Some(format!("{} instead of {}", got.ty(), want.ty())));
     }
@@ -146,7 +146,7 @@ fn difference(got: &Tensor, want: &Tensor, through: DType) -> Result<Option<Stri
         return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
     }
     // Wide results that came by way of halves are no better than halves.
-    let tolerance = tolerance(want.dtype()).max(if through.is_narrow() { tolerance(through) } else { 0.0 });
+    let tolerance = tolerance(want.dtype()).max(through);
     let (got, want) = (got.to_vec::<f64>()?, want.to_vec::<f64>()?);
     let scale = want.iter().filter(|x| x.is_finite()).fold(1.0f64, |a, x| a.max(x.abs()));
     let close = |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * scale;
@@ -197,10 +197,12 @@ fn check(backend: Backend, row: &Row, dtype: DType) -> Result<Vec<String>> {
                 ));
             }
         };
-        note("result", difference(&got[i], &want[i], dtype)?);
+        let involved = case.tensors.iter().flatten().chain([&want[i]]).map(|t| t.dtype());
+        let through = involved.filter(|d| d.is_narrow()).map(tolerance).fold(0.0, f64::max);
+        note("result", difference(&got[i], &want[i], through)?);
         for (k, (a, b)) in case.tensors.iter().flatten().zip(other.tensors.iter().flatten()).enumerate() {
             match (a.grad(), b.grad()) {
-                (Some(a), Some(b)) => note(&format!("gradient of operand {k}"), difference(&a, &b, dtype)?),
+                (Some(a), Some(b)) => note(&format!("gradient of operand {k}"), difference(&a, &b, through)?),
                 (None, None) => {}
                 (a, _) => note(&format!("gradient of operand {k}"), Some(format!("there: {}", a.is_some()))),
             }
