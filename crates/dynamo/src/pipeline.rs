@@ -413,10 +413,11 @@ fn load(lowered: &Lowered) -> Result<(Vec<Kernel>, usize), String> {
 }
 
 fn element(dtype: kiln_ir::DType) -> Element {
-    match dtype {
+    // Prims that are library calls are on computing types only.
+    match dtype.computing() {
         kiln_ir::DType::F64 => Element::F64,
-        kiln_ir::DType::I64 | kiln_ir::DType::Bool => Element::I64,
         kiln_ir::DType::F32 => Element::F32,
+        _ => Element::I64,
     }
 }
 

@@ -9,7 +9,7 @@ use kiln_dynamo::{Backend, Compile};
 use kiln_ir::{Domain, Grad, Op, Row, Sample, SampleArg, Shape};
 use kiln_tensor::hook::{Arg, Output};
 use kiln_tensor::{DType, Result, Tensor, run_op};
-use kiln_testkit::Rng;
+use kiln_testkit::{Rng, tolerance};
 
 /// How an operand lies in memory.
 #[derive(Copy, Clone, PartialEq, Debug)]
@@ -41,24 +41,24 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
     };
     match (dtype, domain) {
         (DType::Bool, _) => Tensor::from_vec((0..n).map(|_| rng.one_in(2)).collect(), shape),
+        (dtype, _) if dtype.is_float() => Tensor::from_vec(floats(rng), shape)?.to_dtype(dtype),
         (DType::I64, Domain::Index(bound)) => {
             Tensor::from_vec((0..n).map(|_| rng.below(bound) as i64).collect(), shape)
         }
-        (DType::I64, Domain::Any) => {
+        (_, Domain::Any) => {
             // Beyond what a float holds, too.
             let large = [i64::MAX, i64::MIN, (1 << 53) + 1];
             let pick =
                 |rng: &mut Rng| if rng.one_in(8) { *rng.pick(&large) } else { rng.below(9) as i64 - 4 };
-            Tensor::from_vec((0..n).map(|_| pick(rng)).collect(), shape)
+            // Narrower integers take what these wrap to.
+            Tensor::from_vec((0..n).map(|_| pick(rng)).collect(), shape)?.to_dtype(dtype)
         }
-        (DType::I64, Domain::Between(low, high)) => {
+        (_, Domain::Between(low, high)) => {
             let (low, high) = (low.ceil() as i64, high.floor() as i64);
             let pick = |rng: &mut Rng| low + rng.below((high - low + 1).max(1) as usize) as i64;
-            Tensor::from_vec((0..n).map(|_| pick(rng)).collect(), shape)
+            Tensor::from_vec((0..n).map(|_| pick(rng)).collect(), shape)?.to_dtype(dtype)
         }
-        (DType::I64, _) => Tensor::from_vec((0..n).map(|_| rng.below(4) as i64 + 1).collect(), shape),
-        (DType::F32, _) => Tensor::from_vec(floats(rng).iter().map(|&x| x as f32).collect(), shape),
-        (DType::F64, _) => Tensor::from_vec(floats(rng), shape),
+        _ => Tensor::from_vec((0..n).map(|_| rng.below(4) as i64 + 1).collect(), shape)?.to_dtype(dtype),
     }
 }
 
@@ -145,7 +145,7 @@ fn run(cases: &[Case], gradients: bool) -> Result<Vec<Tensor>> {
     outputs.iter().map(|y| y.detach()).collect()
 }
 
-fn difference(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
+fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String>> {
     if got.ty() != want.ty() {
         return Ok(Some(format!("{} instead of {}", got.ty(), want.ty())));
     }
@@ -153,7 +153,8 @@ fn difference(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
         let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
         return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
     }
-    let tolerance = if want.dtype() == DType::F32 { 1e-5 } else { 1e-12 };
+    // Wide results that came by way of halves are no better than halves.
+    let tolerance = tolerance(want.dtype()).max(through);
     let (got, want) = (got.to_vec::<f64>()?, want.to_vec::<f64>()?);
     let scale = want.iter().filter(|x| x.is_finite()).fold(1.0f64, |a, x| a.max(x.abs()));
     let close = |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * scale;
@@ -168,8 +169,13 @@ fn check(backend: Backend, row: &Row, dtype: DType) -> Result<Vec<String>> {
         for (i, sample) in row.sample_calls().iter().enumerate().filter(|(_, s)| s.dtypes.contains(&dtype)) {
             for (k, layout) in LAYOUTS.into_iter().enumerate() {
                 let tensors = sample.args.iter().any(|arg| !matches!(arg, SampleArg::Number(_)));
-                // Kernels for f64 differ from those for f32 in the type only: fewer layouts will do.
-                let enough = layout == Layout::Expanded && dtype == DType::F64;
+                // Kernels for other dtypes differ from those for f32 and i64 in the type only: fewer layouts
+                // will do.
+                let enough = match layout {
+                    Layout::Contiguous => false,
+                    Layout::Strided => dtype.is_narrow() && !matches!(dtype, DType::BF16 | DType::I8),
+                    Layout::Expanded => dtype.is_narrow() || dtype == DType::F64,
+                };
                 if layout == Layout::Contiguous || (tensors && !enough) {
                     cases.push(Case::new(sample, dtype, layout, gradients, (i * 10 + k) as u64)?);
                 }
@@ -199,10 +205,12 @@ fn check(backend: Backend, row: &Row, dtype: DType) -> Result<Vec<String>> {
                 ));
             }
         };
-        note("result", difference(&got[i], &want[i])?);
+        let involved = case.tensors.iter().flatten().chain([&want[i]]).map(|t| t.dtype());
+        let through = involved.filter(|d| d.is_narrow()).map(tolerance).fold(0.0, f64::max);
+        note("result", difference(&got[i], &want[i], through)?);
         for (k, (a, b)) in case.tensors.iter().flatten().zip(other.tensors.iter().flatten()).enumerate() {
             match (a.grad(), b.grad()) {
-                (Some(a), Some(b)) => note(&format!("gradient of operand {k}"), difference(&a, &b)?),
+                (Some(a), Some(b)) => note(&format!("gradient of operand {k}"), difference(&a, &b, through)?),
                 (None, None) => {}
                 (a, _) => note(&format!("gradient of operand {k}"), Some(format!("there: {}", a.is_some()))),
             }
@@ -245,6 +253,16 @@ fn inductor_f64() {
 #[test]
 fn inductor_integers() {
     sweep(Backend::Inductor, &[DType::I64, DType::Bool]);
+}
+
+#[test]
+fn inductor_halves() {
+    sweep(Backend::Inductor, &[DType::F16, DType::BF16]);
+}
+
+#[test]
+fn inductor_narrow_integers() {
+    sweep(Backend::Inductor, &[DType::I32, DType::I16, DType::I8, DType::U8]);
 }
 
 #[test]

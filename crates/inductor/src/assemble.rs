@@ -248,9 +248,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 }
                 let dtype = self.buffers[buffer.index()].dtype;
                 let mut value = root.expr;
-                if kernel.exprs[value].dtype != dtype {
+                if kernel.exprs[value].dtype != dtype.computing() {
                     let kind = ExprKind::Apply(Operation::Convert, smallvec::smallvec![value]);
-                    kernel.exprs.push(crate::loops::Expr { dtype, kind });
+                    kernel.exprs.push(crate::loops::Expr { dtype: dtype.computing(), kind });
                     value = kernel.exprs.len() - 1;
                 }
                 let offset = offset + std::mem::take(&mut index.constant);
@@ -279,6 +279,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 && index.constant != 0
             {
                 let slot = BufferRef { buffer: slots[*buffer].buffer, offset: index.constant };
+                let dtype = kernel.buffers[*buffer];
                 index.constant = 0;
                 let at = slots.iter().position(|s| *s == slot).unwrap_or_else(|| {
                     slots.push(slot);
@@ -286,7 +287,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 });
                 *buffer = at;
                 if at == kernel.buffers.len() {
-                    kernel.buffers.push(kernel.exprs[e].dtype);
+                    kernel.buffers.push(dtype);
                 }
             }
         }

@@ -185,6 +185,8 @@ pub enum ExprKind {
     Apply(Operation, SmallVec<[ExprId; 3]>),
     /// A reduction over all inner axes.
     Reduce(Reduction, ExprId),
+    /// A value as a narrow dtype holds it: an integer wrapped to its width, a float rounded to its precision.
+    Narrow(DType, ExprId),
     /// An index that must be in `0..size`: if it is not, the kernel reports `code` and uses 0.
     Bounded {
         /// The index.
@@ -196,7 +198,7 @@ pub enum ExprKind {
     },
 }
 
-/// An expression with its dtype.
+/// An expression with its dtype: one that elements are computed in. Loads widen and stores narrow.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Expr {
     /// Element type.
@@ -310,7 +312,7 @@ impl Kernel {
                 index.for_each_value(&mut |v| out.push(v))
             }
             ExprKind::Apply(_, args) => out.extend(args.iter().copied()),
-            ExprKind::Reduce(_, arg) => out.push(*arg),
+            ExprKind::Reduce(_, arg) | ExprKind::Narrow(_, arg) => out.push(*arg),
             ExprKind::Bounded { value, .. } => out.push(*value),
         }
         out
@@ -323,6 +325,7 @@ impl Kernel {
             | ExprKind::Literal(_)
             | ExprKind::Apply(..)
             | ExprKind::Reduce(..)
+            | ExprKind::Narrow(..)
             | ExprKind::Bounded { .. } => None,
         }
     }
@@ -401,6 +404,7 @@ impl Kernel {
                 ExprKind::Position(index) => ExprKind::Position(index.map(&same_axis, &rename)),
                 ExprKind::Apply(op, args) => ExprKind::Apply(*op, args.iter().map(|&a| renamed[a]).collect()),
                 ExprKind::Reduce(r, arg) => ExprKind::Reduce(*r, renamed[*arg]),
+                ExprKind::Narrow(dtype, arg) => ExprKind::Narrow(*dtype, renamed[*arg]),
                 ExprKind::Bounded { value, size, code } => {
                     ExprKind::Bounded { value: renamed[*value], size: *size, code: *code }
                 }
@@ -447,6 +451,7 @@ impl fmt::Display for Kernel {
                 }
                 ExprKind::Reduce(Reduction::Sum, arg) => write!(f, "sum(%{arg})")?,
                 ExprKind::Reduce(Reduction::Max, arg) => write!(f, "max(%{arg})")?,
+                ExprKind::Narrow(dtype, arg) => write!(f, "narrow(%{arg}, {dtype})")?,
                 ExprKind::Bounded { value, size, code } => write!(f, "bounded(%{value}, {size}, {code})")?,
             }
             writeln!(f, " : {}", expr.dtype)?;

@@ -223,7 +223,14 @@ pub(crate) fn is_library(op: &Op) -> bool {
         )
 }
 
-/// Builds expressions, each once.
+/// Whether the result of an operation on values of a narrow integer dtype may be outside its range. Halves are
+/// kept in f32 until they are stored or converted.
+fn may_leave(operation: Operation, dtype: DType) -> bool {
+    let stays = matches!(operation, Operation::Maximum | Operation::Minimum | Operation::Where);
+    dtype.is_narrow() && !dtype.is_float() && !stays
+}
+
+/// Builds expressions, each once. Their dtypes are those that elements are computed in.
 #[derive(Default)]
 pub(crate) struct Builder {
     pub exprs: Vec<Expr>,
@@ -249,14 +256,25 @@ impl Builder {
             self.scalars.push(key);
             self.scalars.len() - 1
         });
-        self.push(dtype, ExprKind::Scalar(at))
+        let number = self.push(dtype.computing(), ExprKind::Scalar(at));
+        if dtype.is_float() { number } else { self.narrow(number, dtype) }
     }
 
+    /// In the type in which a dtype is computed, not yet rounded or wrapped to it.
     pub fn convert(&mut self, expr: ExprId, dtype: DType) -> ExprId {
+        let dtype = dtype.computing();
         if self.exprs[expr].dtype == dtype {
             return expr;
         }
         self.push(dtype, ExprKind::Apply(Operation::Convert, smallvec![expr]))
+    }
+
+    /// Rounded or wrapped to a dtype.
+    pub fn narrow(&mut self, expr: ExprId, dtype: DType) -> ExprId {
+        match dtype.is_narrow() {
+            true => self.push(dtype.computing(), ExprKind::Narrow(dtype, expr)),
+            false => expr,
+        }
     }
 
     /// A pointwise op. `operand` gives the expression of operand i as it is, or as a number of a dtype.
@@ -276,9 +294,11 @@ impl Builder {
             exprs.push(self.convert(expr, wanted));
         }
         if operation == Operation::Convert {
-            return Ok(Some(exprs[0]));
+            let fits = operand_dtype.is_some_and(|from| dtype.holds(from));
+            return Ok(Some(if fits { exprs[0] } else { self.narrow(exprs[0], dtype) }));
         }
-        Ok(Some(self.push(result, ExprKind::Apply(operation, exprs))))
+        let value = self.push(result.computing(), ExprKind::Apply(operation, exprs));
+        Ok(Some(if may_leave(operation, result) { self.narrow(value, result) } else { value }))
     }
 }
 
@@ -438,7 +458,7 @@ impl<'a> Lowering<'a> {
             self.loads.push(value);
             self.loads.len() - 1
         });
-        let dtype = self.tensor(value).dtype;
+        let dtype = self.tensor(value).dtype.computing();
         self.builder.push(dtype, ExprKind::Load { buffer, index: linear })
     }
 
@@ -506,17 +526,21 @@ impl<'a> Lowering<'a> {
                 inner[*dim] = index[*dim].scaled(*step as i64, *start as i64);
                 self.at(x, &inner)
             }
-            Op::Full { dtype, .. } => Ok(self.builder.scalar(x, *dtype)),
+            Op::Full { dtype, .. } => {
+                let number = self.builder.scalar(x, dtype.computing());
+                Ok(self.builder.narrow(number, *dtype))
+            }
             Op::Arange { dtype, .. } => {
                 // Floats are computed in double precision and rounded once.
-                let wide = if *dtype == DType::I64 { DType::I64 } else { DType::F64 };
+                let wide = if dtype.computing() == DType::I64 { DType::I64 } else { DType::F64 };
                 let (start, step) = (self.builder.scalar(x, wide), self.builder.scalar(node.args[1], wide));
                 let position = self.builder.push(DType::I64, ExprKind::Position(index[0].clone()));
                 let position = self.builder.convert(position, wide);
                 let scaled =
                     self.builder.push(wide, ExprKind::Apply(Operation::Mul, smallvec![position, step]));
                 let sum = self.builder.push(wide, ExprKind::Apply(Operation::Add, smallvec![start, scaled]));
-                Ok(self.builder.convert(sum, *dtype))
+                let sum = self.builder.convert(sum, *dtype);
+                Ok(self.builder.narrow(sum, *dtype))
             }
             Op::Gather { dim } => {
                 let at = self.at(node.args[1], index)?;
@@ -578,7 +602,7 @@ impl<'a> Lowering<'a> {
         dtype: DType,
         index: &[Index],
     ) -> Result<ExprId, Stop> {
-        let from = self.tensor(x);
+        let (from, dtype) = (self.tensor(x), dtype.computing());
         let space = Space::of(&from.shape, dims);
         let mut rest = index.iter();
         if !space.has_inner() {

@@ -199,6 +199,14 @@ impl<'a> Reader<'a> {
                     None => return self.fail("an operand"),
                 }
             }
+            "narrow" => {
+                self.expect("(")?;
+                let arg = self.numbered("%")?;
+                self.expect(",")?;
+                let dtype = self.dtype()?;
+                self.expect(")")?;
+                ExprKind::Narrow(dtype, arg)
+            }
             "bounded" => {
                 self.expect("(")?;
                 let value = self.numbered("%")?;
@@ -242,6 +250,7 @@ rows chunk 64 (i0: outer 4, i1: inner 1024) (b0: f32, b1: i64, b2: bool) (s0: fl
   %6 = position [i1 + 3] : i64
   %7 = literal 0 : f32
   %8 = lt(%5, %7) : bool
+  %9 = narrow(%6, u8) : i64
   store b2[i0] <- %8
 }
 ";

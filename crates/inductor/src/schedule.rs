@@ -81,7 +81,7 @@ fn permute(kernel: &mut Kernel, order: &[AxisId]) {
 
 fn accesses(kernel: &Kernel) -> Vec<(&Index, i64)> {
     let loads = kernel.exprs.iter().filter_map(|e| match &e.kind {
-        ExprKind::Load { index, .. } => Some((index, e.dtype.size() as i64)),
+        ExprKind::Load { index, buffer } => Some((index, kernel.buffers[*buffer].size() as i64)),
         _ => None,
     });
     let stores = kernel.stores.iter().map(|s| (&s.index, 2 * kernel.buffers[s.buffer].size() as i64));
@@ -270,6 +270,7 @@ fn sort_operands(kernel: &mut Kernel) {
                 ExprKind::Position(index) => ExprKind::Position(index.map(&same, &moved)),
                 ExprKind::Apply(op, args) => ExprKind::Apply(op, args.iter().map(|&a| places[a]).collect()),
                 ExprKind::Reduce(r, arg) => ExprKind::Reduce(r, places[arg]),
+                ExprKind::Narrow(narrow, arg) => ExprKind::Narrow(narrow, places[arg]),
                 ExprKind::Bounded { value, size, code } => {
                     ExprKind::Bounded { value: places[value], size, code }
                 }

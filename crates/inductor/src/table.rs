@@ -137,7 +137,8 @@ impl Table {
             let dtype = items(graph, list)[row].dtype;
             if let Op::List {} = node.op {
                 let buffer = packs.iter().position(|&p| p == list).unwrap_or(0);
-                exprs.insert(list, builder.push(dtype, ExprKind::Load { buffer, index: Index::axis(0) }));
+                let load = ExprKind::Load { buffer, index: Index::axis(0) };
+                exprs.insert(list, builder.push(dtype.computing(), load));
                 continue;
             }
             nodes.push(number);

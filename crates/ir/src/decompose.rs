@@ -4,7 +4,9 @@
 use smallvec::smallvec;
 
 use crate::gradient::sum_along;
-use crate::{Approximate, Dims, Emit, EmitExt, Op, Reduction, Result, Scalar, Shape, Ty, Value, Values};
+use crate::{
+    Approximate, DType, Dims, Emit, EmitExt, Op, Reduction, Result, Scalar, Shape, Ty, Value, Values,
+};
 
 type Cx<'a> = &'a mut dyn Emit;
 
@@ -22,6 +24,50 @@ pub(crate) fn add(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
 pub(crate) fn sub(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     let scaled = cx.mul(args[2], args[1])?;
     one(cx.sub(args[0], scaled))
+}
+
+/// The op on operands converted to the type they are computed in, its result converted back; `None` if no
+/// operand is of a narrow dtype. So sums of halves are rounded once, at the end, and don't overflow midway.
+///
+/// mm(x, y) : f16 → to(mm(to(x, f32), to(y, f32)), f16)
+fn widened(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Option<Values>> {
+    let tys: Vec<Ty> = args.iter().map(|&v| cx.ty(v).clone()).collect();
+    if !tys.iter().filter_map(Ty::as_tensor).any(|t| t.dtype.is_narrow()) {
+        return Ok(None);
+    }
+    let mut wide = Vec::with_capacity(args.len());
+    for (&arg, ty) in args.iter().zip(&tys) {
+        wide.push(match ty {
+            Ty::Tensor(t) if t.dtype.is_narrow() => cx.to(arg, t.dtype.computing())?,
+            _ => arg,
+        });
+    }
+    let result = cx.emit(op.clone(), &wide)?[0];
+    let dtype = tys.iter().filter_map(Ty::as_tensor).map(|t| t.dtype).next().unwrap_or(DType::F32);
+    Ok(Some(smallvec![cx.to(result, dtype)?]))
+}
+
+/// A prim but for narrow dtypes, which are computed in a wider one.
+pub(crate) fn contraction(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    match widened(cx, op, args)? {
+        Some(result) => Ok(result),
+        None => cx.emit(op.clone(), args),
+    }
+}
+
+/// Random numbers of a narrow dtype are drawn in the type they are computed in.
+pub(crate) fn random(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let (dtype, wide) = match op {
+        Op::Rand { shape, dtype, device } if dtype.is_narrow() => {
+            (*dtype, Op::Rand { shape: shape.clone(), dtype: dtype.computing(), device: *device })
+        }
+        Op::Randn { shape, dtype, device } if dtype.is_narrow() => {
+            (*dtype, Op::Randn { shape: shape.clone(), dtype: dtype.computing(), device: *device })
+        }
+        other => return cx.emit(other.clone(), args),
+    };
+    let drawn = cx.emit(wide, args)?[0];
+    one(cx.to(drawn, dtype))
 }
 
 pub(crate) fn identity(_: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -71,9 +117,9 @@ pub(crate) fn gelu(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 /// Whether a value is, or holds, truth values, with which differences are not defined.
 fn holds_truth(ty: &Ty) -> bool {
     match ty {
-        Ty::Tensor(t) => t.dtype == crate::DType::Bool,
-        Ty::Scalar(kind) => kind.dtype() == crate::DType::Bool,
-        Ty::List(items) => items.iter().any(|t| t.dtype == crate::DType::Bool),
+        Ty::Tensor(t) => t.dtype == DType::Bool,
+        Ty::Scalar(kind) => kind.dtype() == DType::Bool,
+        Ty::List(items) => items.iter().any(|t| t.dtype == DType::Bool),
     }
 }
 
@@ -122,7 +168,7 @@ pub(crate) fn keepdim(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let ty = cx.tensor_ty(args[0]);
     let (reduced, dims) = match op {
         Op::Sum { dims, .. } => {
-            let wide = if ty.dtype.is_float() { ty.dtype } else { crate::DType::I64 };
+            let wide = if ty.dtype.is_float() { ty.dtype } else { DType::I64 };
             let x = if ty.dtype == wide { args[0] } else { cx.to(args[0], wide)? };
             (if dims.is_empty() { x } else { cx.sum(x, dims.clone(), false)? }, dims)
         }
@@ -140,6 +186,9 @@ pub(crate) fn keepdim(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 }
 
 pub(crate) fn mean(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    if let Some(result) = widened(cx, op, args)? {
+        return Ok(result);
+    }
     let Op::Mean { dims, keepdim } = op else { return Ok(smallvec![args[0]]) };
     let shape = cx.tensor_ty(args[0]).shape;
     let count: usize = dims.iter().map(|&d| shape[d]).product();
@@ -158,6 +207,9 @@ fn amax_along(cx: Cx<'_>, x: Value, dim: usize) -> Result<Value> {
 
 /// e = exp(x − max x);  e / Σ e
 pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    if let Some(result) = widened(cx, op, args)? {
+        return Ok(result);
+    }
     let (x, Op::Softmax { dim }) = (args[0], op) else { return Ok(smallvec![args[0]]) };
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
@@ -173,6 +225,9 @@ pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 
 /// s = x − max x;  s − log Σ exp(s)
 pub(crate) fn log_softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    if let Some(result) = widened(cx, op, args)? {
+        return Ok(result);
+    }
     let (x, Op::LogSoftmax { dim }) = (args[0], op) else { return Ok(smallvec![args[0]]) };
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
@@ -185,13 +240,19 @@ pub(crate) fn log_softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values>
     one(cx.sub(shifted, log))
 }
 
-pub(crate) fn addmm(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
+pub(crate) fn addmm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    if let Some(result) = widened(cx, op, args)? {
+        return Ok(result);
+    }
     let product = cx.mm(args[1], args[2])?;
     one(cx.add(product, args[0]))
 }
 
 /// Rows flattened to a matrix, product with the transposed weight, bias added.
-pub(crate) fn linear(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
+pub(crate) fn linear(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    if let Some(result) = widened(cx, op, args)? {
+        return Ok(result);
+    }
     let (x, weight) = (args[0], args[1]);
     let (x_shape, w_shape) = (cx.tensor_ty(x).shape, cx.tensor_ty(weight).shape);
     let rows: usize = x_shape[..x_shape.rank() - 1].iter().product();
@@ -217,15 +278,19 @@ pub(crate) fn transpose(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 /// low + (high − low)·rand
 pub(crate) fn uniform(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Op::Uniform { shape, dtype, device } = op else { return Ok(smallvec![args[0]]) };
-    let mut number = |v: Value| if holds_truth(cx.ty(v)) { cx.to(v, crate::DType::F64) } else { Ok(v) };
+    let mut number = |v: Value| if holds_truth(cx.ty(v)) { cx.to(v, DType::F64) } else { Ok(v) };
     let (low, high) = (number(args[0])?, number(args[1])?);
-    let unit = cx.rand(args[2], args[3], shape.clone(), *dtype, *device)?;
+    let unit = cx.rand(args[2], args[3], shape.clone(), dtype.computing(), *device)?;
     let span = cx.sub(high, low)?;
     let scaled = cx.mul(unit, span)?;
-    one(cx.add(scaled, low))
+    let result = cx.add(scaled, low)?;
+    if dtype.is_narrow() { one(cx.to(result, *dtype)) } else { Ok(smallvec![result]) }
 }
 
 pub(crate) fn nll_loss(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    if let Some(result) = widened(cx, op, args)? {
+        return Ok(result);
+    }
     let Op::NllLoss { reduction, ignore_index } = op else { return Ok(smallvec![args[0]]) };
     let input = cx.tensor_ty(args[0]);
     let rows = if input.shape.rank() == 2 { input.shape[0] } else { 1 };
@@ -258,6 +323,9 @@ pub(crate) fn nll_loss(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 }
 
 pub(crate) fn cross_entropy(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    if let Some(result) = widened(cx, op, args)? {
+        return Ok(result);
+    }
     let Op::CrossEntropy { reduction, ignore_index } = op else { return Ok(smallvec![args[0]]) };
     let dim = cx.tensor_ty(args[0]).shape.rank() - 1;
     let log_probability = cx.log_softmax(args[0], dim)?;

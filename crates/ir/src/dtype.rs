@@ -2,13 +2,27 @@
 
 use std::fmt;
 
+use half::{bf16, f16};
+
 /// The type of a tensor's elements.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum DType {
     /// One byte, 0 or 1.
     Bool,
+    /// 8-bit unsigned integer.
+    U8,
+    /// 8-bit signed integer.
+    I8,
+    /// 16-bit signed integer.
+    I16,
+    /// 32-bit signed integer.
+    I32,
     /// 64-bit signed integer.
     I64,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single: its range, 8 bits of precision.
+    BF16,
     /// IEEE single precision.
     F32,
     /// IEEE double precision.
@@ -17,27 +31,102 @@ pub enum DType {
 
 impl DType {
     /// Every dtype, in promotion order.
-    pub const ALL: [DType; 4] = [DType::Bool, DType::I64, DType::F32, DType::F64];
+    pub const ALL: [DType; 10] = [
+        DType::Bool,
+        DType::U8,
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+    ];
 
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
-            DType::Bool => 1,
-            DType::F32 => 4,
+            DType::Bool | DType::U8 | DType::I8 => 1,
+            DType::I16 | DType::F16 | DType::BF16 => 2,
+            DType::I32 | DType::F32 => 4,
             DType::I64 | DType::F64 => 8,
         }
     }
 
     /// Whether this is a floating-point type (the only ones that have gradients).
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64)
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
     }
 
-    /// The name used in text form: `bool`, `i64`, `f32`, `f64`.
+    /// The type in which elements are computed: memory holds the natural type, arithmetic has truth values,
+    /// i64 for all integers, f32 (for halves too) and f64. Results are wrapped or rounded to the natural type
+    /// by [`DType::wrap`] and [`DType::round`].
+    pub const fn computing(self) -> DType {
+        match self {
+            DType::Bool => DType::Bool,
+            DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => DType::I64,
+            DType::F16 | DType::BF16 | DType::F32 => DType::F32,
+            DType::F64 => DType::F64,
+        }
+    }
+
+    /// Whether elements are computed in a wider type than memory holds.
+    pub const fn is_narrow(self) -> bool {
+        self.computing() as u8 != self as u8
+    }
+
+    /// Whether every value of `other` is a value of this dtype.
+    pub fn holds(self, other: DType) -> bool {
+        use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8};
+        match other {
+            Bool => true,
+            U8 => matches!(self, U8 | I16 | I32 | I64 | F16 | BF16 | F32 | F64),
+            I8 => matches!(self, I8 | I16 | I32 | I64 | F16 | BF16 | F32 | F64),
+            I16 => matches!(self, I16 | I32 | I64 | F32 | F64),
+            I32 => matches!(self, I32 | I64 | F64),
+            I64 => self == I64,
+            F16 => matches!(self, F16 | F32 | F64),
+            BF16 => matches!(self, BF16 | F32 | F64),
+            F32 => matches!(self, F32 | F64),
+            F64 => self == F64,
+        }
+    }
+
+    /// An integer as this dtype holds it: wrapped to its width; truth values are 0 and 1. Floats leave it.
+    pub const fn wrap(self, x: i64) -> i64 {
+        match self {
+            DType::Bool => (x != 0) as i64,
+            DType::U8 => x as u8 as i64,
+            DType::I8 => x as i8 as i64,
+            DType::I16 => x as i16 as i64,
+            DType::I32 => x as i32 as i64,
+            DType::I64 | DType::F16 | DType::BF16 | DType::F32 | DType::F64 => x,
+        }
+    }
+
+    /// A double rounded to this dtype's precision, to nearest even. Halves are rounded by way of f32, in which
+    /// they are computed. Integers leave it.
+    pub fn round(self, x: f64) -> f64 {
+        match self {
+            DType::F16 => f16::from_f32(x as f32).to_f64(),
+            DType::BF16 => bf16::from_f32(x as f32).to_f64(),
+            DType::F32 => f64::from(x as f32),
+            DType::Bool | DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::F64 => x,
+        }
+    }
+
+    /// The name used in text form: `bool`, `i64`, `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::Bool => "bool",
+            DType::U8 => "u8",
+            DType::I8 => "i8",
+            DType::I16 => "i16",
+            DType::I32 => "i32",
             DType::I64 => "i64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
             DType::F32 => "f32",
             DType::F64 => "f64",
         }
@@ -52,8 +141,8 @@ impl DType {
     pub const fn kind(self) -> ScalarKind {
         match self {
             DType::Bool => ScalarKind::Bool,
-            DType::I64 => ScalarKind::Int,
-            DType::F32 | DType::F64 => ScalarKind::Float,
+            DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => ScalarKind::Int,
+            DType::F16 | DType::BF16 | DType::F32 | DType::F64 => ScalarKind::Float,
         }
     }
 }
@@ -178,6 +267,32 @@ impl Scalar {
         }
     }
 
+    /// The number as a dtype holds it: of the dtype's kind, rounded to its precision or wrapped to its width
+    /// (a float first saturates as an i64).
+    pub fn to_dtype(self, dtype: DType) -> Scalar {
+        match self.to_kind(dtype.kind()) {
+            Scalar::Float(x) => Scalar::Float(dtype.round(x)),
+            Scalar::Int(i) => Scalar::Int(dtype.wrap(i)),
+            truth @ Scalar::Bool(_) => truth,
+        }
+    }
+
+    /// The bytes of one element of a dtype, little end first.
+    pub fn to_element(self, dtype: DType) -> u64 {
+        let float = || self.as_f64() as f32;
+        match dtype {
+            DType::Bool => u64::from(self.as_bool()),
+            DType::U8 | DType::I8 => u64::from(self.as_i64() as u8),
+            DType::I16 => u64::from(self.as_i64() as u16),
+            DType::I32 => u64::from(self.as_i64() as u32),
+            DType::I64 => self.as_i64() as u64,
+            DType::F16 => u64::from(f16::from_f32(float()).to_bits()),
+            DType::BF16 => u64::from(bf16::from_f32(float()).to_bits()),
+            DType::F32 => u64::from(float().to_bits()),
+            DType::F64 => self.as_f64().to_bits(),
+        }
+    }
+
     /// The 64 bits a kernel receives: the integer or the double's bit pattern.
     pub const fn to_bits(self) -> u64 {
         match self {
@@ -209,4 +324,25 @@ macro_rules! scalar_from {
         })*
     };
 }
-scalar_from!(bool => Bool as bool, i64 => Int as i64, i32 => Int as i64, f32 => Float as f64, f64 => Float as f64);
+scalar_from!(
+    bool => Bool as bool,
+    u8 => Int as i64,
+    i8 => Int as i64,
+    i16 => Int as i64,
+    i32 => Int as i64,
+    i64 => Int as i64,
+    f32 => Float as f64,
+    f64 => Float as f64,
+);
+
+impl From<f16> for Scalar {
+    fn from(x: f16) -> Scalar {
+        Scalar::Float(x.to_f64())
+    }
+}
+
+impl From<bf16> for Scalar {
+    fn from(x: bf16) -> Scalar {
+        Scalar::Float(x.to_f64())
+    }
+}

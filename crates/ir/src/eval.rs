@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use crate::{Approximate, DType, Op, Scalar, ScalarKind, Ty};
+use crate::{Approximate, Op, Scalar, ScalarKind, Ty};
 
 /// The element-by-element meaning of a row.
 #[derive(Copy, Clone)]
@@ -68,8 +68,8 @@ impl Op {
             Eval::Compare { float, .. } if any_float => Scalar::Bool(float(&floats)),
             Eval::Compare { int, .. } => Scalar::Bool(int(&ints)),
             Eval::Convert => match self {
-                // A number converted to f32 keeps f32's precision.
-                Op::To { dtype: DType::F32 } => Scalar::Float(f64::from(args[0].as_f64() as f32)),
+                // A number converted to a dtype keeps that dtype's precision.
+                Op::To { dtype } => args[0].to_dtype(*dtype),
                 _ => args[0].to_kind(kind),
             },
             Eval::Reduce | Eval::Structural => return None,

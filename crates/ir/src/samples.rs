@@ -44,8 +44,18 @@ pub(crate) use Domain::{Any, Between, Index, NonZero, Positive};
 pub(crate) use SampleArg::{Fixed, Number, Tensor};
 
 pub(crate) const ALL: &[DType] = &DType::ALL;
-pub(crate) const NUMBERS: &[DType] = &[DType::I64, DType::F32, DType::F64];
-pub(crate) const FLOATS: &[DType] = &[DType::F32, DType::F64];
+pub(crate) const NUMBERS: &[DType] = &[
+    DType::U8,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::F16,
+    DType::BF16,
+    DType::F32,
+    DType::F64,
+];
+pub(crate) const FLOATS: &[DType] = &[DType::F16, DType::BF16, DType::F32, DType::F64];
 
 pub(crate) const UNARY_SHAPES: &[&[usize]] = &[&[], &[0], &[5], &[3, 1], &[4, 37], &[2, 3, 17]];
 pub(crate) const BINARY_SHAPES: &[(&[usize], &[usize])] = &[
@@ -427,6 +437,12 @@ pub(crate) fn arange() -> Vec<Sample> {
             op(19, DType::F32),
             &[DType::F32],
             vec![Number(Scalar::Float(0.5)), Number(Scalar::Float(0.25))],
+        ),
+        with_op(op(300, DType::U8), &[DType::F32], vec![Number(Scalar::Int(-3)), Number(Scalar::Int(2))]),
+        with_op(
+            op(19, DType::F16),
+            &[DType::F32],
+            vec![Number(Scalar::Float(0.5)), Number(Scalar::Float(0.3))],
         ),
         with_op(op(0, DType::F64), &[DType::F32], vec![Number(Scalar::Int(0)), Number(Scalar::Int(1))]),
         with_op(

@@ -30,8 +30,8 @@ pub use kiln_nn::optim;
 pub use kiln_runtime as runtime;
 pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
-    DType, Device, Error, Expr, Reduction, Result, Scalar, Shape, Tensor, TensorList, enable_grad, foreach,
-    manual_seed, no_grad,
+    DType, Device, Error, Expr, Reduction, Result, Scalar, Shape, Tensor, TensorList, bf16, enable_grad, f16,
+    foreach, manual_seed, no_grad,
 };
 
 /// Everything a program usually needs.

@@ -14,6 +14,8 @@ pub(crate) fn uniform(
 ) -> Result<Tensor> {
     match dtype {
         DType::F32 => Tensor::uniform(shape, low, high, device),
+        // Rounded once, at the end.
+        DType::F16 | DType::BF16 => Tensor::uniform(shape, low, high, device)?.to_dtype(dtype),
         // Drawn in the dtype itself: converted f32 would have only 24 random bits.
         _ => {
             let unit = Tensor::rand_of(shape, dtype, device)?;

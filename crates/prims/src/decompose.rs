@@ -49,13 +49,17 @@ pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
     match op {
         Op::Add {} | Op::Sub {} => args.len() == 2,
         Op::Sum { dims, keepdim } => {
-            !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(|t| t.dtype != DType::Bool)
+            let summed = |t: &TensorTy| t.dtype.is_float() || t.dtype == DType::I64;
+            !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(summed)
         }
         Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
         // Divisions of integers are checked steps.
         Op::FloorDivide {} | Op::DivTrunc {} | Op::Remainder {} | Op::Fmod {} => {
             args.iter().all(|ty| ty.as_list().is_none()) && result_dtype(args).is_float()
         }
+        // Library calls know the types in which elements are computed.
+        Op::Mm {} => args[0].as_tensor().is_some_and(|t| !t.dtype.is_narrow()),
+        Op::Rand { dtype, .. } | Op::Randn { dtype, .. } => !dtype.is_narrow(),
         other => other.row().level == Level::Prim && other.row().decompose.is_none(),
     }
 }

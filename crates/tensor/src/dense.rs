@@ -5,7 +5,7 @@ use kiln_ir::math::Function;
 use kiln_ir::{Device, Loc, Op, Result, Scalar, TensorTy};
 
 use crate::create::allocate_like;
-use crate::eager::{Input, element, function, lock, overlaps};
+use crate::eager::{Input, function, lock, number_dtype, overlaps};
 use crate::hook::Arg;
 use crate::kernels::{self, Dense, MAX_INPUTS, Row};
 use crate::storage::{Guard, Use};
@@ -117,7 +117,7 @@ impl<'a> DenseCall<'a> {
     fn row(&self, out: &Ready) -> Row {
         let inputs = self.inputs.map(|input| match input {
             Input::Tensor(t) => Dense::Elements(t.pointer()),
-            Input::Number(x) => Dense::Scalar(element(x, out.dtype)),
+            Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
         });
         Row { numel: out.layout.shape.numel(), dtype: out.dtype, out: out.pointer(), inputs }
     }

@@ -1,6 +1,6 @@
 //! Between tensors and host memory: reading elements back.
 
-use kiln_ir::{DType, Error, Loc, Op, Result, Scalar, TensorTy, Why};
+use kiln_ir::{DType, Error, Loc, Op, Result, Scalar, TensorTy, Why, bf16, f16};
 
 use crate::Tensor;
 use crate::dispatch::execute_tensor;
@@ -61,6 +61,12 @@ element!(f32, F32, |x| x.as_f64() as f32);
 element!(f64, F64, |x| x.as_f64());
 element!(i64, I64, |x| x.as_i64());
 element!(bool, Bool, |x| x.as_bool());
+element!(u8, U8, |x| x.as_i64() as u8);
+element!(i8, I8, |x| x.as_i64() as i8);
+element!(i16, I16, |x| x.as_i64() as i16);
+element!(i32, I32, |x| x.as_i64() as i32);
+element!(f16, F16, |x| f16::from_f32(x.as_f64() as f32));
+element!(bf16, BF16, |x| bf16::from_f32(x.as_f64() as f32));
 
 impl Tensor {
     /// The elements in row-major order, converted to `T`.

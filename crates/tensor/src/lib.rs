@@ -41,7 +41,7 @@ pub use dispatch::{check_in_place, execute, run_op, with_module};
 pub use expr::Expr;
 pub use host::Element;
 pub use kept::{Kept, Spare};
-pub use kiln_ir::{Approximate, DType, Device, Error, Reduction, Result, Scalar, Shape};
+pub use kiln_ir::{Approximate, DType, Device, Error, Reduction, Result, Scalar, Shape, bf16, f16};
 pub use list::TensorList;
 pub use loss::CrossEntropy;
 pub use methods::{IntoDims, IntoShape, Operand};

@@ -16,11 +16,13 @@ impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ty = self.ty();
         let texts = match ty.dtype {
-            DType::F32 | DType::F64 => read::<f64>(self, "printing", Loc::UNKNOWN).map(|data| floats(&data)),
-            DType::I64 => read::<i64>(self, "printing", Loc::UNKNOWN)
-                .map(|data| data.iter().map(i64::to_string).collect()),
             DType::Bool => read::<bool>(self, "printing", Loc::UNKNOWN)
                 .map(|data| data.iter().map(bool::to_string).collect()),
+            dtype if dtype.is_float() => {
+                read::<f64>(self, "printing", Loc::UNKNOWN).map(|data| floats(&data))
+            }
+            _ => read::<i64>(self, "printing", Loc::UNKNOWN)
+                .map(|data| data.iter().map(i64::to_string).collect()),
         };
         let texts: Vec<String> = match texts {
             Ok(texts) => texts,

@@ -8,16 +8,16 @@ pub enum Precision {
     /// To the value's dtype, after each op.
     #[default]
     Rounded,
-    /// Not at all: f32 values are computed and kept in double precision.
+    /// Not at all: floats are computed and kept in double precision.
     Exact,
 }
 
 /// The elements of an array, in row-major order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Data {
-    /// Of f32 and f64 arrays.
+    /// Of floats.
     Float(Vec<f64>),
-    /// Of i64 and bool arrays (0 and 1).
+    /// Of integers and truth values (0 and 1).
     Int(Vec<i64>),
 }
 
@@ -98,19 +98,17 @@ impl Array {
     /// Converted to another dtype, as `to` does.
     pub fn convert(&self, dtype: DType, precision: Precision) -> Array {
         let data = match (&self.data, dtype) {
-            (Data::Float(x), DType::F32) => {
+            (Data::Float(x), dtype) if dtype.is_float() => {
                 Data::Float(x.iter().map(|&x| round(x, dtype, precision)).collect())
             }
-            (Data::Float(x), DType::F64) => Data::Float(x.clone()),
-            (Data::Float(x), DType::I64) => Data::Int(x.iter().map(|&x| x as i64).collect()),
             (Data::Float(x), DType::Bool) => Data::Int(x.iter().map(|&x| i64::from(x != 0.0)).collect()),
+            (Data::Float(x), dtype) => Data::Int(x.iter().map(|&x| dtype.wrap(x as i64)).collect()),
             // Straight to single precision: by way of a double it would be rounded twice.
-            (Data::Int(x), DType::F32) if precision == Precision::Rounded => {
-                Data::Float(x.iter().map(|&x| f64::from(x as f32)).collect())
+            (Data::Int(x), dtype) if dtype.computing() == DType::F32 && precision == Precision::Rounded => {
+                Data::Float(x.iter().map(|&x| dtype.round(f64::from(x as f32))).collect())
             }
-            (Data::Int(x), DType::F32 | DType::F64) => Data::Float(x.iter().map(|&x| x as f64).collect()),
-            (Data::Int(x), DType::I64) => Data::Int(x.clone()),
-            (Data::Int(x), DType::Bool) => Data::Int(x.iter().map(|&x| i64::from(x != 0)).collect()),
+            (Data::Int(x), dtype) if dtype.is_float() => Data::Float(x.iter().map(|&x| x as f64).collect()),
+            (Data::Int(x), dtype) => Data::Int(x.iter().map(|&x| dtype.wrap(x)).collect()),
         };
         Array { dtype, device: self.device, shape: self.shape.clone(), data }
     }
@@ -154,9 +152,21 @@ impl From<Array> for Argument {
 
 /// A double rounded to a dtype.
 pub(crate) fn round(x: f64, dtype: DType, precision: Precision) -> f64 {
-    match (dtype, precision) {
-        (DType::F32, Precision::Rounded) => f64::from(x as f32),
-        _ => x,
+    match precision {
+        Precision::Rounded => dtype.round(x),
+        Precision::Exact => x,
+    }
+}
+
+/// How far two right results of a dtype may lie apart, relative to the largest involved: a few units in the
+/// last place, for compiled code keeps halves in f32 between the ops it fuses and adds up in another order.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 4e-3,
+        DType::BF16 => 3e-2,
+        DType::F32 => 1e-5,
+        DType::F64 => 1e-12,
+        DType::Bool | DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0.0,
     }
 }
 

@@ -190,31 +190,29 @@ impl Evaluator {
         };
         let result = match op.row().eval {
             Eval::Pointwise { float, int } => {
-                let operands = self.operands(op, &arrays, dtype, &shape);
+                let operands = self.operands(op, args, &arrays, dtype, &shape);
                 match int {
                     Some(int) if !dtype.is_float() => {
-                        map_int(dtype, &shape, &operands, |a| truth(int(a), dtype))
+                        map_int(dtype, &shape, &operands, |a| dtype.wrap(int(a)))
                     }
                     _ => map_float(dtype, &shape, &operands, |a| round(float(a), dtype, self.precision)),
                 }
             }
             Eval::Attributes(float) => {
-                let operands = self.operands(op, &arrays, dtype, &shape);
+                let operands = self.operands(op, args, &arrays, dtype, &shape);
                 map_float(dtype, &shape, &operands, |a| round(float(op, a), dtype, self.precision))
             }
             Eval::Compare { float, int } => {
                 let common = result_dtype(&tys);
-                let operands = self.operands(op, &arrays, common, &shape);
+                let operands = self.operands(op, args, &arrays, common, &shape);
                 match common.is_float() {
                     true => compare_float(&shape, &operands, float),
                     false => map_int(DType::Bool, &shape, &operands, |a| i64::from(int(a))),
                 }
             }
             Eval::Convert => match (op, out) {
-                // A number converted to f32 is still a float, but rounded, whatever the precision.
-                (Op::To { dtype: DType::F32 }, Ty::Scalar(_)) => {
-                    arrays[0].convert(DType::F32, Precision::Rounded)
-                }
+                // A number converted keeps its kind, but is rounded, whatever the precision.
+                (Op::To { dtype }, Ty::Scalar(_)) => arrays[0].convert(*dtype, Precision::Rounded),
                 _ => arrays[0].convert(dtype, self.precision),
             },
             Eval::Reduce | Eval::Structural => {
@@ -233,13 +231,23 @@ impl Evaluator {
         })
     }
 
-    /// The operands in the dtype in which the op computes, each repeated to the result's shape.
-    fn operands(&self, op: &Op, arrays: &[Array], dtype: DType, shape: &Shape) -> Vec<Array> {
+    /// The operands in the dtype in which the op computes, each repeated to the result's shape. Floats that
+    /// are numbers take part in full computing precision.
+    fn operands(
+        &self,
+        op: &Op,
+        args: &[&Argument],
+        arrays: &[Array],
+        dtype: DType,
+        shape: &Shape,
+    ) -> Vec<Array> {
         arrays
             .iter()
             .enumerate()
             .map(|(i, array)| {
                 let is_condition = matches!(op, Op::Where {}) && i == 0;
+                let is_number = dtype.is_float() && matches!(args[i], Argument::Scalar(_));
+                let dtype = if is_number { dtype.computing() } else { dtype };
                 let array = if is_condition { array.clone() } else { array.convert(dtype, self.precision) };
                 crate::structural::expand(&array, shape)
             })
@@ -249,21 +257,21 @@ impl Evaluator {
 
 /// Whether inductor takes this call as it is, although its row has a decomposition.
 fn is_prim_call(op: &Op, args: &[&Argument]) -> bool {
-    let truth_values = || args[0].as_tensor().is_some_and(|a| a.dtype == DType::Bool);
+    let operand = |holds: fn(DType) -> bool| args[0].as_tensor().is_some_and(|a| holds(a.dtype));
     match op {
         Op::Add {} | Op::Sub {} => args.len() == 2,
-        Op::Sum { dims, keepdim } => !keepdim && !dims.is_empty() && !truth_values(),
+        Op::Sum { dims, keepdim } => {
+            !keepdim && !dims.is_empty() && operand(|dtype| dtype.is_float() || dtype == DType::I64)
+        }
         Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
         Op::FloorDivide {} | Op::DivTrunc {} | Op::Remainder {} | Op::Fmod {} => {
             let tys: Vec<Ty> = args.iter().map(|a| a.ty()).collect();
             result_dtype(&tys).is_float()
         }
+        Op::Mm {} => operand(|dtype| !dtype.is_narrow()),
+        Op::Rand { dtype, .. } | Op::Randn { dtype, .. } => !dtype.is_narrow(),
         other => other.row().level == Level::Prim && other.row().decompose.is_none(),
     }
-}
-
-fn truth(x: i64, dtype: DType) -> i64 {
-    if dtype == DType::Bool { i64::from(x != 0) } else { x }
 }
 
 fn map_float(dtype: DType, shape: &Shape, operands: &[Array], f: impl Fn(&[f64]) -> f64) -> Array {

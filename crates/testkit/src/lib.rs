@@ -13,7 +13,7 @@ mod shrink;
 mod structural;
 mod values;
 
-pub use array::{Argument, Array, Data, Precision, difference};
+pub use array::{Argument, Array, Data, Precision, difference, tolerance};
 pub use eval::{Composites, Evaluator, Outcome, evaluate};
 pub use finite::numeric_gradient;
 pub use philox::{normal, philox, uniform};

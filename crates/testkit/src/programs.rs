@@ -64,7 +64,13 @@ impl Generator {
     }
 
     fn dtype(&mut self) -> DType {
-        *self.rng.pick(&[DType::F32, DType::F32, DType::F32, DType::F64, DType::I64, DType::Bool])
+        match self.rng.below(8) {
+            0..4 => DType::F32,
+            4 => *self.rng.pick(&[DType::F64, DType::F16, DType::BF16]),
+            5 => *self.rng.pick(&[DType::I64, DType::I32, DType::I16, DType::I8, DType::U8]),
+            6 => DType::Bool,
+            _ => *self.rng.pick(&DType::ALL),
+        }
     }
 
     fn shape(&mut self) -> Shape {

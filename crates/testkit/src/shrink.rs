@@ -24,7 +24,7 @@ pub fn check(
     Ok(())
 }
 
-/// The smallest program found by dropping results and nodes, or all but one result, for which the property still fails.
+/// The smallest program found by dropping or replacing results and nodes for which the property still fails.
 pub fn shrink(program: Program, property: &impl Fn(&Program) -> Result<(), String>) -> Program {
     let mut best = program;
     'again: loop {
@@ -44,8 +44,19 @@ pub fn shrink(program: Program, property: &impl Fn(&Program) -> Result<(), Strin
             graph.writes.clear();
             cut(&Program { graph, inputs: best.inputs.clone() }, usize::MAX)
         });
+        // What a result was computed from, in its place.
+        let earlier = (0..outputs).flat_map(|k| {
+            let producer = best.graph.producer(best.graph.outputs[k]);
+            let args = producer.map(|node| node.args.to_vec()).unwrap_or_default();
+            args.into_iter().map(move |arg| (k, arg))
+        });
+        let earlier = earlier.map(|(k, arg)| {
+            let mut graph = best.graph.clone();
+            graph.outputs[k] = arg;
+            cut(&Program { graph, inputs: best.inputs.clone() }, usize::MAX)
+        });
         let drop_node = (0..best.graph.nodes.len()).map(|i| cut(&best, i));
-        for candidate in drop_result.chain(drop_node).chain(only_result).flatten() {
+        for candidate in drop_result.chain(drop_node).chain(earlier).chain(only_result).flatten() {
             if size(&candidate) < size(&best) && property(&candidate).is_err() {
                 best = candidate;
                 continue 'again;

@@ -159,9 +159,9 @@ pub(crate) fn evaluate(
         Op::Full { .. } => expand(&args[0].convert(dtype, precision), shape),
         Op::Arange { .. } => match dtype.is_float() {
             true => rounded(Array::floats(dtype, shape, |i| args[0].float(0) + i as f64 * args[1].float(0))),
-            false => Array::ints(dtype, shape, |i| {
+            false => rounded(Array::ints(dtype, shape, |i| {
                 args[0].int(0).wrapping_add((i as i64).wrapping_mul(args[1].int(0)))
-            }),
+            })),
         },
         Op::Rand { .. } | Op::Randn { .. } => {
             let (seed, offset) = (args[0].int(0) as u64, args[1].int(0) as u64);

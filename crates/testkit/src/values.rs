@@ -1,6 +1,8 @@
 //! Random values of a given type, ordinary or special, and the table's samples as programs.
 
-use kiln_ir::{DType, Domain, Emit, Graph, Result, Sample, SampleArg, Scalar, ScalarKind, TensorTy, Ty};
+use kiln_ir::{
+    DType, Domain, Emit, Graph, Result, Sample, SampleArg, Scalar, ScalarKind, TensorTy, Ty, bf16, f16,
+};
 
 use crate::array::round;
 use crate::{Argument, Array, Precision, Program, Rng};
@@ -10,15 +12,17 @@ pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
     let away = |x: f64| if x < 0.0 { x - 0.25 } else { x + 0.25 };
     let array = match (ty.dtype, domain) {
         (DType::Bool, _) => Array::ints(DType::Bool, &ty.shape, |_| rng.below(2) as i64),
-        (DType::I64, domain) => Array::ints(DType::I64, &ty.shape, |_| match domain {
-            Domain::Any => rng.below(9) as i64 - 4,
-            Domain::Positive => rng.below(4) as i64 + 1,
-            Domain::NonZero => (rng.below(4) as i64 + 1) * if rng.one_in(2) { -1 } else { 1 },
-            Domain::Between(low, high) => {
-                let (low, high) = (low.ceil() as i64, high.floor() as i64);
-                low + rng.below((high - low + 1).max(1) as usize) as i64
-            }
-            Domain::Index(bound) => rng.below(bound) as i64,
+        (dtype, domain) if !dtype.is_float() => Array::ints(dtype, &ty.shape, |_| {
+            dtype.wrap(match domain {
+                Domain::Any => rng.below(9) as i64 - 4,
+                Domain::Positive => rng.below(4) as i64 + 1,
+                Domain::NonZero => (rng.below(4) as i64 + 1) * if rng.one_in(2) { -1 } else { 1 },
+                Domain::Between(low, high) => {
+                    let (low, high) = (low.ceil() as i64, high.floor() as i64);
+                    low + rng.below((high - low + 1).max(1) as usize) as i64
+                }
+                Domain::Index(bound) => rng.below(bound) as i64,
+            })
         }),
         (dtype, domain) => Array::floats(dtype, &ty.shape, |_| {
             let x = match domain {
@@ -54,8 +58,12 @@ pub fn special_argument(rng: &mut Rng, ty: &Ty) -> Argument {
         let plain = random_array(rng, t, Domain::Any);
         match t.dtype {
             DType::Bool => plain,
-            DType::I64 => {
-                let special = [i64::MIN, i64::MAX, -1, 0, 1, (1 << 53) + 1];
+            dtype if !dtype.is_float() => {
+                let bits = dtype.size() as u32 * 8;
+                // As signed and as unsigned: the ends of the range, wrapped to it.
+                let top = 1i64 << (bits - 1);
+                let special = [top, top.wrapping_sub(1), -1, 0, 1, (1 << 53) + 1];
+                let special = special.map(|x| dtype.wrap(x));
                 let array = Array::ints(t.dtype, &t.shape, |i| match rng.one_in(2) {
                     true => *rng.pick(&special),
                     false => plain.int(i),
@@ -63,8 +71,12 @@ pub fn special_argument(rng: &mut Rng, ty: &Ty) -> Argument {
                 Array { device: t.device, ..array }
             }
             dtype => {
-                let tiny = if dtype == DType::F32 { f64::from(f32::from_bits(1)) } else { f64::from_bits(1) };
-                let huge = if dtype == DType::F32 { f64::from(f32::MAX) } else { f64::MAX };
+                let (tiny, huge) = match dtype {
+                    DType::F16 => (f16::from_bits(1).to_f64(), f16::MAX.to_f64()),
+                    DType::BF16 => (bf16::from_bits(1).to_f64(), bf16::MAX.to_f64()),
+                    DType::F32 => (f64::from(f32::from_bits(1)), f64::from(f32::MAX)),
+                    _ => (f64::from_bits(1), f64::MAX),
+                };
                 let special =
                     [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, tiny, -tiny, huge, 1.0, -1.0];
                 let array = Array::floats(dtype, &t.shape, |i| match rng.one_in(2) {

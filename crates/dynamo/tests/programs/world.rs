@@ -27,13 +27,14 @@ pub fn data(dtype: DType, shape: &[usize], salt: u64) -> Result<Tensor> {
     let mut rng = Rng::new(salt);
     let n = shape.iter().product();
     Ok(match dtype {
-        DType::I64 => Tensor::from_vec((0..n).map(|_| rng.below(9) as i64 - 4).collect(), shape.to_vec())?,
         DType::Bool => Tensor::from_vec((0..n).map(|_| rng.one_in(2)).collect(), shape.to_vec())?,
-        DType::F64 => {
-            Tensor::from_vec((0..n).map(|_| (rng.below(33) as f64 - 16.0) / 8.0).collect(), shape.to_vec())?
+        dtype if dtype.is_float() => {
+            let floats: Vec<f64> = (0..n).map(|_| (rng.below(33) as f64 - 16.0) / 8.0).collect();
+            Tensor::from_vec(floats, shape.to_vec())?.to_dtype(dtype)?
         }
-        DType::F32 => {
-            Tensor::from_vec((0..n).map(|_| (rng.below(33) as f32 - 16.0) / 8.0).collect(), shape.to_vec())?
+        integer => {
+            let ints: Vec<i64> = (0..n).map(|_| rng.below(9) as i64 - 4).collect();
+            Tensor::from_vec(ints, shape.to_vec())?.to_dtype(integer)?
         }
     })
 }

@@ -65,7 +65,8 @@ impl Emitter<'_> {
                 && matches!(self.levels[id], Level::Body | Level::Column)
                 && declared.insert(format!("p{id}"))
             {
-                let text = self.pointer(&format!("p{id}"), id, *buffer, index, self.kernel.exprs[id].dtype);
+                let dtype = self.kernel.buffers[*buffer];
+                let text = self.pointer(&format!("p{id}"), id, *buffer, index, dtype);
                 out.push_str(&text);
             }
         }
@@ -182,7 +183,8 @@ impl Emitter<'_> {
         let last = self.kernel.axes.len() - 1;
         let mut out = String::new();
         for &id in &read {
-            let ty = memory_type(self.kernel.exprs[id].dtype);
+            let ExprKind::Load { buffer, .. } = kernel.exprs[id].kind else { continue };
+            let ty = memory_type(kernel.buffers[buffer]);
             self.outer_names.insert(format!("ahead{id}"), format!("{ty} *"));
             let _ = writeln!(
                 out,

@@ -3,15 +3,16 @@
 use kiln_ir::DType;
 use kiln_ir::math::{Function, Width, c};
 
+use super::narrow::{memory_vector, narrowed};
 use super::{Emitter, Level, memory_type, suffix, vector_type};
 use crate::index::{ExprId, Index, Term};
 use crate::loops::{ExprKind, Operation, Reduction};
 
 fn width(dtype: DType) -> Option<Width> {
-    match dtype {
+    match dtype.computing() {
         DType::F32 => Some(Width::F32),
         DType::F64 => Some(Width::F64),
-        DType::I64 | DType::Bool => None,
+        _ => None,
     }
 }
 
@@ -28,9 +29,18 @@ impl Emitter<'_> {
         }
     }
 
+    /// A scalar as it comes from memory as a vector of equal lanes.
+    fn splat_memory(&self, dtype: DType, scalar: &str) -> String {
+        match dtype {
+            DType::F16 | DType::BF16 => format!("kiln_one_{dtype}({scalar})"),
+            other => self.splat(other.computing(), scalar),
+        }
+    }
+
     /// A vector as it comes from memory (`u8v` for truth values) as a value.
     fn as_value(&self, dtype: DType, vector: &str) -> String {
         match (dtype, self.mask) {
+            (narrow, _) if narrow.is_narrow() => format!("kiln_widen_{narrow}({vector})"),
             (DType::Bool, 4) => format!("kiln_mask_f32_from_bool({vector})"),
             (DType::Bool, _) => format!("kiln_mask_f64_from_bool({vector})"),
             _ => vector.into(),
@@ -39,16 +49,10 @@ impl Emitter<'_> {
 
     fn as_memory(&self, dtype: DType, vector: &str) -> String {
         match (dtype, self.mask) {
+            (narrow, _) if narrow.is_narrow() => format!("kiln_shorten_{narrow}({vector})"),
             (DType::Bool, 4) => format!("kiln_bool_from_mask_f32({vector})"),
             (DType::Bool, _) => format!("kiln_bool_from_mask_f64({vector})"),
             _ => vector.into(),
-        }
-    }
-
-    fn memory_vector(dtype: DType) -> &'static str {
-        match dtype {
-            DType::Bool => "u8v",
-            _ => vector_type(dtype, 8),
         }
     }
 
@@ -76,11 +80,11 @@ impl Emitter<'_> {
     }
 
     pub(super) fn identity(&self, reduction: Reduction, dtype: DType) -> String {
-        match (reduction, dtype) {
+        match (reduction, dtype.computing()) {
             (Reduction::Sum, _) | (Reduction::Max, DType::Bool) => format!("({}){{0}}", self.ty(dtype)),
             (Reduction::Max, DType::F32) => "kiln_splat_f32(-__builtin_inff())".into(),
             (Reduction::Max, DType::F64) => "kiln_splat_f64(-__builtin_inf())".into(),
-            (Reduction::Max, DType::I64) => "kiln_splat_i64(-0x7fffffffffffffffLL - 1)".into(),
+            (Reduction::Max, _) => "kiln_splat_i64(-0x7fffffffffffffffLL - 1)".into(),
         }
     }
 
@@ -120,8 +124,8 @@ impl Emitter<'_> {
         match dtype {
             DType::F32 => format!("kiln_select_f32(kiln_live32(count), {value}, {identity})"),
             DType::F64 => format!("kiln_select_f64(kiln_live64(count), {value}, {identity})"),
-            DType::I64 => format!("kiln_select_i64(kiln_live64(count), {value}, {identity})"),
             DType::Bool => format!("({value} & kiln_live{}(count))", self.mask * 8),
+            _ => format!("kiln_select_i64(kiln_live64(count), {value}, {identity})"),
         }
     }
 
@@ -256,11 +260,12 @@ impl Emitter<'_> {
             ExprKind::Scalar(s) => match dtype {
                 DType::F32 => format!("kiln_splat_f32((float)kiln_number(scalars[{s}]))"),
                 DType::F64 => format!("kiln_splat_f64(kiln_number(scalars[{s}]))"),
-                DType::I64 => format!("kiln_splat_i64((long long)scalars[{s}])"),
                 DType::Bool => self.splat(DType::Bool, &format!("scalars[{s}] != 0")),
+                _ => format!("kiln_splat_i64((long long)scalars[{s}])"),
             },
             ExprKind::Literal(number) => self.splat(dtype, &number.to_string()),
-            ExprKind::Load { buffer, index } => self.load(id, *buffer, index, dtype, before, indent),
+            ExprKind::Load { buffer, index } => self.load(id, *buffer, index, before, indent),
+            ExprKind::Narrow(dtype, arg) => narrowed(*dtype, &format!("v{arg}")),
             ExprKind::Position(index) => self.position(id, index, before, indent),
             ExprKind::Apply(op, args) => {
                 let operands = match op {
@@ -308,18 +313,18 @@ impl Emitter<'_> {
         id: ExprId,
         buffer: usize,
         index: &Index,
-        dtype: DType,
         before: &mut String,
         indent: &str,
     ) -> String {
+        let dtype = self.kernel.buffers[buffer];
         if matches!(self.levels[id], Level::Call | Level::Item) {
             let text = self.index_text(id, index, None, &|_, _| true);
-            return self.splat(dtype, &format!("b{buffer}[{text}]"));
+            return self.splat_memory(dtype, &format!("b{buffer}[{text}]"));
         }
         let pointer = format!("p{id}");
         let (text, class) = self.moving(id, index, self.lane_varies[id]);
         match class {
-            Class::Same => self.splat(dtype, &format!("{pointer}[{text}]")),
+            Class::Same => self.splat_memory(dtype, &format!("{pointer}[{text}]")),
             Class::Next => {
                 let read = if self.streams { "stream" } else { "read" };
                 self.read.push(id);
@@ -327,7 +332,7 @@ impl Emitter<'_> {
             }
             Class::Scattered => {
                 let name = format!("x{id}");
-                let ty = Self::memory_vector(dtype);
+                let ty = memory_vector(dtype);
                 before.push_str(&format!(
                     "{indent}{ty} {name} = {{0}};\n{indent}for (long l = 0; l < count; l++) {name}[l] = {pointer}[{text}];\n"
                 ));
@@ -380,7 +385,7 @@ impl Emitter<'_> {
                 format!("{indent}kiln_write_{}(q{store} + {text}, {value}, count);\n", suffix(dtype))
             }
             Class::Same | Class::Scattered => {
-                let ty = Self::memory_vector(dtype);
+                let ty = memory_vector(dtype);
                 format!(
                     "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) q{store}[{text}] = x[l]; }}\n"
                 )

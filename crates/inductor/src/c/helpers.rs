@@ -60,6 +60,7 @@ pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> Str
             out.push_str(&text);
         }
     }
+    out.push_str(&super::narrow::helpers(lanes, isa, &uses));
     let _ = write!(
         out,
         "KILN_INLINE i32v kiln_live32(long count) {{ return ((i32v){{{iota}}}) < (int)count; }}
@@ -137,7 +138,7 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
 }
 
 /// Loads and stores of `count` elements. With a constant full count only the plain access remains.
-fn partial(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+pub(super) fn partial(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
     let bytes = lanes
         * match suffix {
             "f32" => 4,

@@ -14,6 +14,7 @@ mod body;
 mod columns;
 mod expr;
 mod helpers;
+mod narrow;
 mod stages;
 
 use std::collections::BTreeMap;
@@ -89,11 +90,12 @@ struct Emitter<'k> {
     ahead: Vec<ExprId>,
 }
 
+/// The type of values of a dtype.
 fn vector_type(dtype: DType, mask: usize) -> &'static str {
     match dtype {
-        DType::F32 => "f32v",
+        DType::F16 | DType::BF16 | DType::F32 => "f32v",
         DType::F64 => "f64v",
-        DType::I64 => "i64v",
+        DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64 => "i64v",
         DType::Bool if mask == 4 => "i32v",
         DType::Bool => "i64v",
     }
@@ -104,7 +106,12 @@ fn memory_type(dtype: DType) -> &'static str {
         DType::F32 => "float",
         DType::F64 => "double",
         DType::I64 => "long long",
-        DType::Bool => "unsigned char",
+        DType::I32 => "int",
+        DType::I16 => "short",
+        DType::I8 => "signed char",
+        DType::Bool | DType::U8 => "unsigned char",
+        // As bits.
+        DType::F16 | DType::BF16 => "unsigned short",
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_inductor::{BufferRef, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower};
 use kiln_ir::math::c::{CIsa, FLAGS};
-use kiln_ir::{DType, Graph, Op, Scalar, Shape, Stage, Strides, Ty};
+use kiln_ir::{DType, Graph, Op, Scalar, Shape, Stage, Strides, Ty, bf16, f16};
 use naive::{Tensor, Val};
 
 /// Bytes put around every allocation, to see writes outside of it.
@@ -43,27 +43,31 @@ impl Memory {
 
     pub fn write(&mut self, at: usize, dtype: DType, value: Scalar) {
         let at = self.start + at * dtype.size();
-        match dtype {
-            DType::F32 => self.bytes[at..at + 4].copy_from_slice(&(value.as_f64() as f32).to_le_bytes()),
-            DType::F64 => self.bytes[at..at + 8].copy_from_slice(&value.as_f64().to_le_bytes()),
-            DType::I64 => self.bytes[at..at + 8].copy_from_slice(&value.as_i64().to_le_bytes()),
-            DType::Bool => self.bytes[at] = value.as_bool() as u8,
-        }
+        let element = value.to_element(dtype).to_le_bytes();
+        self.bytes[at..at + dtype.size()].copy_from_slice(&element[..dtype.size()]);
     }
 
     pub fn read(&self, at: usize, dtype: DType) -> Scalar {
         let at = self.start + at * dtype.size();
-        match dtype {
-            DType::F32 => {
-                Scalar::Float(f64::from(f32::from_le_bytes(self.bytes[at..at + 4].try_into().unwrap())))
-            }
-            DType::F64 => Scalar::Float(f64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap())),
-            DType::I64 => Scalar::Int(i64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap())),
-            DType::Bool => {
-                assert!(self.bytes[at] <= 1, "a truth value is {}", self.bytes[at]);
-                Scalar::Bool(self.bytes[at] == 1)
-            }
+        decode(&self.bytes[at..at + dtype.size()], dtype)
+    }
+}
+
+/// The number that these bytes are.
+fn decode(bytes: &[u8], dtype: DType) -> Scalar {
+    let mut element = [0; 8];
+    element[..bytes.len()].copy_from_slice(bytes);
+    let element = u64::from_le_bytes(element);
+    match dtype {
+        DType::F16 => Scalar::Float(f16::from_bits(element as u16).to_f64()),
+        DType::BF16 => Scalar::Float(bf16::from_bits(element as u16).to_f64()),
+        DType::F32 => Scalar::Float(f64::from(f32::from_bits(element as u32))),
+        DType::F64 => Scalar::Float(f64::from_bits(element)),
+        DType::Bool => {
+            assert!(element <= 1, "a truth value is {element}");
+            Scalar::Bool(element == 1)
         }
+        integer => Scalar::Int(integer.wrap(element as i64)),
     }
 }
 
@@ -212,27 +216,14 @@ impl<'p> Run<'p> {
     fn read(&mut self, at: BufferRef, dtype: DType, element: i64) -> Scalar {
         let p = self.element(at, dtype, element);
         // SAFETY: plans stay inside their buffers; the fences check writes.
-        unsafe {
-            match dtype {
-                DType::F32 => Scalar::Float(f64::from(*p.cast::<f32>())),
-                DType::F64 => Scalar::Float(*p.cast::<f64>()),
-                DType::I64 => Scalar::Int(*p.cast::<i64>()),
-                DType::Bool => Scalar::Bool(*p != 0),
-            }
-        }
+        decode(unsafe { std::slice::from_raw_parts(p, dtype.size()) }, dtype)
     }
 
     fn write(&mut self, at: BufferRef, dtype: DType, element: i64, x: Scalar) {
         let p = self.element(at, dtype, element);
+        let bytes = x.to_element(dtype).to_le_bytes();
         // SAFETY: as above.
-        unsafe {
-            match dtype {
-                DType::F32 => *p.cast::<f32>() = x.as_f64() as f32,
-                DType::F64 => *p.cast::<f64>() = x.as_f64(),
-                DType::I64 => *p.cast::<i64>() = x.as_i64(),
-                DType::Bool => *p = x.as_bool() as u8,
-            }
-        }
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), p, dtype.size()) };
     }
 
     /// Runs all steps; the text of a failed check is the error.
@@ -351,7 +342,11 @@ impl<'p> Run<'p> {
 /// Doubles that come from floats are as exact as floats.
 fn close(got: Scalar, want: Scalar, dtype: DType, has_f32: bool) -> bool {
     let (a, b) = (got.as_f64(), want.as_f64());
-    let tolerance = if dtype == DType::F64 && !has_f32 { 1e-10 } else { 2e-5 };
+    let tolerance = match dtype {
+        DType::F64 if !has_f32 => 1e-10,
+        DType::F16 | DType::BF16 => kiln_testkit::tolerance(dtype),
+        _ => 2e-5,
+    };
     match dtype.is_float() {
         true => a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs()),
         false => got.as_i64() == want.as_i64(),
@@ -368,7 +363,7 @@ fn compare(
     graph: &Graph,
 ) {
     let types = graph.nodes.iter().flat_map(|n| n.args.iter().chain(&n.outs));
-    let has_f32 = types.filter_map(|&v| graph.ty(v).as_tensor()).any(|t| t.dtype == DType::F32);
+    let has_f32 = types.filter_map(|&v| graph.ty(v).as_tensor()).any(|t| t.dtype.computing() == DType::F32);
     for (n, at) in positions(shape, strides).into_iter().enumerate() {
         let got = memory.read(at, want.dtype);
         assert!(
@@ -454,8 +449,8 @@ impl Random {
     pub fn value(&mut self, ty: &Ty) -> Val {
         let number = |this: &mut Random, dtype: DType| match dtype {
             DType::Bool => Scalar::Bool(this.below(2) == 1),
-            DType::I64 => Scalar::Int(this.below(7) as i64 - 3),
-            _ => Scalar::Float(this.float()),
+            dtype if dtype.is_float() => Scalar::Float(dtype.round(this.float())),
+            dtype => Scalar::Int(dtype.wrap(this.below(7) as i64 - 3)),
         };
         match ty {
             Ty::Scalar(kind) => Val::Scalar(number(self, kind.dtype())),

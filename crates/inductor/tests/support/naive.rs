@@ -19,10 +19,7 @@ pub enum Val {
 }
 
 pub fn cast(x: Scalar, dtype: DType) -> Scalar {
-    match dtype {
-        DType::F32 => Scalar::Float(f64::from(x.as_f64() as f32)),
-        _ => x.to_kind(dtype.kind()),
-    }
+    x.to_dtype(dtype)
 }
 
 fn unfold(mut linear: usize, shape: &[usize]) -> Vec<usize> {
@@ -92,6 +89,8 @@ fn pointwise(graph: &Graph, node: &Node, args: &[Val], result: &Ty, row: usize) 
         .map(|(i, a)| {
             let wanted = if i < skip { DType::Bool } else { operands };
             match a {
+                // Floats that are numbers are not rounded to halves.
+                Val::Scalar(s) if wanted.is_float() => Err(cast(*s, wanted.computing())),
                 Val::Scalar(s) => Err(cast(*s, wanted)),
                 other => Ok(tensor(other).unwrap()),
             }
@@ -225,7 +224,7 @@ fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, St
         }
         Op::Full { .. } => make(dtype, shape, |_| s(0)),
         Op::Arange { .. } => make(dtype, shape, |i| match dtype {
-            DType::I64 => Scalar::Int(s(0).as_i64() + i[0] as i64 * s(1).as_i64()),
+            dtype if !dtype.is_float() => Scalar::Int(s(0).as_i64() + i[0] as i64 * s(1).as_i64()),
             _ => Scalar::Float(s(0).as_f64() + i[0] as f64 * s(1).as_f64()),
         }),
         Op::Sum { dims, .. } | Op::Amax { dims, .. } => {

@@ -17,7 +17,8 @@ macro_rules! rows_contractions {
 
             /// Matrix product of [m, k] and [k, n]
             [contraction mm _none] "mm" Mm (x, y) () {}
-                { ty: types::mm, grad: Grad::Fn(gradient::mm), saves: Saves::Inputs, eval: Eval::Structural,
+                { ty: types::mm, grad: Grad::Fn(gradient::mm), saves: Saves::Inputs, decompose: Some(decompose::contraction),
+                  eval: Eval::Structural,
                   samples: samples::mm };
             /// input + x · y
             [contraction addmm _none] "addmm" Addmm (input, x, y) () {}

@@ -18,10 +18,12 @@ macro_rules! rows_creation {
                 { ty: types::arange, grad: Grad::Zero, eval: Eval::Structural, samples: samples::arange };
             /// Uniform random numbers in [0, 1)
             [random rand _none] "rand" Rand (seed, offset) () { shape: Shape, dtype: DType, device: Device }
-                { ty: types::random, grad: Grad::Zero, eval: Eval::Structural, samples: samples::none };
+                { ty: types::random, grad: Grad::Zero, decompose: Some(decompose::random), eval: Eval::Structural,
+                  samples: samples::none };
             /// Standard normal random numbers
             [random randn _none] "randn" Randn (seed, offset) () { shape: Shape, dtype: DType, device: Device }
-                { ty: types::random, grad: Grad::Zero, eval: Eval::Structural, samples: samples::none };
+                { ty: types::random, grad: Grad::Zero, decompose: Some(decompose::random), eval: Eval::Structural,
+                  samples: samples::none };
             /// Uniform random numbers in [low, high)
             [random uniform _none] "uniform" Uniform (low, high, seed, offset) () { shape: Shape, dtype: DType, device: Device }
                 { ty: types::uniform, grad: Grad::Zero, level: Level::Composite, decompose: Some(decompose::uniform),

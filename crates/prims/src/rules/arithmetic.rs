@@ -99,8 +99,9 @@ pub const ARITHMETIC: &[Rule] = &[
     },
     Rule {
         name: "abs_of_sign",
-        law: "|−x| → |x|, ||x|| → |x|",
+        law: "|−x| → |x|, ||x|| → |x|, but for unsigned integers, whose negative is as positive as they are",
         apply: |cx, call| match (call.op, call.args) {
+            (Op::Abs {}, _) if holds_unsigned(call.out) => NO,
             (Op::Abs {}, &[x]) => match cx.through(x, |op| matches!(op, Op::Neg {} | Op::Abs {})) {
                 Some(inner) => cx.abs(inner).map(Some),
                 None => NO,
@@ -196,6 +197,15 @@ fn float_dtype(ty: &Ty) -> Option<DType> {
     dtype.is_float().then_some(dtype)
 }
 
+/// Whether a value is, or holds, unsigned integers.
+fn holds_unsigned(ty: &Ty) -> bool {
+    match ty {
+        Ty::Tensor(t) => t.dtype == DType::U8,
+        Ty::Scalar(_) => false,
+        Ty::List(items) => items.iter().any(|t| t.dtype == DType::U8),
+    }
+}
+
 /// The operand of a negation.
 fn negated(cx: &Rewriter<'_>, value: Value) -> Option<Value> {
     cx.through(value, |op| matches!(op, Op::Neg {}))
@@ -205,6 +215,7 @@ fn negated(cx: &Rewriter<'_>, value: Value) -> Option<Value> {
 fn inverse_power_of_two(c: Scalar, out: &Ty) -> Option<f64> {
     let most = match float_dtype(out)? {
         DType::F64 => 1000,
+        DType::F16 => 14,
         _ => 120,
     };
     let c = c.as_f64();

@@ -11,8 +11,8 @@ pub const CONVERSION: &[Rule] = &[
         name: "same_dtype",
         law: "to(x) → x if x is of that dtype already",
         apply: |cx, call| match (call.op, call.args) {
-            // A number converted to f32 is still a float, but rounded.
-            (Op::To { dtype: DType::F32 }, _) if call.out.is_scalar() => NO,
+            // A number converted to a smaller dtype keeps its kind, but is rounded or wrapped.
+            (Op::To { dtype }, _) if call.out.is_scalar() && dtype.kind().dtype() != *dtype => NO,
             (Op::To { .. }, &[x]) if cx.ty_of(x) == call.out => Ok(Some(x)),
             _ => NO,
         },
@@ -28,7 +28,7 @@ pub const CONVERSION: &[Rule] = &[
             let (Op::To { dtype }, &[middle]) = (call.op, call.args) else { return NO };
             let Some(x) = cx.through(middle, |op| matches!(op, Op::To { .. })) else { return NO };
             match (cx.ty_of(x).as_tensor(), cx.ty_of(middle).as_tensor()) {
-                (Some(from), Some(through)) if holds(through.dtype, from.dtype) => cx.to(x, *dtype).map(Some),
+                (Some(from), Some(through)) if through.dtype.holds(from.dtype) => cx.to(x, *dtype).map(Some),
                 _ => NO,
             }
         },
@@ -36,6 +36,9 @@ pub const CONVERSION: &[Rule] = &[
             "graph(%0: f32[9]) { %1 = to(%0) {dtype: f64} : f64[9] %2 = to(%1) {dtype: f32} : f32[9] return %2 }",
             "graph(%0: f32[9]) { %1 = to(%0) {dtype: f64} : f64[9] %2 = to(%1) {dtype: i64} : i64[9] return %2 }",
             "graph(%0: bool[9]) { %1 = to(%0) {dtype: i64} : i64[9] %2 = to(%1) {dtype: f32} : f32[9] return %2 }",
+            "graph(%0: f16[9]) { %1 = to(%0) {dtype: f32} : f32[9] %2 = to(%1) {dtype: f16} : f16[9] return %2 }",
+            "graph(%0: i16[9]) { %1 = to(%0) {dtype: i32} : i32[9] %2 = to(%1) {dtype: u8} : u8[9] return %2 }",
+            "graph(%0: u8[9]) { %1 = to(%0) {dtype: bf16} : bf16[9] %2 = to(%1) {dtype: i8} : i8[9] return %2 }",
         ],
     },
     Rule {
@@ -56,19 +59,9 @@ pub const CONVERSION: &[Rule] = &[
     },
 ];
 
-/// Whether every value of `from` is a value of `wider`.
-fn holds(wider: DType, from: DType) -> bool {
-    matches!((from, wider), (DType::Bool, _) | (DType::F32, DType::F64)) || wider == from
-}
-
 /// Whether a number goes into a dtype and comes back the same.
 fn exists(c: Scalar, dtype: DType) -> bool {
-    let there = match dtype {
-        DType::Bool => f64::from(u8::from(c.as_bool())),
-        DType::I64 => c.as_i64() as f64,
-        DType::F32 => f64::from(c.as_f64() as f32),
-        DType::F64 => c.as_f64(),
-    };
+    let there = c.to_dtype(dtype).as_f64();
     // Integers beyond 2⁵³ and negative zero are not worth the care they would need.
     c.as_f64().abs() < 9e15 && there.to_bits() == c.as_f64().to_bits()
 }

@@ -2,7 +2,7 @@
 
 use kiln_ir::{Division, Op, Result, Why};
 
-use super::{Input, Job};
+use super::{Input, Job, number_dtype};
 use crate::kernels::{self, Bits, Gamma};
 use crate::tensor::Ready;
 
@@ -20,8 +20,8 @@ pub(super) fn division(op: &Op) -> Option<Division> {
 
 impl Job<'_> {
     pub(super) fn divide(&self, division: Division, out: &Ready, inputs: &[Input]) -> Result<()> {
-        // SAFETY: as in `function`; integers are i64.
-        let done = self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+        // SAFETY: as in `function`; everything has one integer dtype.
+        let done = self.pointwise(out.dtype, number_dtype(out.dtype), out, inputs, |out, inputs| unsafe {
             kernels::divide(division, out, inputs[0], inputs[1])
         })?;
         done.map_err(|(x, y)| {
@@ -31,14 +31,14 @@ impl Job<'_> {
 
     pub(super) fn bits(&self, function: Bits, out: &Ready, inputs: &[Input]) -> Result<()> {
         // SAFETY: as in `function`; the type rule lets truth values and integers through only.
-        self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+        self.pointwise(out.dtype, number_dtype(out.dtype), out, inputs, |out, inputs| unsafe {
             kernels::bits(function, out, inputs[0], inputs[1]);
         })
     }
 
     pub(super) fn gamma(&self, function: Gamma, out: &Ready, inputs: &[Input]) -> Result<()> {
         // SAFETY: as in `function`; results are floats.
-        self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+        self.pointwise(out.dtype, number_dtype(out.dtype), out, inputs, |out, inputs| unsafe {
             kernels::gamma(function, out, inputs[0]);
         })
     }

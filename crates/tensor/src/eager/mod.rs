@@ -161,14 +161,10 @@ fn operand(ready: &Ready) -> Operand<'_> {
     }
 }
 
-/// The bytes of one element.
-pub(crate) fn element(value: Scalar, dtype: DType) -> u64 {
-    match dtype {
-        DType::Bool => u64::from(value.as_bool()),
-        DType::I64 => value.as_i64() as u64,
-        DType::F32 => u64::from((value.as_f64() as f32).to_bits()),
-        DType::F64 => value.as_f64().to_bits(),
-    }
+/// The dtype of a number that takes part in arithmetic of a dtype: floats are not rounded to a half first,
+/// integers are wrapped.
+pub(crate) fn number_dtype(dtype: DType) -> DType {
+    if dtype.is_float() { dtype.computing() } else { dtype }
 }
 
 /// A tensor operand broadcast to a shape and converted to a dtype, or a number as an element.
@@ -202,7 +198,7 @@ fn zeros(shape: &Shape) -> SmallVec<[isize; 6]> {
 impl Job<'_> {
     fn prepare<'b>(&self, input: Input<'b>, dtype: DType, shape: &Shape) -> Result<Prepared<'b>> {
         let t = match input {
-            Input::Number(x) => return Ok(Prepared::Number { element: element(x, dtype), dtype }),
+            Input::Number(x) => return Ok(Prepared::Number { element: x.to_element(dtype), dtype }),
             Input::Tensor(t) => t,
         };
         let broadcast = t.layout.shape[..] != shape[..];
@@ -245,10 +241,11 @@ impl Job<'_> {
         }
     }
 
-    /// Prepares every input and hands the operands to a kernel.
+    /// Prepares every input, tensors in one dtype and numbers in another, and hands the operands to a kernel.
     fn pointwise<R>(
         &self,
         dtype: DType,
+        numbers: DType,
         out: &Ready,
         inputs: &[Input],
         kernel: impl FnOnce(&Operand<'_>, &[&Operand<'_>]) -> R,
@@ -257,6 +254,7 @@ impl Job<'_> {
         let zeros = zeros(shape);
         let mut prepared: SmallVec<[Prepared<'_>; 4]> = SmallVec::new();
         for &input in inputs {
+            let dtype = if matches!(input, Input::Number(_)) { numbers } else { dtype };
             prepared.push(self.prepare(input, dtype, shape)?);
         }
         let mut operands: SmallVec<[Operand<'_>; 4]> = SmallVec::new();
@@ -273,7 +271,7 @@ impl Job<'_> {
     fn function(&self, function: Function, out: &Ready, inputs: &[Input]) -> Result<()> {
         // SAFETY: inputs are locked for reading, `out` is fresh or locked for writing; all are broadcast to
         // its shape and of one dtype; `compute_in_place` let no partial overlap through.
-        let done = self.pointwise(out.dtype, out, inputs, |out, inputs| unsafe {
+        let done = self.pointwise(out.dtype, number_dtype(out.dtype), out, inputs, |out, inputs| unsafe {
             kernels::pointwise(function, out, inputs)
         });
         done?.map_err(|unsupported| {
@@ -287,15 +285,16 @@ impl Job<'_> {
     }
 
     fn compare(&self, comparison: Comparison, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let dtype = result_dtype(self.tys);
         // SAFETY: as in `function`; the output is bool.
-        self.pointwise(result_dtype(self.tys), out, inputs, |out, inputs| unsafe {
+        self.pointwise(dtype, number_dtype(dtype), out, inputs, |out, inputs| unsafe {
             kernels::compare(comparison, out, inputs[0], inputs[1]);
         })
     }
 
     fn logical(&self, connective: Logical, out: &Ready, inputs: &[Input]) -> Result<()> {
         // SAFETY: as in `function`; everything is bool.
-        self.pointwise(DType::Bool, out, inputs, |out, inputs| unsafe {
+        self.pointwise(DType::Bool, DType::Bool, out, inputs, |out, inputs| unsafe {
             kernels::logical(connective, out, inputs)
         })
     }
@@ -308,6 +307,9 @@ impl Job<'_> {
         }
         if let Some(function) = function(self.op, inputs.len()) {
             return self.function(function, out, inputs);
+        }
+        if self.is_widened(out, inputs) {
+            return self.run_widened(out, inputs);
         }
         match self.op {
             Op::Eq {} => self.compare(Comparison::Eq, out, inputs),
@@ -374,7 +376,7 @@ impl Job<'_> {
             Op::GatherBackward { dim, .. } => self.gather_backward(out, inputs, *dim),
             Op::Full { .. } => {
                 // SAFETY: `out` is fresh.
-                unsafe { kernels::fill(&operand(out), element(Job::number(inputs, 0), out.dtype)) };
+                unsafe { kernels::fill(&operand(out), Job::number(inputs, 0).to_element(out.dtype)) };
                 Ok(())
             }
             Op::Arange { .. } => {
@@ -396,13 +398,54 @@ impl Job<'_> {
         }
     }
 
+    /// Whether a kernel knows computing types only and an operand is of a narrow dtype. Kernels that work
+    /// element by element and the commonest reductions widen on the way, those that move elements never look
+    /// at them.
+    fn is_widened(&self, out: &Ready, inputs: &[Input]) -> bool {
+        let computes = match self.op.row().class {
+            Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
+            Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
+            Class::Random | Class::Contraction => true,
+            Class::Index => matches!(self.op, Op::GatherBackward { .. }),
+            Class::Pointwise | Class::View | Class::Create | Class::Constant | Class::List => false,
+        };
+        let is_narrow = |input: &Input| matches!(input, Input::Tensor(t) if t.dtype.is_narrow());
+        computes && (out.dtype.is_narrow() || inputs.iter().any(is_narrow))
+    }
+
+    /// Runs on operands converted to the types they are computed in, and converts the result: sums of halves
+    /// are rounded once.
+    fn run_widened(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let mut converted: SmallVec<[Option<Ready>; 4]> = SmallVec::new();
+        for input in inputs {
+            converted.push(match input {
+                Input::Tensor(t) if t.dtype.is_narrow() => Some(self.convert(t, t.dtype.computing())?),
+                _ => None,
+            });
+        }
+        let wide: SmallVec<[Input; 4]> = inputs
+            .iter()
+            .zip(&converted)
+            .map(|(&input, converted)| converted.as_ref().map_or(input, Input::Tensor))
+            .collect();
+        if !out.dtype.is_narrow() {
+            return self.run(out, &wide);
+        }
+        let ty = TensorTy { dtype: out.dtype.computing(), ..out.ty() };
+        let result = allocate(&ty, self.op.name(), self.loc)?;
+        self.run(&result, &wide)?;
+        // SAFETY: `out` is fresh, the result too and of its shape.
+        unsafe { kernels::convert(&operand(out), &operand(&result)) };
+        Ok(())
+    }
+
     fn choose(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
         let shape = &out.layout.shape;
         let zeros = zeros(shape);
         let condition = self.prepare(inputs[0], DType::Bool, shape)?;
         let condition = condition.operand(shape, &zeros);
         // SAFETY: as in `function`; the condition is bool.
-        self.pointwise(out.dtype, out, &inputs[1..], |out, inputs| unsafe {
+        self.pointwise(out.dtype, out.dtype, out, &inputs[1..], |out, inputs| unsafe {
             kernels::select(out, &condition, inputs[0], inputs[1]);
         })
     }
@@ -411,7 +454,7 @@ impl Job<'_> {
     fn copy_into(&self, out: &Ready, inputs: &[Input], i: usize) -> Result<()> {
         let Input::Tensor(t) = inputs[i] else {
             // SAFETY: `out` is fresh or locked for writing.
-            unsafe { kernels::fill(&operand(out), element(Job::number(inputs, i), out.dtype)) };
+            unsafe { kernels::fill(&operand(out), Job::number(inputs, i).to_element(out.dtype)) };
             return Ok(());
         };
         if let Op::Reshape { .. } = self.op {
@@ -458,6 +501,15 @@ impl Job<'_> {
     }
 
     fn mean(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
+        if out.dtype.is_narrow() {
+            // A sum of halves could overflow where the mean does not.
+            let ty = TensorTy { dtype: out.dtype.computing(), ..out.ty() };
+            let wide = allocate(&ty, self.op.name(), self.loc)?;
+            self.mean(&wide, inputs, dims)?;
+            // SAFETY: both are fresh and of one shape.
+            unsafe { kernels::convert(&operand(out), &operand(&wide)) };
+            return Ok(());
+        }
         self.reduce(kernels::Reduction::Sum, out, inputs, dims)?;
         let shape = &self.tensor(inputs, 0)?.layout.shape;
         let count: usize = dims.iter().map(|&d| shape[d]).product();
@@ -487,8 +539,8 @@ impl Job<'_> {
             DType::F32 => product!(gemm::gemm_f32, f32),
             DType::F64 => product!(gemm::gemm_f64, f64),
             DType::I64 => product!(gemm::gemm_i64, i64),
-            DType::Bool => {
-                let why = Why::DType { argument: "x", expected: "a number", got: DType::Bool };
+            _ => {
+                let why = Why::DType { argument: "x", expected: "a number", got: out.dtype };
                 return Err(self.op.error(self.tys, why, self.loc));
             }
         }
@@ -597,8 +649,8 @@ impl Job<'_> {
         match out.dtype {
             DType::F32 => scatter!(f32, |a, b| a + b),
             DType::F64 => scatter!(f64, |a, b| a + b),
-            DType::I64 => scatter!(i64, i64::wrapping_add),
             DType::Bool => scatter!(u8, |a, b| a | b),
+            _ => scatter!(i64, i64::wrapping_add),
         }
         Ok(())
     }

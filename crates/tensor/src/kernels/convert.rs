@@ -1,10 +1,11 @@
 //! Copies between layouts and dtypes, and the tensors made from a number: `fill`, `arange`.
 
-use super::drive::{Cost, Loop, MAX_INPUTS, drive, scatter};
+use super::drive::{Cost, Form, Loop, MAX_INPUTS, drive, scatter};
 use super::element::{Bool, Element};
+use super::narrow::{copy_loop, narrowing, widening};
 use super::operand::{Operand, Shared};
 use super::pointwise::{Map, map_loop};
-use kiln_ir::DType;
+use kiln_ir::{DType, Scalar};
 use kiln_runtime::parallel_for;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -12,7 +13,8 @@ use std::mem::MaybeUninit;
 /// `out = input`, element by element, whatever the two layouts and dtypes.
 ///
 /// Casts are C's, except that a float outside i64's range saturates and NaN becomes 0; everything but zero
-/// is true.
+/// is true. Between narrow dtypes they go by way of the computing types: a float becomes an i64 that is then
+/// wrapped, and f64 is rounded to a half by way of f32.
 ///
 /// # Safety
 /// The contract of [`Operand`]; equal shapes; the output's elements are distinct, and it overlaps the input
@@ -24,22 +26,49 @@ pub unsafe fn convert(out: &Operand, input: &Operand) {
             return;
         }
     }
-    let inner: Loop = match input.dtype {
-        DType::Bool => to::<Bool>(out.dtype),
-        DType::I64 => to::<i64>(out.dtype),
-        DType::F32 => to::<f32>(out.dtype),
-        DType::F64 => to::<f64>(out.dtype),
-    };
-    // SAFETY: the loop is one for these dtypes; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, &[input]) }
+    let (inner, form) = cast(input.dtype, out.dtype);
+    // SAFETY: the loop is one for these dtypes in this form; the rest is the caller's contract.
+    unsafe { drive(inner, form, Cost::Cheap, out, &[input]) }
 }
 
-fn to<A: Element>(dtype: DType) -> Loop {
+/// The loop that converts, and what it takes.
+fn cast(from: DType, to: DType) -> (Loop, Form) {
+    if from == to {
+        let copy: Loop = match from.size() {
+            1 => copy_loop::<u8>,
+            2 => copy_loop::<u16>,
+            4 => copy_loop::<u32>,
+            _ => copy_loop::<u64>,
+        };
+        return (copy, Form::Memory);
+    }
+    // One step where the other end is what a narrow dtype is computed in.
+    let step = match (from.computing() == to, to.computing() == from) {
+        (true, _) => widening(from),
+        (_, true) => narrowing(to),
+        _ => None,
+    };
+    match step {
+        Some(step) => (step, Form::Memory),
+        None => (computing_cast(from.computing(), to.computing()), Form::Computing),
+    }
+}
+
+fn computing_cast(from: DType, to: DType) -> Loop {
+    match from {
+        DType::Bool => cast_to::<Bool>(to),
+        DType::F32 => cast_to::<f32>(to),
+        DType::F64 => cast_to::<f64>(to),
+        _ => cast_to::<i64>(to),
+    }
+}
+
+fn cast_to<A: Element>(dtype: DType) -> Loop {
     match dtype {
         DType::Bool => map_loop::<Cast<A, Bool>, 1>,
-        DType::I64 => map_loop::<Cast<A, i64>, 1>,
         DType::F32 => map_loop::<Cast<A, f32>, 1>,
         DType::F64 => map_loop::<Cast<A, f64>, 1>,
+        _ => map_loop::<Cast<A, i64>, 1>,
     }
 }
 
@@ -92,6 +121,7 @@ unsafe fn transpose(out: &Operand, input: &Operand) -> bool {
                 unsafe {
                     match size {
                         1 => tile::<u8>(to, row.1, from, column.1, rows, columns),
+                        2 => tile::<u16>(to, row.1, from, column.1, rows, columns),
                         4 => tile::<u32>(to, row.1, from, column.1, rows, columns),
                         _ => tile::<u64>(to, row.1, from, column.1, rows, columns),
                     }
@@ -154,7 +184,7 @@ pub unsafe fn fill(out: &Operand, value: u64) {
     unsafe { convert(out, &scalar) }
 }
 
-/// Sets element i, in row-major order, to start + i·step, computed in f64 for floats and wrapping in i64 for
+/// Sets element i, in row-major order, to start + i·step, computed in f64 for floats and wrapping for
 /// integers (which take the integer parts of start and step); bool takes what is not zero as true.
 ///
 /// # Safety
@@ -165,12 +195,11 @@ pub unsafe fn arange(out: &Operand, start: f64, step: f64) {
     let (first, increment) = (start as i64, step as i64);
     for i in 0..n {
         let float = start + i as f64 * step;
-        let bits = match out.dtype {
-            DType::Bool => u64::from(float != 0.0),
-            DType::I64 => first.wrapping_add(increment.wrapping_mul(i as i64)) as u64,
-            DType::F32 => u64::from((float as f32).to_bits()),
-            DType::F64 => float.to_bits(),
+        let value = match out.dtype.computing() {
+            DType::I64 => Scalar::Int(first.wrapping_add(increment.wrapping_mul(i as i64))),
+            _ => Scalar::Float(float),
         };
+        let bits = value.to_element(out.dtype);
         let to = out.ptr.wrapping_offset(i as isize * stride);
         // SAFETY: element i of the output.
         unsafe { scatter(to, stride, (&raw const bits).cast(), 1, out.dtype.size()) };

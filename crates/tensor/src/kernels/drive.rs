@@ -6,6 +6,7 @@
 //! gathered before the loop, scattered after. A broadcast scalar fills its block once. So a function needs
 //! one loop per dtype, whatever the strides.
 
+use super::narrow::{narrowing, widening};
 use super::operand::{Operand, Shared};
 use kiln_ir::DType;
 use kiln_runtime::parallel_for;
@@ -46,6 +47,15 @@ impl Cost {
     }
 }
 
+/// What a loop takes from operands of narrow dtypes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Elements as they are in memory.
+    Memory,
+    /// Elements of the type they are computed in.
+    Computing,
+}
+
 /// One dim of all operands: strides in bytes.
 #[derive(Clone, Copy)]
 struct Dim {
@@ -58,6 +68,8 @@ struct Walk {
     sizes: [usize; OPERANDS],
     dims: SmallVec<[Dim; 6]>,
     inner: Loop,
+    /// The loops between memory and what `inner` takes; for the output, back.
+    conversions: [Option<Loop>; OPERANDS],
 }
 
 #[repr(align(64))]
@@ -71,12 +83,12 @@ impl Block {
     }
 }
 
-/// Runs `inner` over operands of one shape.
+/// Runs `inner` over operands of one shape, giving it their elements in this form.
 ///
 /// # Safety
 /// The contract of [`Operand`]; `inner` fits the dtypes. The output's elements are distinct, and an input
 /// overlaps the output either not at all or by being the same elements at the same indices.
-pub(super) unsafe fn drive(inner: Loop, cost: Cost, out: &Operand, inputs: &[&Operand]) {
+pub(super) unsafe fn drive(inner: Loop, form: Form, cost: Cost, out: &Operand, inputs: &[&Operand]) {
     debug_assert!(inputs.len() <= MAX_INPUTS);
     debug_assert!(inputs.iter().all(|i| i.shape == out.shape));
     let numel = out.numel();
@@ -87,7 +99,15 @@ pub(super) unsafe fn drive(inner: Loop, cost: Cost, out: &Operand, inputs: &[&Op
     for (pointer, input) in pointers[1..].iter_mut().zip(inputs) {
         *pointer = input.ptr;
     }
-    if numel == 1 {
+    let mut conversions = [None; OPERANDS];
+    if form == Form::Computing {
+        conversions[0] = narrowing(out.dtype);
+        for (conversion, input) in conversions[1..].iter_mut().zip(inputs) {
+            *conversion = widening(input.dtype);
+        }
+    }
+    let plain = conversions.iter().all(Option::is_none);
+    if plain && numel == 1 {
         let mut result = 0u64;
         // SAFETY: one element of each operand, and the result has room for any dtype.
         unsafe {
@@ -98,7 +118,12 @@ pub(super) unsafe fn drive(inner: Loop, cost: Cost, out: &Operand, inputs: &[&Op
     }
 
     let apart = pointers[1..=inputs.len()].iter().all(|&input| input != out.ptr);
-    if apart && numel < 2 * cost.grain() && out.is_contiguous() && inputs.iter().all(|i| i.is_contiguous()) {
+    if plain
+        && apart
+        && numel < 2 * cost.grain()
+        && out.is_contiguous()
+        && inputs.iter().all(|i| i.is_contiguous())
+    {
         // SAFETY: contiguous, and no input is the output.
         return unsafe { inner(out.ptr, &constant(&pointers), numel) };
     }
@@ -107,8 +132,11 @@ pub(super) unsafe fn drive(inner: Loop, cost: Cost, out: &Operand, inputs: &[&Op
     for (size, input) in sizes[1..].iter_mut().zip(inputs) {
         *size = input.dtype.size();
     }
-    let dims = coalesce(out, inputs, &sizes);
-    let walk = Walk { count: inputs.len() + 1, sizes, dims, inner };
+    let mut dims = coalesce(out, inputs, &sizes);
+    if dims.is_empty() {
+        dims.push(Dim { size: 1, strides: sizes.map(|size| size as isize) });
+    }
+    let walk = Walk { count: inputs.len() + 1, sizes, dims, inner, conversions };
     if numel < 2 * cost.grain() {
         // SAFETY: the whole range, by the caller's contract.
         unsafe { walk.range(pointers, 0, numel) };
@@ -124,7 +152,7 @@ pub(super) unsafe fn drive(inner: Loop, cost: Cost, out: &Operand, inputs: &[&Op
 pub enum Dense {
     /// Elements one after the other.
     Elements(*const u8),
-    /// One element for all, little end first.
+    /// One element for all, of the type the row is computed in, little end first.
     Scalar(u64),
 }
 
@@ -182,33 +210,39 @@ unsafe fn dense(inner: Loop, inputs: &[Dense], row: &Row, begin: usize, n: usize
     let mut pointers = [out; OPERANDS];
     let mut strides = [0; OPERANDS];
     strides[0] = size as isize;
+    let mut conversions = [None; OPERANDS];
+    conversions[0] = narrowing(row.dtype);
+    let mut sizes = [size; OPERANDS];
     let mut plain = true;
     for (i, input) in inputs.iter().enumerate() {
         match input {
             Dense::Elements(start) => {
                 pointers[i + 1] = start.cast_mut().wrapping_add(begin * size);
                 strides[i + 1] = size as isize;
+                conversions[i + 1] = widening(row.dtype);
                 plain &= pointers[i + 1] != out;
             }
             Dense::Scalar(element) => {
                 pointers[i + 1] = std::ptr::from_ref(element).cast_mut().cast();
+                sizes[i + 1] = row.dtype.computing().size();
                 plain = false;
             }
         }
     }
-    if n == 1 {
+    let natural = conversions[0].is_none();
+    if natural && n == 1 {
         let mut result = 0u64;
         // SAFETY: one element of each operand, and the result has room for any dtype.
         unsafe {
             inner((&raw mut result).cast(), &constant(&pointers), 1);
             std::ptr::copy_nonoverlapping((&raw const result).cast::<u8>(), out, size);
         }
-    } else if plain {
+    } else if natural && plain {
         // SAFETY: contiguous, and no input is the output.
         unsafe { inner(out, &constant(&pointers), n) };
     } else {
         let dims = SmallVec::from_iter([Dim { size: n, strides }]);
-        let walk = Walk { count: inputs.len() + 1, sizes: [size; OPERANDS], dims, inner };
+        let walk = Walk { count: inputs.len() + 1, sizes, dims, inner, conversions };
         // SAFETY: the caller's contract.
         unsafe { walk.range(pointers, 0, n) };
     }
@@ -258,7 +292,7 @@ impl Walk {
             // SAFETY: passed on.
             return unsafe { self.short_rows(base, begin, end) };
         }
-        let mut blocks = [Block::NEW; OPERANDS];
+        let mut blocks = [Block::NEW; OPERANDS + 1];
         let mut filled = [std::ptr::null_mut(); OPERANDS];
         let mut at = begin;
         while at < end {
@@ -291,34 +325,47 @@ impl Walk {
         mut pointers: [*mut u8; OPERANDS],
         strides: &[isize; OPERANDS],
         length: usize,
-        blocks: &mut [Block; OPERANDS],
+        blocks: &mut [Block; OPERANDS + 1],
         filled: &mut [*mut u8; OPERANDS],
     ) {
         let dense: [bool; OPERANDS] = std::array::from_fn(|o| strides[o] == self.sizes[o] as isize);
         let in_place = (1..self.count).any(|o| dense[o] && pointers[o] == pointers[0]);
-        let direct_out = dense[0] && !in_place;
-        let step = if direct_out && dense[1..self.count].iter().all(|&d| d) { length } else { BLOCK };
+        let direct: [bool; OPERANDS] = std::array::from_fn(|o| dense[o] && self.conversions[o].is_none());
+        let direct_out = direct[0] && !in_place;
+        let step = if direct_out && direct[1..self.count].iter().all(|&d| d) { length } else { BLOCK };
+        let (blocks, [natural]) = blocks.split_at_mut(OPERANDS) else { return };
+        let natural = natural.ptr();
         let mut done = 0;
         while done < length {
             let n = step.min(length - done);
             let mut arguments = pointers;
             for o in 1..self.count {
-                if dense[o] {
+                if direct[o] {
                     continue;
                 }
                 let block = blocks[o].ptr();
                 arguments[o] = block;
+                let mut wanted = n;
                 if strides[o] == 0 {
-                    if filled[o] != pointers[o] {
-                        // A scalar's block serves all later runs: fill it up where there are any.
-                        let wanted = if length < BLOCK && self.dims.len() == 1 { n } else { BLOCK };
-                        // SAFETY: one element is read; the block has room.
-                        unsafe { gather(block, pointers[o], 0, wanted, self.sizes[o]) };
-                        filled[o] = pointers[o];
+                    if filled[o] == pointers[o] {
+                        continue;
                     }
-                } else {
-                    // SAFETY: n elements of the operand are read; the block has room.
-                    unsafe { gather(block, pointers[o], strides[o], n, self.sizes[o]) };
+                    // A scalar's block serves all later runs: fill it up where there are any.
+                    wanted = if length < BLOCK && self.dims.len() == 1 { n } else { BLOCK };
+                    filled[o] = pointers[o];
+                }
+                // SAFETY: n elements of the operand are read, or one; the blocks have room.
+                unsafe {
+                    match self.conversions[o] {
+                        None => gather(block, pointers[o], strides[o], wanted, self.sizes[o]),
+                        Some(widen) if dense[o] => {
+                            widen(block, &[pointers[o]; MAX_INPUTS].map(|p| p.cast_const()), n)
+                        }
+                        Some(widen) => {
+                            gather(natural, pointers[o], strides[o], wanted, self.sizes[o]);
+                            widen(block, &[natural.cast_const(); MAX_INPUTS], wanted);
+                        }
+                    }
                 }
             }
             if !direct_out {
@@ -327,8 +374,18 @@ impl Walk {
             // SAFETY: n contiguous elements each; the output is a block, or memory no input overlaps.
             unsafe { (self.inner)(arguments[0], &constant(&arguments), n) };
             if !direct_out {
-                // SAFETY: n elements of the output are written.
-                unsafe { scatter(pointers[0], strides[0], arguments[0], n, self.sizes[0]) };
+                let results = [arguments[0].cast_const(); MAX_INPUTS];
+                // SAFETY: n elements of the output are written; the inputs have been read.
+                unsafe {
+                    match self.conversions[0] {
+                        None => scatter(pointers[0], strides[0], arguments[0], n, self.sizes[0]),
+                        Some(narrow) if dense[0] => narrow(pointers[0], &results, n),
+                        Some(narrow) => {
+                            narrow(natural, &results, n);
+                            scatter(pointers[0], strides[0], natural, n, self.sizes[0]);
+                        }
+                    }
+                }
             }
             for (pointer, stride) in pointers[..self.count].iter_mut().zip(strides) {
                 *pointer = pointer.wrapping_offset(n as isize * stride);
@@ -343,13 +400,16 @@ impl Walk {
     /// The contract of [`drive`], for the elements `begin..end`.
     unsafe fn short_rows(&self, base: [*mut u8; OPERANDS], begin: usize, end: usize) {
         let mut blocks = [Block::NEW; OPERANDS];
+        let mut natural = Block::NEW;
+        let natural = natural.ptr();
         let dense: [bool; OPERANDS] = std::array::from_fn(|o| {
             let mut expected = self.sizes[o] as isize;
-            self.dims.iter().rev().all(|dim| {
-                let fits = dim.strides[o] == expected;
-                expected *= dim.size as isize;
-                fits
-            })
+            self.conversions[o].is_none()
+                && self.dims.iter().rev().all(|dim| {
+                    let fits = dim.strides[o] == expected;
+                    expected *= dim.size as isize;
+                    fits
+                })
         });
         let in_place = (1..self.count).any(|o| dense[o] && base[o] == base[0]);
         let mut at = begin;
@@ -363,11 +423,15 @@ impl Walk {
                 }
                 *argument = blocks[o].ptr();
                 if o > 0 {
-                    // SAFETY: elements at..at + n of the operand are read; the block has room.
+                    let block = if self.conversions[o].is_some() { natural } else { *argument };
+                    // SAFETY: elements at..at + n of the operand are read; the blocks have room.
                     unsafe {
-                        self.segments(o, base[o], at, n, *argument, |memory, stride, block, n, size| {
+                        self.segments(o, base[o], at, n, block, |memory, stride, block, n, size| {
                             gather(block, memory, stride, n, size)
-                        })
+                        });
+                        if let Some(widen) = self.conversions[o] {
+                            widen(*argument, &[natural.cast_const(); MAX_INPUTS], n);
+                        }
                     };
                 }
             }
@@ -380,7 +444,12 @@ impl Walk {
             let at = at - n;
             // SAFETY: elements at..at + n of the output are written.
             unsafe {
-                self.segments(0, base[0], at, n, arguments[0], |memory, stride, block, n, size| {
+                let mut block = arguments[0];
+                if let Some(narrow) = self.conversions[0] {
+                    narrow(natural, &[block.cast_const(); MAX_INPUTS], n);
+                    block = natural;
+                }
+                self.segments(0, base[0], at, n, block, |memory, stride, block, n, size| {
                     scatter(memory, stride, block, n, size)
                 })
             };
@@ -463,6 +532,7 @@ pub(super) unsafe fn gather(block: *mut u8, memory: *const u8, stride: isize, n:
     unsafe {
         match size {
             1 => typed::<u8>(block, memory, stride, n),
+            2 => typed::<u16>(block, memory, stride, n),
             4 => typed::<u32>(block, memory, stride, n),
             _ => typed::<u64>(block, memory, stride, n),
         }
@@ -492,6 +562,7 @@ pub(super) unsafe fn scatter(memory: *mut u8, stride: isize, block: *const u8, n
     unsafe {
         match size {
             1 => typed::<u8>(memory, stride, block, n),
+            2 => typed::<u16>(memory, stride, block, n),
             4 => typed::<u32>(memory, stride, block, n),
             _ => typed::<u64>(memory, stride, block, n),
         }

@@ -20,6 +20,7 @@ pub mod convert;
 mod drive;
 mod element;
 mod isa;
+mod narrow;
 pub mod nll;
 pub mod norm;
 mod operand;

@@ -1,9 +1,10 @@
 //! Pointwise kernels: scalar functions, comparisons, logic and `where`.
 //!
 //! All operands of a call have one shape (broadcast by stride 0) and, but for the booleans of comparisons
-//! and conditions, one dtype. The output may be the same elements as an input; otherwise it overlaps none.
+//! and conditions, one dtype; of a function and a comparison an input may also have the computing type of that
+//! dtype. The output may be the same elements as an input; otherwise it overlaps none.
 
-use super::drive::{Cost, Loop, MAX_INPUTS, Row, drive, drive_rows};
+use super::drive::{Cost, Form, Loop, MAX_INPUTS, Row, drive, drive_rows};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
 use super::operand::Operand;
@@ -73,7 +74,7 @@ pub enum Logical {
     Not,
 }
 
-/// `out = function(inputs…)`: f32 and f64 have every function; i64 has the arithmetic ones, wrapping, with
+/// `out = function(inputs…)`: floats have every function; integers have the arithmetic ones, wrapping, with
 /// `pow` for exponents ≥ 0 (a negative one gives what the integer quotient 1/xⁿ is); bool has add and
 /// maximum (or), mul and minimum (and).
 ///
@@ -83,19 +84,17 @@ pub enum Logical {
 /// The contract of [`Operand`]; all dtypes are equal; overlap as the module says.
 pub unsafe fn pointwise(function: Function, out: &Operand, inputs: &[&Operand]) -> Result<(), Unsupported> {
     debug_assert_eq!(inputs.len(), function.arity());
-    debug_assert!(inputs.iter().all(|i| i.dtype == out.dtype));
-    let inner = match out.dtype {
+    debug_assert!(inputs.iter().all(|i| i.dtype.computing() == out.dtype.computing()));
+    let inner = match out.dtype.computing() {
         DType::F32 => f32_loop(function),
         DType::F64 => f64_loop(function),
-        DType::I64 => {
-            i64_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?
-        }
         DType::Bool => {
             bool_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?
         }
+        _ => i64_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?,
     };
-    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, cost(function), out, inputs) };
+    // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
+    unsafe { drive(inner, Form::Computing, cost(function), out, inputs) };
     Ok(())
 }
 
@@ -119,15 +118,15 @@ pub unsafe fn pointwise_rows(function: Function, rows: &[Row]) {
 /// # Safety
 /// The contract of [`Operand`]; the inputs have one dtype, the output is bool; overlap as the module says.
 pub unsafe fn compare(comparison: Comparison, out: &Operand, left: &Operand, right: &Operand) {
-    debug_assert!(out.dtype == DType::Bool && left.dtype == right.dtype);
-    let inner = match left.dtype {
+    debug_assert!(out.dtype == DType::Bool && left.dtype.computing() == right.dtype.computing());
+    let inner = match left.dtype.computing() {
         DType::F32 => compare_loop::<f32>(comparison),
         DType::F64 => compare_loop::<f64>(comparison),
-        DType::I64 => compare_loop::<i64>(comparison),
         DType::Bool => compare_loop::<Bool>(comparison),
+        _ => compare_loop::<i64>(comparison),
     };
-    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, &[left, right]) }
+    // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
+    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
 }
 
 /// `out = connective(inputs…)` on booleans; `Not` takes one input.
@@ -140,13 +139,13 @@ pub unsafe fn logical(connective: Logical, out: &Operand, inputs: &[&Operand]) {
         Logical::Not => map_loop::<Not, 1>,
     };
     // SAFETY: the loop is one for bool; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, inputs) }
+    unsafe { drive(inner, Form::Memory, Cost::Cheap, out, inputs) }
 }
 
 /// `out = left ? right`, bit by bit; shifts by less than 0 or more than 63 places move every bit out.
 ///
 /// # Safety
-/// The contract of [`Operand`]; all dtypes are equal, bool (no shifts) or i64; overlap as the module says.
+/// The contract of [`Operand`]; all dtypes are equal, bool (no shifts) or integers; overlap as the module says.
 pub unsafe fn bits(function: Bits, out: &Operand, left: &Operand, right: &Operand) {
     debug_assert!(left.dtype == out.dtype && right.dtype == out.dtype);
     let inner: Loop = match (function, out.dtype) {
@@ -160,13 +159,13 @@ pub unsafe fn bits(function: Bits, out: &Operand, left: &Operand, right: &Operan
         (Bits::Right, _) => map_loop::<IntRight, 2>,
     };
     // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, &[left, right]) }
+    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
 }
 
 /// `out = function(x)` for floats.
 ///
 /// # Safety
-/// The contract of [`Operand`]; both dtypes are f32 or both f64; overlap as the module says.
+/// The contract of [`Operand`]; both have one float dtype; overlap as the module says.
 pub unsafe fn gamma(function: Gamma, out: &Operand, x: &Operand) {
     let inner: Loop = match (function, out.dtype) {
         (Gamma::Log, DType::F64) => map_loop::<LgammaF64, 1>,
@@ -177,16 +176,16 @@ pub unsafe fn gamma(function: Gamma, out: &Operand, x: &Operand) {
         (Gamma::Trigamma, _) => map_loop::<TrigammaF32, 1>,
     };
     // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Costly, out, &[x]) }
+    unsafe { drive(inner, Form::Computing, Cost::Costly, out, &[x]) }
 }
 
 /// `out = x divided by y` for integers. Stops at the first pair that has no result and returns it; what is
 /// written by then is unspecified.
 ///
 /// # Safety
-/// The contract of [`Operand`]; all dtypes are i64; overlap as the module says.
+/// The contract of [`Operand`]; all have one integer dtype; overlap as the module says.
 pub unsafe fn divide(division: Division, out: &Operand, x: &Operand, y: &Operand) -> Result<(), (i64, i64)> {
-    debug_assert!([out.dtype, x.dtype, y.dtype].iter().all(|&d| d == DType::I64));
+    debug_assert!(x.dtype == out.dtype && y.dtype == out.dtype && out.dtype.computing() == DType::I64);
     let bad: Loop = match division {
         Division::FloorDivide | Division::DivTrunc => map_loop::<NoQuotient, 2>,
         Division::Remainder | Division::Fmod => map_loop::<NoRest, 2>,
@@ -200,7 +199,7 @@ pub unsafe fn divide(division: Division, out: &Operand, x: &Operand, y: &Operand
     let marks =
         Operand { ptr: flags.as_mut_ptr().cast(), dtype: DType::I64, shape: out.shape, strides: &strides };
     // SAFETY: the marks are dense, fresh and of out's shape; the rest is the caller's contract.
-    unsafe { drive(bad, Cost::Cheap, &marks, &[x, y]) };
+    unsafe { drive(bad, Form::Computing, Cost::Cheap, &marks, &[x, y]) };
     if let Some(at) = flags.iter().position(|&flag| flag != 0) {
         // SAFETY: an element of both, by the row-major index `at`.
         let [x, y] = [x, y].map(|operand| unsafe {
@@ -210,7 +209,7 @@ pub unsafe fn divide(division: Division, out: &Operand, x: &Operand, y: &Operand
                 offset += (rest % size) as isize * stride;
                 rest /= size;
             }
-            operand.ptr.cast::<i64>().offset(offset).read()
+            element_as_i64(operand.ptr.offset(offset * operand.dtype.size() as isize), operand.dtype)
         });
         return Err((x, y));
     }
@@ -221,8 +220,24 @@ pub unsafe fn divide(division: Division, out: &Operand, x: &Operand, y: &Operand
         Division::Fmod => map_loop::<IntFmod, 2>,
     };
     // SAFETY: the loop is one for i64; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, &[x, y]) };
+    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[x, y]) };
     Ok(())
+}
+
+/// # Safety
+/// `at` is an aligned element of this integer dtype.
+unsafe fn element_as_i64(at: *const u8, dtype: DType) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match dtype {
+            DType::U8 | DType::Bool => i64::from(at.read()),
+            DType::I8 => i64::from(at.cast::<i8>().read()),
+            DType::I16 => i64::from(at.cast::<i16>().read()),
+            DType::I32 => i64::from(at.cast::<i32>().read()),
+            DType::I64 => at.cast::<i64>().read(),
+            DType::F16 | DType::BF16 | DType::F32 | DType::F64 => 0,
+        }
+    }
 }
 
 /// `out = condition ? a : b`, PyTorch's `where`.
@@ -233,11 +248,12 @@ pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operan
     debug_assert!(condition.dtype == DType::Bool && a.dtype == out.dtype && b.dtype == out.dtype);
     let inner: Loop = match out.dtype.size() {
         1 => select_loop::<u8>,
+        2 => select_loop::<u16>,
         4 => select_loop::<u32>,
         _ => select_loop::<u64>,
     };
     // SAFETY: the loop is one for elements of this size; the rest is the caller's contract.
-    unsafe { drive(inner, Cost::Cheap, out, &[condition, a, b]) }
+    unsafe { drive(inner, Form::Memory, Cost::Cheap, out, &[condition, a, b]) }
 }
 
 fn cost(function: Function) -> Cost {

@@ -5,9 +5,11 @@
 //! a cascade. Large reductions are cut into pieces whose bounds depend on the shape alone and whose results
 //! are added in pairs, so the result doesn't depend on the number of threads.
 
-use super::drive::gather;
+use super::convert::convert;
+use super::drive::{Loop, MAX_INPUTS, gather};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
+use super::narrow::widening;
 use super::operand::{Operand, Shared};
 use kiln_ir::DType;
 use kiln_runtime::parallel_for;
@@ -28,21 +30,31 @@ pub enum Reduction {
 /// `out` has the input's dims without the reduced ones, in order, contiguous.
 ///
 /// # Safety
-/// The contract of [`Operand`]; dims are distinct and in range; the output has the input's dtype (i64 for a
-/// sum of booleans) and overlaps nothing.
+/// The contract of [`Operand`]; dims are distinct and in range; the output has the input's dtype or what that
+/// is computed in (i64 for a sum of booleans) and overlaps nothing.
 pub unsafe fn reduce(reduction: Reduction, out: &Operand, input: &Operand, dims: &[usize]) {
     debug_assert!(out.is_contiguous());
+    if out.dtype.is_narrow() {
+        let mut totals = vec![0u64; out.numel()];
+        let wide = Operand { ptr: totals.as_mut_ptr().cast(), dtype: out.dtype.computing(), ..*out };
+        // SAFETY: the totals have room for the output's elements, whatever their type.
+        unsafe {
+            reduce(reduction, &wide, input, dims);
+            convert(out, &wide);
+        }
+        return;
+    }
     // SAFETY: the caller's contract; each reducer fits the input's dtype.
     unsafe {
-        match (reduction, input.dtype) {
+        match (reduction, input.dtype.computing()) {
             (Reduction::Sum, DType::F32) => run::<SumF32>(out, input, dims),
             (Reduction::Sum, DType::F64) => run::<SumF64>(out, input, dims),
-            (Reduction::Sum, DType::I64) => run::<SumI64>(out, input, dims),
             (Reduction::Sum, DType::Bool) => run::<CountBool>(out, input, dims),
+            (Reduction::Sum, _) => run::<SumI64>(out, input, dims),
             (Reduction::Amax, DType::F32) => run::<AmaxF32>(out, input, dims),
             (Reduction::Amax, DType::F64) => run::<AmaxF64>(out, input, dims),
-            (Reduction::Amax, DType::I64) => run::<AmaxI64>(out, input, dims),
             (Reduction::Amax, DType::Bool) => run::<AmaxBool>(out, input, dims),
+            (Reduction::Amax, _) => run::<AmaxI64>(out, input, dims),
         }
     }
 }
@@ -238,6 +250,51 @@ fn offset(dims: &[Dim], mut index: usize) -> isize {
     offset
 }
 
+/// Where elements are read from: memory of the type they are computed in, or of a narrow one.
+#[derive(Clone, Copy)]
+struct Source {
+    ptr: *const u8,
+    size: usize,
+    widen: Option<Loop>,
+}
+
+impl Source {
+    fn of(input: &Operand) -> Source {
+        Source { ptr: input.ptr, size: input.dtype.size(), widen: widening(input.dtype) }
+    }
+
+    /// Some elements further on.
+    fn at(self, offset: isize) -> Source {
+        Source { ptr: self.ptr.wrapping_offset(offset * self.size as isize), ..self }
+    }
+
+    /// The elements themselves, if no widening is needed.
+    fn direct<T>(self) -> Option<*const T> {
+        self.widen.is_none().then_some(self.ptr.cast())
+    }
+
+    /// Copies n elements, `stride` apart, widened; `natural` has room for them as they are in memory.
+    ///
+    /// # Safety
+    /// The elements can be read, T is what they are computed in, and `block` has room for them.
+    unsafe fn read<T>(self, block: *mut T, natural: *mut u8, stride: isize, n: usize) {
+        let stride = stride * self.size as isize;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.widen {
+                None => gather(block.cast(), self.ptr, stride, n, self.size),
+                Some(widen) if stride == self.size as isize => {
+                    widen(block.cast(), &[self.ptr; MAX_INPUTS], n);
+                }
+                Some(widen) => {
+                    gather(natural, self.ptr, stride, n, self.size);
+                    widen(block.cast(), &[natural.cast_const(); MAX_INPUTS], n);
+                }
+            }
+        }
+    }
+}
+
 /// Elements of a reduction worth a thread's while.
 const GRAIN: usize = 16384;
 
@@ -267,9 +324,9 @@ unsafe fn run<R: Reducer>(out: &Operand, input: &Operand, dims: &[usize]) {
     // SAFETY: the caller's contract.
     unsafe {
         if columns {
-            reduce_columns::<R>(out.ptr.cast(), input.ptr.cast(), &kept, &reduced);
+            reduce_columns::<R>(out.ptr.cast(), Source::of(input), &kept, &reduced);
         } else {
-            reduce_rows::<R>(out.ptr.cast(), input.ptr.cast(), &kept, &reduced);
+            reduce_rows::<R>(out.ptr.cast(), Source::of(input), &kept, &reduced);
         }
     }
 }
@@ -278,7 +335,7 @@ unsafe fn run<R: Reducer>(out: &Operand, input: &Operand, dims: &[usize]) {
 ///
 /// # Safety
 /// That of [`reduce`].
-unsafe fn reduce_rows<R: Reducer>(out: *mut R::Out, input: *const R::In, kept: &[Dim], reduced: &[Dim]) {
+unsafe fn reduce_rows<R: Reducer>(out: *mut R::Out, input: Source, kept: &[Dim], reduced: &[Dim]) {
     /// Elements of a piece.
     const PIECE: usize = 65536;
     let (outputs, length) = (count(kept), count(reduced));
@@ -288,7 +345,7 @@ unsafe fn reduce_rows<R: Reducer>(out: *mut R::Out, input: *const R::In, kept: &
         for task in begin..end {
             let (output, piece) = (task / pieces, task % pieces);
             let (first, last) = (piece * PIECE, ((piece + 1) * PIECE).min(length));
-            let base = shared.get().1.wrapping_offset(offset(kept, output));
+            let base = shared.get().1.at(offset(kept, output));
             // SAFETY: elements first..last of this output's.
             store(task, unsafe { range_total::<R>(base, reduced, first, last) });
         }
@@ -328,17 +385,17 @@ fn pairwise<R: Reducer>(totals: &[R::Total]) -> R::Total {
 ///
 /// # Safety
 /// These elements can be read.
-unsafe fn range_total<R: Reducer>(base: *const R::In, dims: &[Dim], first: usize, last: usize) -> R::Total {
+unsafe fn range_total<R: Reducer>(base: Source, dims: &[Dim], first: usize, last: usize) -> R::Total {
     let Some((inner, outer)) = dims.split_last() else {
         // SAFETY: no dims: one element.
-        return R::widen(R::step(R::LANE, unsafe { base.read() }));
+        return unsafe { strided_total::<R>(base, 1, 1) };
     };
     let mut total = R::TOTAL;
     let mut at = first;
     while at < last {
         let (row, column) = (at / inner.size, at % inner.size);
         let n = (inner.size - column).min(last - at);
-        let start = base.wrapping_offset(offset(outer, row) + column as isize * inner.stride);
+        let start = base.at(offset(outer, row) + column as isize * inner.stride);
         // SAFETY: n elements along the inner dim.
         total = R::join(total, unsafe { strided_total::<R>(start, inner.stride, n) });
         at += n;
@@ -348,22 +405,25 @@ unsafe fn range_total<R: Reducer>(base: *const R::In, dims: &[Dim], first: usize
 
 /// # Safety
 /// n elements, `stride` apart, can be read.
-unsafe fn strided_total<R: Reducer>(start: *const R::In, stride: isize, n: usize) -> R::Total {
-    if stride == 1 {
+unsafe fn strided_total<R: Reducer>(start: Source, stride: isize, n: usize) -> R::Total {
+    if stride == 1
+        && let Some(start) = start.direct()
+    {
         // SAFETY: contiguous elements.
         return unsafe { total::<R>(from_raw_parts(start, n)) };
     }
     const BLOCK: usize = LANES * STRETCH;
     let mut block = [std::mem::MaybeUninit::<R::In>::uninit(); BLOCK];
-    let size = size_of::<R::In>();
+    let mut natural = [std::mem::MaybeUninit::<u32>::uninit(); BLOCK];
     let mut result = R::TOTAL;
     let mut done = 0;
     while done < n {
         let count = BLOCK.min(n - done);
-        let from = start.wrapping_offset(done as isize * stride);
-        // SAFETY: the block has room for `count` elements, which are then initialised.
+        let from = start.at(done as isize * stride);
+        // SAFETY: the blocks have room for `count` elements (narrow ones take at most 4 bytes), which are then
+        // initialised.
         unsafe {
-            gather(block.as_mut_ptr().cast(), from.cast(), stride * size as isize, count, size);
+            from.read::<R::In>(block.as_mut_ptr().cast(), natural.as_mut_ptr().cast(), stride, count);
             result = R::join(result, total::<R>(from_raw_parts(block.as_ptr().cast(), count)));
         }
         done += count;
@@ -375,7 +435,7 @@ unsafe fn strided_total<R: Reducer>(start: *const R::In, stride: isize, n: usize
 ///
 /// # Safety
 /// That of [`reduce`].
-unsafe fn reduce_columns<R: Reducer>(out: *mut R::Out, input: *const R::In, kept: &[Dim], reduced: &[Dim]) {
+unsafe fn reduce_columns<R: Reducer>(out: *mut R::Out, input: Source, kept: &[Dim], reduced: &[Dim]) {
     /// Columns that are accumulated together.
     const TILE: usize = 1024;
     let Some((inner, outer)) = kept.split_last() else { return };
@@ -397,7 +457,7 @@ unsafe fn reduce_columns<R: Reducer>(out: *mut R::Out, input: *const R::In, kept
             let group = task / pieces / tiles;
             let first = tile * TILE;
             let width = TILE.min(inner.size - first);
-            let base = input.wrapping_offset(offset(outer, group) + first as isize * inner.stride);
+            let base = input.at(offset(outer, group) + first as isize * inner.stride);
             let bounds = (piece * piece_rows, ((piece + 1) * piece_rows).min(rows));
             // SAFETY: these rows of these columns can be read.
             unsafe {
@@ -449,7 +509,7 @@ unsafe fn reduce_columns<R: Reducer>(out: *mut R::Out, input: *const R::In, kept
 /// # Safety
 /// The rows' elements at these columns can be read.
 unsafe fn column_totals<R: Reducer>(
-    base: *const R::In,
+    base: Source,
     column_stride: isize,
     reduced: &[Dim],
     bounds: (usize, usize),
@@ -459,21 +519,24 @@ unsafe fn column_totals<R: Reducer>(
     totals.fill(R::TOTAL);
     let mut rows: SmallVec<[*const R::In; STRETCH]> = SmallVec::new();
     let mut gathered: Vec<R::In> = Vec::new();
+    let mut natural: Vec<u32> = Vec::new();
+    let width = lanes.len();
     let mut at = bounds.0;
     while at < bounds.1 {
         let n = STRETCH.min(bounds.1 - at);
         rows.clear();
-        rows.extend((at..at + n).map(|row| base.wrapping_offset(offset(reduced, row))));
-        if column_stride != 1 {
+        let sources = (at..at + n).map(|row| base.at(offset(reduced, row)));
+        if column_stride == 1 && base.widen.is_none() {
+            rows.extend(sources.map(|source| source.ptr.cast::<R::In>()));
+        } else {
             gathered.clear();
-            for &row in &rows {
-                for j in 0..lanes.len() as isize {
-                    // SAFETY: column j of a row.
-                    gathered.push(unsafe { row.offset(j * column_stride).read() });
-                }
-            }
-            for (i, row) in rows.iter_mut().enumerate() {
-                *row = gathered[i * lanes.len()..].as_ptr();
+            gathered.reserve(n * width);
+            natural.reserve(width);
+            for (i, source) in sources.enumerate() {
+                let row = gathered.as_mut_ptr().wrapping_add(i * width);
+                // SAFETY: the columns of a row; both vectors have room for them.
+                unsafe { source.read(row, natural.as_mut_ptr().cast(), column_stride, width) };
+                rows.push(row);
             }
         }
         lanes.fill(R::LANE);

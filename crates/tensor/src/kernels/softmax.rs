@@ -3,9 +3,10 @@
 //! With m the row's maximum and s = Σ exp(x − m): softmax is `exp(x - m) * (1 / s)`, log_softmax
 //! `(x - m) - log(s)`.
 
-use super::drive::{gather, scatter};
+use super::drive::{MAX_INPUTS, gather, scatter};
 use super::element::Element;
 use super::isa::vectorised;
+use super::narrow::{narrowing, widening};
 use super::operand::{Operand, Shared};
 use super::reduce::{LargestF32, LargestF64, Reducer, SumF32, SumF64, total};
 use kiln_ir::DType;
@@ -17,7 +18,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 /// `out = softmax(input)` along `dim`, or its logarithm.
 ///
 /// # Safety
-/// The contract of [`Operand`]; all are f32 or all f64, of one shape; the output's elements are distinct, and
+/// The contract of [`Operand`]; both are of one float dtype and one shape; the output's elements are distinct, and
 /// it is the input or doesn't overlap it. A 0-d operand has the one dim 0.
 pub unsafe fn softmax(logarithm: bool, out: &Operand, input: &Operand, dim: usize) {
     // SAFETY: the caller's contract.
@@ -118,22 +119,22 @@ vectorised! {
 
 /// Asks for elements that will be read soon; a wrong address does no harm.
 #[inline(always)]
-fn prefetch<T>(start: *const T, length: usize) {
+fn prefetch(start: *const u8, bytes: usize) {
     const LINE: usize = 64;
     /// More than this would push out what is being worked on.
     const MOST: usize = 16384;
     #[cfg(target_arch = "x86_64")]
-    for byte in (0..(length * size_of::<T>()).min(MOST)).step_by(LINE) {
+    for byte in (0..bytes.min(MOST)).step_by(LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast::<i8>().wrapping_add(byte)) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (start, length, LINE, MOST);
+    let _ = (start, bytes, LINE, MOST);
 }
 
 /// Calls `body` for every line along `dim`: the output's line and the input's, contiguous. Lines that are not
-/// contiguous in memory, or that the output shares with the input, pass through a buffer.
+/// contiguous in memory, of a narrow dtype, or that the output shares with the input, pass through a buffer.
 ///
 /// # Safety
 /// That of [`softmax`].
@@ -147,45 +148,67 @@ unsafe fn lines<T: Float>(operands: [&Operand; 2], dim: usize, body: impl Fn(&mu
     let stride = |o: &Operand, d: usize| o.strides.get(d).copied().unwrap_or(1);
     let strides: [isize; 2] = operands.map(|o| if length == 1 { 1 } else { stride(o, dim) });
     let outer: SmallVec<[usize; 6]> = (0..shape.len()).filter(|&d| d != dim && shape[d] != 1).collect();
-    let pointers = Shared::new(operands.map(|o| o.ptr.cast::<T>()));
+    let pointers = Shared::new(operands.map(|o| o.ptr));
+    let (widen, narrow) = (widening(operands[1].dtype), narrowing(operands[0].dtype));
     let outer_strides: [SmallVec<[isize; 6]>; 2] =
         operands.map(|o| outer.iter().map(|&d| stride(o, d)).collect());
-    let size = size_of::<T>();
+    let size = operands[0].dtype.size();
+    let bytes = size as isize;
 
     let ahead = outer_strides[1].last().copied().unwrap_or(0);
 
     let work = |begin: usize, end: usize| {
         let mut buffer: Vec<T> = Vec::new();
+        // A line of narrow elements as it is in memory, narrower than T.
+        let mut natural: Vec<T> = Vec::new();
         for line in begin..end {
             let mut at = pointers.get();
             for o in 0..2 {
                 let mut rest = line;
                 for (&d, &stride) in outer.iter().zip(&outer_strides[o]).rev() {
-                    at[o] = at[o].wrapping_offset((rest % shape[d]) as isize * stride);
+                    at[o] = at[o].wrapping_offset((rest % shape[d]) as isize * stride * bytes);
                     rest /= shape[d];
                 }
             }
             if strides[1] == 1 {
                 // The first pass over a line waits for memory, the others compute: fetch one line ahead.
-                prefetch(at[1].wrapping_offset(ahead), length);
+                prefetch(at[1].wrapping_offset(ahead * bytes), length * size);
             }
-            let buffered = [strides[0] != 1, strides[1] != 1 || at[1] == at[0]];
+            let buffered =
+                [strides[0] != 1 || narrow.is_some(), strides[1] != 1 || widen.is_some() || at[1] == at[0]];
             if buffered.contains(&true) && buffer.is_empty() {
                 buffer.resize(2 * length, T::ZERO);
+                natural.resize(if widen.is_some() { length } else { 0 }, T::ZERO);
             }
-            let mut place = at;
+            let mut place: [*mut T; 2] = at.map(|p| p.cast());
             for o in (0..2).filter(|&o| buffered[o]) {
                 place[o] = buffer.as_mut_ptr().wrapping_add(o * length);
             }
             // SAFETY: `length` elements each, of an operand or of a half of the buffer; the output's are
             // apart from the input's.
             unsafe {
-                if buffered[1] {
-                    gather(place[1].cast(), at[1].cast(), strides[1] * size as isize, length, size);
+                match widen {
+                    Some(widen) => {
+                        let line: *mut u8 = natural.as_mut_ptr().cast();
+                        gather(line, at[1], strides[1] * bytes, length, size);
+                        widen(place[1].cast(), &[line.cast_const(); MAX_INPUTS], length);
+                    }
+                    None if buffered[1] => {
+                        gather(place[1].cast(), at[1], strides[1] * bytes, length, size);
+                    }
+                    None => {}
                 }
                 body(from_raw_parts_mut(place[0], length), from_raw_parts(place[1], length));
-                if buffered[0] {
-                    scatter(at[0].cast(), strides[0] * size as isize, place[0].cast(), length, size);
+                match narrow {
+                    Some(narrow) => {
+                        let line: *mut u8 = natural.as_mut_ptr().cast();
+                        narrow(line, &[place[0].cast_const().cast(); MAX_INPUTS], length);
+                        scatter(at[0], strides[0] * bytes, line, length, size);
+                    }
+                    None if buffered[0] => {
+                        scatter(at[0], strides[0] * bytes, place[0].cast(), length, size);
+                    }
+                    None => {}
                 }
             }
         }
