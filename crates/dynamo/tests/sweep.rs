@@ -32,7 +32,9 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
                 Domain::Any => rng.normal(),
                 Domain::Positive => away(rng.normal().abs()),
                 Domain::NonZero => away(rng.normal()),
-                Domain::Between(low, high) => low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20),
+                Domain::Between(low, high) => {
+                    low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20)
+                }
                 Domain::Index(bound) => rng.below(bound) as f64,
             })
             .collect()

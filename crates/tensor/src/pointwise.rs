@@ -49,12 +49,7 @@ impl Tensor {
         step(&after, &whole, Some(scale))
     }
 
-    fn nan_to_num_args(
-        &self,
-        nan: Option<f64>,
-        posinf: Option<f64>,
-        neginf: Option<f64>,
-    ) -> [Arg<'_>; 4] {
+    fn nan_to_num_args(&self, nan: Option<f64>, posinf: Option<f64>, neginf: Option<f64>) -> [Arg<'_>; 4] {
         let most = largest(self.dtype());
         let number = |x: Option<f64>, default: f64| Arg::Number(Scalar::Float(x.unwrap_or(default)));
         [Arg::Tensor(self), number(nan, 0.0), number(posinf, most), number(neginf, -most)]
@@ -62,24 +57,14 @@ impl Tensor {
 
     /// NaN and the infinities replaced, by default with 0 and the dtype's largest and smallest numbers.
     #[track_caller]
-    pub fn nan_to_num(
-        &self,
-        nan: Option<f64>,
-        posinf: Option<f64>,
-        neginf: Option<f64>,
-    ) -> Result<Tensor> {
+    pub fn nan_to_num(&self, nan: Option<f64>, posinf: Option<f64>, neginf: Option<f64>) -> Result<Tensor> {
         let args = self.nan_to_num_args(nan, posinf, neginf);
         dispatch_tensor(&Op::NanToNum {}, &args, false, Loc::caller())
     }
 
     /// [`nan_to_num`](Tensor::nan_to_num) in place.
     #[track_caller]
-    pub fn nan_to_num_(
-        &self,
-        nan: Option<f64>,
-        posinf: Option<f64>,
-        neginf: Option<f64>,
-    ) -> Result<&Tensor> {
+    pub fn nan_to_num_(&self, nan: Option<f64>, posinf: Option<f64>, neginf: Option<f64>) -> Result<&Tensor> {
         let args = self.nan_to_num_args(nan, posinf, neginf);
         dispatch_tensor(&Op::NanToNum {}, &args, true, Loc::caller())?;
         Ok(self)

@@ -1,6 +1,8 @@
 //! Evaluation of what is not element by element: views, reductions, products, picks, creation and losses,
 //! each as its definition in plain loops.
 
+mod order;
+
 use kiln_ir::{DType, Dims, Op, Reduction, Shape, Why, broadcast};
 
 use crate::{Array, Data, Precision, philox};
@@ -212,7 +214,7 @@ pub(crate) fn evaluate(
             let log_probability = softmax(&args[0], args[0].shape.rank() - 1, true);
             rounded(nll_loss(&log_probability, &args[1], shape, *reduction, *ignore_index)?)
         }
-        other => return Err(Why::Other(format!("the evaluator has no definition of {}", other.name()))),
+        other => return order::evaluate(other, args, shape, dtype, precision),
     })
 }
 

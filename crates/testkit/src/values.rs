@@ -25,7 +25,9 @@ pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
                 Domain::Any => rng.normal(),
                 Domain::Positive => away(rng.normal().abs()),
                 Domain::NonZero => away(rng.normal()),
-                Domain::Between(low, high) => low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20),
+                Domain::Between(low, high) => {
+                    low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20)
+                }
                 Domain::Index(bound) => rng.below(bound) as f64,
             };
             round(x, dtype, Precision::Rounded)

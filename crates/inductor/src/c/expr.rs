@@ -183,7 +183,9 @@ impl Emitter<'_> {
                 Operation::BitXor => format!("({x} ^ {y})"),
                 // All bits leave by a shift of 64 places or of fewer than none.
                 Operation::ShiftLeft => {
-                    format!("kiln_select_i64((u64v){y} < 64, (i64v)((u64v){x} << ((u64v){y} & 63)), (i64v){{0}})")
+                    format!(
+                        "kiln_select_i64((u64v){y} < 64, (i64v)((u64v){x} << ((u64v){y} & 63)), (i64v){{0}})"
+                    )
                 }
                 Operation::ShiftRight => {
                     format!("({x} >> kiln_select_i64((u64v){y} < 64, {y}, kiln_splat_i64(63)))")
@@ -206,7 +208,9 @@ impl Emitter<'_> {
         }
         match op {
             Operation::Add | Operation::Maximum | Operation::BitOr => format!("({x} | {y})"),
-            Operation::Mul | Operation::Minimum | Operation::And | Operation::BitAnd => format!("({x} & {y})"),
+            Operation::Mul | Operation::Minimum | Operation::And | Operation::BitAnd => {
+                format!("({x} & {y})")
+            }
             Operation::Sub | Operation::Ne | Operation::BitXor => format!("({x} ^ {y})"),
             Operation::Eq => format!("~({x} ^ {y})"),
             Operation::Lt => format!("(~{x} & {y})"),

@@ -25,6 +25,7 @@ mod creation;
 pub(crate) mod functions;
 mod lists;
 mod nn;
+pub(crate) mod order;
 pub(crate) mod reductions;
 pub(crate) mod rounding;
 mod shapes;

@@ -107,7 +107,11 @@ pub(crate) fn integer_samples() -> Vec<Sample> {
     let mut all = Vec::new();
     for division in Division::ALL {
         for (x, y) in [(&[5][..], &[5][..]), (&[4, 37], &[37]), (&[2, 3], &[]), (&[0], &[1])] {
-            all.push(with_op(Op::IntegerDivision { division }, &[DType::I64], vec![t(x, Any), t(y, NonZero)]));
+            all.push(with_op(
+                Op::IntegerDivision { division },
+                &[DType::I64],
+                vec![t(x, Any), t(y, NonZero)],
+            ));
         }
     }
     all
@@ -152,7 +156,9 @@ pub(crate) fn integer_type(_: &Op, args: &[Ty]) -> Rule {
 
 pub(crate) fn bits_type(_: &Op, args: &[Ty]) -> Rule {
     match crate::result_dtype(args) {
-        got if got.is_float() => Err(Why::DType { argument: "every operand", expected: "bool or an integer", got }),
+        got if got.is_float() => {
+            Err(Why::DType { argument: "every operand", expected: "bool or an integer", got })
+        }
         dtype => broadcast_all(args, dtype),
     }
 }

@@ -6,6 +6,7 @@
 //! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
 //! | [`softmax`]   | softmax and log_softmax along a dim                                      |
+//! | [`order`]     | positions of extrema, sorting orders and scans along a dim                |
 //! | [`nll`]       | the gather of nll_loss                                                   |
 //!
 //! An [`Operand`] is a pointer with dtype, sizes and strides. Every kernel is `unsafe` for the same
@@ -19,6 +20,7 @@ mod element;
 mod isa;
 pub mod nll;
 mod operand;
+pub mod order;
 pub mod pointwise;
 pub mod reduce;
 pub mod softmax;
@@ -29,8 +31,10 @@ pub use convert::{arange, convert, fill};
 pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;
 pub use operand::Operand;
+pub use order::{Lines, Position, Scan, positions, scan};
 pub use pointwise::{
-    Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows, select,
+    Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,
+    select,
 };
 pub use reduce::{Reduction, reduce};
 pub use softmax::softmax;

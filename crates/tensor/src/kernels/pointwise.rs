@@ -197,7 +197,8 @@ pub unsafe fn divide(division: Division, out: &Operand, x: &Operand, y: &Operand
     for d in (1..out.shape.len()).rev() {
         strides[d - 1] = strides[d] * out.shape[d] as isize;
     }
-    let marks = Operand { ptr: flags.as_mut_ptr().cast(), dtype: DType::I64, shape: out.shape, strides: &strides };
+    let marks =
+        Operand { ptr: flags.as_mut_ptr().cast(), dtype: DType::I64, shape: out.shape, strides: &strides };
     // SAFETY: the marks are dense, fresh and of out's shape; the rest is the caller's contract.
     unsafe { drive(bad, Cost::Cheap, &marks, &[x, y]) };
     if let Some(at) = flags.iter().position(|&flag| flag != 0) {
