@@ -14,6 +14,8 @@
 
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
+
 use kiln_ir::{
     Class, Dims, EmitExt, Error, Grad, Graph, Layout, Loc, Op, Result, Ty, Value, Why, Write,
     carries_gradient,
@@ -77,7 +79,7 @@ struct Base {
     changed: u64,
     /// For an input: its variable, its graph value, and all values it has had while it was a leaf.
     input: Option<(Variable, Value)>,
-    leaf_values: Vec<Value>,
+    leaf_values: SmallVec<[Value; 1]>,
     is_leaf: bool,
 }
 
@@ -94,6 +96,8 @@ struct Translator<'a> {
     graph: Graph,
     inputs: Vec<GraphInput>,
     numbers: Vec<Option<Value>>,
+    /// The chain of what is no view.
+    no_chain: Arc<[Op]>,
     states: Vec<State>,
     bases: Vec<Base>,
     clock: u64,
@@ -111,6 +115,7 @@ pub fn functionalise(trace: &Trace, live: &[Variable]) -> Result<Functional> {
         graph: Graph::new(),
         inputs: Vec::new(),
         numbers: vec![None; trace.numbers.len()],
+        no_chain: Arc::from([]),
         states: vec![State::Unset; trace.variables.len()],
         bases: Vec::new(),
         clock: 0,
@@ -184,14 +189,14 @@ impl Translator<'_> {
             stored,
             changed: self.clock,
             input: None,
-            leaf_values: Vec::new(),
+            leaf_values: SmallVec::new(),
             is_leaf: false,
         });
         self.bases.len() - 1
     }
 
     fn tensor_state(&mut self, base: usize, layout: Layout) -> State {
-        State::Tensor { base, chain: Arc::from([]), layout, cached: None, recorded: self.recording }
+        State::Tensor { base, chain: self.no_chain.clone(), layout, cached: None, recorded: self.recording }
     }
 
     /// Makes sure an input variable has a base.
@@ -210,7 +215,7 @@ impl Translator<'_> {
         let base = self.new_base(Stored::Value(value));
         self.bases[base].input = Some((variable, value));
         self.bases[base].is_leaf = input.leaf && input.requires_grad;
-        self.bases[base].leaf_values = vec![value];
+        self.bases[base].leaf_values = smallvec![value];
         // A view inside a larger storage is a base of its own: its layout starts here.
         self.states[variable as usize] = self.tensor_state(base, input.layout.clone());
         Ok(())
@@ -234,6 +239,11 @@ impl Translator<'_> {
     /// The value of a variable now.
     fn read(&mut self, variable: Variable) -> Result<Value> {
         self.open(variable)?;
+        if let State::Tensor { base, chain, .. } = &self.states[variable as usize]
+            && chain.is_empty()
+        {
+            return self.base_value(*base);
+        }
         match self.states[variable as usize].clone() {
             State::Unset => Err(bug("a variable without a state", self.graph.loc)),
             State::Made(value) => Ok(value),
@@ -249,9 +259,6 @@ impl Translator<'_> {
                 Ok(value)
             }
             State::Tensor { base, chain, layout, cached, recorded } => {
-                if chain.is_empty() {
-                    return self.base_value(base);
-                }
                 if let Some((clock, value)) = cached
                     && self.bases[base].changed <= clock
                 {

@@ -30,6 +30,19 @@ pub enum Case {
     Softmax,
     /// Ten pointwise ops in a row.
     Chain10,
+    /// The sum of squares over the rows of a matrix.
+    Sum0,
+    /// The product of an [m, k] and a [k, n] matrix.
+    Matmul {
+        /// Rows of the first.
+        m: usize,
+        /// Columns of the first, rows of the second.
+        k: usize,
+        /// Columns of the second.
+        n: usize,
+    },
+    /// A thousand additions of tensors of one element, eager with gradient recording.
+    OpOverhead,
     /// Many ops on tensors of one element: what the host costs.
     Overhead,
 }
@@ -48,6 +61,10 @@ const fn optimizer(kind: OptimizerKind, layers: usize, size: usize) -> Case {
     Case::Optimizer { kind, layers, size }
 }
 
+const fn matmul(m: usize, k: usize, n: usize) -> Case {
+    Case::Matmul { m, k, n }
+}
+
 impl Case {
     /// The cases `kiln bench` runs when none is named.
     pub const ALL: &'static [Case] = &[
@@ -58,6 +75,12 @@ impl Case {
         Case::MlpTrain,
         Case::Softmax,
         Case::Chain10,
+        Case::Sum0,
+        matmul(2048, 2048, 2048),
+        matmul(512, 256, 8192),
+        matmul(512, 576, 3136),
+        matmul(64, 256, 256),
+        Case::OpOverhead,
         Case::Overhead,
     ];
 
@@ -71,6 +94,12 @@ impl Case {
             Case::Chain10 => micro(device, |x| {
                 (((((x * 2.0 + 1.0).tanh() * x).sigmoid() + x).exp() - 1.0).relu().sqrt() * 0.5 + x).ok()
             }),
+            Case::Sum0 => micro(device, |x| (x * x).ok()?.sum_dim(0, false)),
+            Case::Matmul { m, k, n } => {
+                let (a, b) = (Tensor::rand([m, k], device)?, Tensor::rand([k, n], device)?);
+                Ok(Workload { step: Box::new(move || a.mm(&b).map(Some)), state: Vec::new() })
+            }
+            Case::OpOverhead => op_overhead(device),
             Case::Overhead => overhead(device),
         }
     }
@@ -90,6 +119,10 @@ impl fmt::Display for Case {
             Case::MlpTrain => f.write_str("mlp_train"),
             Case::Softmax => write!(f, "softmax_{rows}x{columns}"),
             Case::Chain10 => write!(f, "chain10_{rows}x{columns}"),
+            Case::Sum0 => write!(f, "sum0_{rows}x{columns}"),
+            Case::Matmul { m, k, n } if m == k && k == n => write!(f, "matmul_{m}"),
+            Case::Matmul { m, k, n } => write!(f, "matmul_{m}x{k}x{n}"),
+            Case::OpOverhead => f.write_str("op_overhead_x1000"),
             Case::Overhead => f.write_str("overhead"),
         }
     }
@@ -184,6 +217,19 @@ pub fn mlp_train(width: usize, batch: usize, device: &Device) -> Result<Workload
 fn micro(device: &Device, function: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Result<Workload> {
     let x = Tensor::randn(MATRIX, device)?;
     Ok(Workload { step: Box::new(move || function(&x).map(Some)), state: Vec::new() })
+}
+
+/// A thousand additions whose results nobody keeps.
+fn op_overhead(device: &Device) -> Result<Workload> {
+    let (a, b) = (Tensor::rand([1], device)?, Tensor::rand([1], device)?);
+    a.requires_grad_(true)?;
+    let step = move || {
+        for _ in 0..1000 {
+            a.add(&b)?;
+        }
+        Ok(None)
+    };
+    Ok(Workload { step: Box::new(step), state: Vec::new() })
 }
 
 /// A chain of [`OVERHEAD_OPS`] ops on tensors of one element.

@@ -27,7 +27,8 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         }
         Case::MlpTrain => Ok(Some(mlp(256, 10, 64)?)),
         Case::Softmax | Case::Chain10 => Ok(Some(copy(MATRIX.iter().product())?)),
-        Case::Overhead => Ok(None),
+        Case::Sum0 => Ok(Some(read(MATRIX.iter().product())?)),
+        Case::Matmul { .. } | Case::OpOverhead | Case::Overhead => Ok(None),
     }
 }
 
@@ -137,6 +138,32 @@ vectorised! {
             *y = *x * 0.5 + 1.0;
         }
     }
+}
+
+vectorised! {
+    fn sum_loop(x: &[f32]) {
+        let mut sums = [0.0f32; 64];
+        for chunk in x.chunks_exact(64) {
+            for (sum, x) in sums.iter_mut().zip(chunk) {
+                *sum += *x * *x;
+            }
+        }
+        std::hint::black_box(sums);
+    }
+}
+
+/// Reads x.
+fn read(length: usize) -> Result<Floor, AllocError> {
+    let x = Stream::new(&[length], 0.1)?;
+    let (pieces, isa) = (pieces(&[length]), Isa::best());
+    Ok(Box::new(move || {
+        parallel_for(pieces.len(), 1, |begin, end| {
+            for piece in &pieces[begin..end] {
+                // SAFETY: every piece is worked on by one thread.
+                unsafe { sum_loop(isa, x.part(piece)) };
+            }
+        });
+    }))
 }
 
 /// Reads p, g, m, v; writes p, m, v.
@@ -255,6 +282,7 @@ mod tests {
             adam(vec![100, 7]).unwrap(),
             sgd(vec![100]).unwrap(),
             copy(100).unwrap(),
+            read(100).unwrap(),
             mlp(16, 10, 4).unwrap(),
         ] {
             floor();

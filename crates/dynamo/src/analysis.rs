@@ -1,6 +1,7 @@
 //! What recording has to know of a segment so far and replay does not: aliases, layouts, the tape.
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use kiln_aot::trace::{
     Event as TraceEvent, GradTarget, InputVariable, Trace, TraceArg, Variable, VariableInfo,
@@ -17,14 +18,29 @@ struct Known {
     base: Variable,
     layout: Option<Layout>,
     requires_grad: bool,
-    input: Option<InputVariable>,
+    input: Option<Arrived>,
+}
+
+/// How an input came.
+#[derive(Copy, Clone, Debug)]
+struct Arrived {
+    requires_grad: bool,
+    leaf: bool,
+}
+
+/// A call as the analysis needs it: the guards of a long list would be most of it.
+struct Done {
+    op: Op,
+    args: SmallVec<[KeyArg; 4]>,
+    /// The variable it made.
+    out: Option<Variable>,
 }
 
 /// The state of a recording, rebuilt from the trie when recording begins and kept up to date after.
 #[derive(Default)]
 pub(crate) struct Analysis {
     variables: Vec<Known>,
-    calls: Vec<(CallEvent, Option<Variable>)>,
+    calls: Vec<Done>,
     /// Bases that were changed in place.
     written: FxHashSet<Variable>,
     /// Inputs that share their storage with another.
@@ -57,8 +73,7 @@ impl Analysis {
         if let Some(other) = guard.shares_with {
             self.shared.extend([base, other]);
         }
-        let input =
-            InputVariable { layout: layout.clone(), requires_grad: guard.requires_grad, leaf: guard.leaf };
+        let input = Arrived { requires_grad: guard.requires_grad, leaf: guard.leaf };
         self.push(Known {
             ty: guard.ty().into(),
             base,
@@ -78,6 +93,8 @@ impl Analysis {
     }
 
     fn add_call(&mut self, call: &CallEvent) {
+        self.variables.reserve(call.guards.len() + 1);
+        self.history.reserve(call.guards.len() + 1);
         for guard in &call.guards {
             self.add_input(guard);
         }
@@ -123,7 +140,7 @@ impl Analysis {
                 Some(out)
             }
         };
-        self.calls.push((call.clone(), out));
+        self.calls.push(Done { op: call.op.clone(), args: call.args.clone(), out });
     }
 
     fn write(&mut self, target: Variable) {
@@ -138,8 +155,7 @@ impl Analysis {
 
     /// The elements of a packed list.
     fn items(&self, list: Variable) -> Option<Vec<Variable>> {
-        let (call, _) =
-            self.calls.iter().find(|(call, out)| *out == Some(list) && matches!(call.op, Op::List {}))?;
+        let call = self.calls.iter().find(|call| call.out == Some(list) && matches!(call.op, Op::List {}))?;
         Some(
             call.args
                 .iter()
@@ -214,7 +230,7 @@ impl Analysis {
     pub(crate) fn conflict(&self, target: Variable) -> Option<&'static str> {
         let targets = self.items(target).unwrap_or_else(|| vec![target]);
         let from_list = |v: Variable| {
-            self.calls.iter().any(|(call, out)| *out == Some(v) && matches!(call.op, Op::ListGet { .. }))
+            self.calls.iter().any(|call| call.out == Some(v) && matches!(call.op, Op::ListGet { .. }))
         };
         for target in targets {
             let base = self.variables[target as usize].base;
@@ -249,7 +265,7 @@ impl Analysis {
             }
             for &index in &self.history[variable as usize] {
                 reach.calls.insert(index);
-                let (call, _) = &self.calls[index];
+                let call = &self.calls[index];
                 if let Grad::NotDifferentiable(reason) = call.op.row().grad {
                     reach.blocked = Some((call.op.clone(), reason));
                 }
@@ -292,6 +308,7 @@ pub(crate) struct Reach {
 pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
     let mut trace = Trace::default();
     let inputs = |trace: &mut Trace, guards: &[Guard]| {
+        trace.variables.reserve(guards.len() + 1);
         for guard in guards {
             let layout = Layout { shape: guard.shape.clone(), strides: guard.strides.clone(), offset: 0 };
             let input = InputVariable { layout, requires_grad: guard.requires_grad, leaf: guard.leaf };

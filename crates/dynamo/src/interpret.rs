@@ -20,7 +20,7 @@ pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
         if let Event::Call(CallEvent { made: Made::Changed { requires_grad: true }, args, .. }) =
             &*trie.node(index).event
             && let Some(KeyArg::Variable(target)) = args.first()
-            && let Some(Held::Input(target)) = state.variables.get(*target as usize)
+            && let Some(target) = state.input(*target)
             && target.is_leaf()
         {
             target.mark_requires_grad(false);
@@ -62,7 +62,7 @@ fn park_gradients(trie: &Trie, path: &[u32], state: &State) -> Vec<Parked> {
     for &index in path {
         let Event::Backward(event) = &*trie.node(index).event else { continue };
         for &(input, _, outside) in &event.targets {
-            if let (false, Some(Held::Input(leaf))) = (outside, state.variables.get(input as usize))
+            if let (false, Some(leaf)) = (outside, state.input(input))
                 && !parked.iter().any(|p| p.leaf.same(leaf))
             {
                 parked.push(Parked { leaf: leaf.clone(), now: leaf.grad() });
@@ -75,8 +75,8 @@ fn park_gradients(trie: &Trie, path: &[u32], state: &State) -> Vec<Parked> {
 
 /// A segment failed: a gradient that was never computed is no gradient.
 pub(crate) fn drop_lazy_gradients(state: &State) {
-    for held in &state.variables {
-        if let Held::Input(leaf) = held
+    for variable in 0..state.variables.len() as u32 {
+        if let Some(leaf) = state.input(variable)
             && leaf.grad().is_some_and(|grad| grad.is_lazy())
         {
             leaf.set_grad(None);
@@ -92,10 +92,7 @@ fn restore_gradients(parked: Vec<Parked>) {
 }
 
 fn tensor(state: &State, variable: u32) -> Result<&Tensor> {
-    match state.variables.get(variable as usize) {
-        Some(Held::Input(t) | Held::Made(t)) => Ok(t),
-        _ => Err(lost()),
-    }
+    state.held(variable).ok_or_else(lost)
 }
 
 fn lost() -> Error {

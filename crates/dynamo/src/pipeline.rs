@@ -4,13 +4,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_aot::trace::{Event as TraceEvent, TraceArg, Variable};
 use kiln_aot::{Functional, GraphInput, Home, Joint, Survivor, Trace};
 use kiln_inductor::{KernelSource, Layout as InputLayout, Options, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
-use kiln_ir::{Grad, Graph, Layout, Result, Stage, TensorTy, Ty, carries_gradient};
+use kiln_ir::{Grad, Graph, Layout, Result, Stage, TensorTy, Ty, Value, carries_gradient};
 use kiln_runtime::program::{self, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Source, gemm, threads, warn};
 use kiln_tensor::program::{Executable, HostStep, View};
@@ -23,13 +23,21 @@ use crate::segment::{Backward, Code, Info, Numbers, Plan, Program, Segment, Text
 use crate::trie::LiveSet;
 
 /// Compiles the segment that ends at `at`; what can't be compiled is interpreted, with the reason.
-pub(crate) fn compile(site: &Site, at: u32, live: &LiveSet) -> Segment {
+/// `known` is the analysis of the recording, if it was kept.
+pub(crate) fn compile(site: &Site, at: u32, live: &LiveSet, known: Option<&Analysis>) -> Segment {
     let trace = analysis::trace(&site.trie, at);
-    let tape = Analysis::of(&site.trie, at);
+    let made;
+    let tape = match known {
+        Some(known) => known,
+        None => {
+            made = Analysis::of(&site.trie, at);
+            &made
+        }
+    };
     let mut stages = Stages { info: Info::default(), started: Instant::now() };
     stages.info.nodes = trace.events.len();
     stages.info.guards = trace.variables.iter().filter(|v| v.input.is_some()).count();
-    let plan = match plan(site, &trace, &tape, live, &mut stages) {
+    let plan = match plan(site, &trace, tape, live, &mut stages) {
         Ok(plan) => plan,
         Err(reason) => Plan::Interpreted(reason),
     };
@@ -56,7 +64,7 @@ fn plan(
     }
     compilable(trace)?;
     let functional = stages.run("functionalise", || kiln_aot::functionalise(trace, &live))?;
-    stages.text("graph", Log::Graph, &functional.graph, Stage::Functional)?;
+    stages.text("graph", Log::Graph, Arc::new(functional.graph.clone()), Stage::Functional)?;
     let (used_up, gradients) = leaving(trace, tape, &functional)?;
     let compiled = match gradients {
         None => {
@@ -66,8 +74,9 @@ fn plan(
         }
         Some(gradients) => {
             let joint = stages.run("joint", || gradients.joint(&functional))?;
-            stages.text("joint", Log::Joint, &joint.graph, Stage::Functional)?;
-            let joint = Joint { graph: stages.prims(site, &joint.graph)?, ..joint };
+            stages.text("joint", Log::Joint, Arc::new(joint.graph.clone()), Stage::Functional)?;
+            let prims = Arc::unwrap_or_clone(stages.prims(site, &joint.graph)?);
+            let joint = Joint { graph: prims, ..joint };
             let parts = stages.run("partition", || kiln_aot::partition(&joint))?;
             stages.info.bytes_saved = parts.report.bytes_saved;
             stages.info.bytes_recomputed = parts.report.bytes_recomputed;
@@ -112,21 +121,21 @@ impl Stages {
         result
     }
 
-    fn text(&mut self, name: &'static str, log: Log, graph: &Graph, stage: Stage) -> Result<(), String> {
+    fn text(&mut self, name: &'static str, log: Log, graph: Arc<Graph>, stage: Stage) -> Result<(), String> {
         if cfg!(debug_assertions) {
             graph.verify(stage, name).map_err(|error| error.to_string())?;
         }
         logs::write(log, name, &|| graph.to_string());
-        self.info.texts.push((name, Text::Graph(Arc::new(graph.clone()))));
+        self.info.texts.push((name, Text::Graph(graph)));
         Ok(())
     }
 
-    fn prims(&mut self, site: &Site, graph: &Graph) -> Result<Graph, String> {
+    fn prims(&mut self, site: &Site, graph: &Graph) -> Result<Arc<Graph>, String> {
         if site.options.backend == Backend::AotEager {
-            return Ok(graph.clone());
+            return Ok(Arc::new(graph.clone()));
         }
-        let graph = self.run("prims", || kiln_prims::lower(graph))?;
-        self.text("prims", Log::Prims, &graph, Stage::Prims)?;
+        let graph = Arc::new(self.run("prims", || kiln_prims::lower(graph))?);
+        self.text("prims", Log::Prims, graph.clone(), Stage::Prims)?;
         Ok(graph)
     }
 
@@ -271,7 +280,8 @@ fn leaving(
     });
     let inputs: Vec<(usize, Variable)> = inputs.collect();
     let graph = &functional.graph;
-    if inputs.iter().any(|&(i, _)| graph.writes.iter().any(|w| w.target == graph.inputs[i])) {
+    let targets: FxHashSet<Value> = graph.writes.iter().map(|w| w.target).collect();
+    if inputs.iter().any(|&(i, _)| targets.contains(&graph.inputs[i])) {
         return Err("a leaf is changed in place and results leave with gradients".into());
     }
     Ok((used_up, Some(Gradients { outputs, inputs })))
@@ -501,8 +511,8 @@ fn bind(graph: &Graph, lowered: Lowered, kernels: Vec<Kernel>) -> Result<Program
             return Err(format!("output {i} has no buffer of its own"));
         }
     }
-    let writes: Vec<bool> =
-        graph.inputs.iter().map(|v| graph.writes.iter().any(|w| w.target == *v)).collect();
+    let targets: FxHashSet<Value> = graph.writes.iter().map(|w| w.target).collect();
+    let writes: Vec<bool> = graph.inputs.iter().map(|v| targets.contains(v)).collect();
     let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
     let program = program::Program { steps, places, arena_bytes: lowered.arena_bytes };
     let executable = Executable::new(program, outputs, writes, host_steps);

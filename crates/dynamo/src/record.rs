@@ -8,7 +8,7 @@ use kiln_tensor::hook::{Arg, Call};
 use kiln_tensor::{Tensor, autograd, check_in_place, with_module};
 
 use crate::region::Site;
-use crate::state::{Held, Leave, State};
+use crate::state::{Leave, State};
 use crate::trie::{BackwardEvent, Event, KeyArg, Made};
 
 impl State {
@@ -70,7 +70,7 @@ impl State {
         if let Some(reason) = self.target_conflict(site, target) {
             return Err(Leave::Eager(reason));
         }
-        if requires_grad && matches!(self.variables.get(target as usize), Some(Held::Input(_))) {
+        if requires_grad && self.input(target).is_some() {
             return Err(Leave::Eager("an input is changed in place and gradients flow through the change"));
         }
         if (target as usize) < self.analysis(site).next() as usize {
@@ -163,6 +163,7 @@ impl State {
         match found {
             Some(child) => {
                 if let Event::Backward(event) = &*site.trie.node(child).event {
+                    self.check_hooks(event.targets.iter().map(|&(input, ..)| input))?;
                     let outside = event.targets.iter().filter(|(_, _, outside)| *outside);
                     self.check_outside(outside.map(|&(input, ..)| input))?;
                 }
@@ -198,6 +199,14 @@ impl State {
     pub(crate) fn check_outside(&self, inputs: impl Iterator<Item = Variable>) -> Result<()> {
         let tensors: Vec<Tensor> = inputs.filter_map(|v| self.held(v).cloned()).collect();
         if tensors.is_empty() { Ok(()) } else { autograd::check_tape(&tensors) }
+    }
+
+    /// Hooks are user code that must run on every pass: the eager engine calls them.
+    fn check_hooks(&self, mut leaves: impl Iterator<Item = Variable>) -> Result<(), Leave> {
+        match leaves.any(|leaf| self.held(leaf).is_some_and(Tensor::has_hooks)) {
+            true => Err(Leave::Eager("a hook waits for a gradient")),
+            false => Ok(()),
+        }
     }
 
     /// Whether the leaves have or lack gradients as they did; registers existing gradients as inputs.
@@ -237,6 +246,7 @@ impl State {
             return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, loc)));
         }
         let leaves: Vec<(Variable, bool)> = reach.inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
+        self.check_hooks(leaves.iter().map(|&(input, _)| input))?;
         self.check_outside(leaves.iter().filter(|(_, leaf)| !leaf).map(|&(input, _)| input))?;
         // Existing gradients become inputs first; then new variables are numbered.
         let mut found = Vec::new();

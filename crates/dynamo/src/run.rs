@@ -85,8 +85,8 @@ impl Run {
         state.live.resize(state.variables.len().div_ceil(64), 0);
         for (i, held) in state.variables.iter().enumerate() {
             let live = match held {
-                Held::Input(_) => false,
-                Held::Made(tensor) => tensor.references() > 1,
+                Held::Input(_) | Held::Item { .. } => false,
+                Held::Made(kept) => kept.is_shared(),
                 Held::List(list) => list.try_items().is_none() && list.references() > 1,
             };
             if live {
@@ -96,7 +96,8 @@ impl Run {
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
-                let segment = Arc::new(pipeline::compile(&self.site, state.at, &state.live));
+                let segment =
+                    Arc::new(pipeline::compile(&self.site, state.at, &state.live, state.analysis.as_ref()));
                 self.site.trie.add_segment(state.at, state.live.clone(), segment)
             }
         };
@@ -142,15 +143,16 @@ impl Run {
     }
 }
 impl Recorder for Run {
+    fn replay(&self, call: &Call<'_>) -> Option<Tensor> {
+        self.state.lock_own()?.replay(&self.site, call)
+    }
+
+    fn replay_in_place(&self, call: &Call<'_>) -> bool {
+        self.state.lock_own().is_some_and(|mut state| state.replay_in_place(&self.site, call))
+    }
+
     fn call(&self, call: &Call<'_>) -> Result<Output> {
-        let mut state = self.state.lock();
-        if !state.eager
-            && let Some(output) = state.replay(&self.site, call)
-        {
-            return Ok(output);
-        }
-        let id = state.id;
-        drop(state);
+        let id = self.id.load(Ordering::Relaxed);
         // Tensors of other runs are finished while this run's lock is not held: two runs must never wait for
         // each other.
         for arg in call.args {

@@ -209,10 +209,7 @@ impl From<Error> for Stop {
 }
 
 fn held(state: &State, variable: Variable) -> Option<&Tensor> {
-    match state.variables.get(variable as usize) {
-        Some(Held::Input(t) | Held::Made(t)) => Some(t),
-        _ => None,
-    }
+    state.held(variable)
 }
 
 fn execute(

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{GradTarget, Variable};
 use kiln_ir::{Class, Error, Layout, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
 use kiln_tensor::hook::{Arg, Call, Output, Tag};
-use kiln_tensor::{Ready, Tensor, TensorList, autograd};
+use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
 use crate::region::Site;
@@ -17,12 +17,17 @@ use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
 /// A variable of the run, kept alive until its segment has run.
 pub(crate) enum Held {
     Input(Tensor),
-    Made(Tensor),
+    /// An input that arrived as an element of a list, which is a variable, too, and keeps it.
+    Item {
+        list: Variable,
+        index: u32,
+    },
+    Made(Kept),
     List(TensorList),
 }
 
 /// Dead tensors kept for the next call, at most.
-const SPARE: usize = 1 << 14;
+const MOST_SPARE: usize = 1 << 14;
 
 /// Runs in progress in this process, and a count that moves when one begins while another is there: then
 /// tags can't be trusted, since two runs may take turns in marking one tensor.
@@ -36,6 +41,10 @@ pub(crate) struct State {
     pub(crate) id: u32,
     /// Where in the trie.
     pub(crate) at: u32,
+    /// The node that is expected next, 0 if unknown: the first child of `next_of`. It is known before the op
+    /// comes, so that replay does not wait for the node it comes from.
+    next: u32,
+    next_of: u32,
     /// The node before the segment's first.
     pub(crate) start: u32,
     pub(crate) variables: Vec<Held>,
@@ -52,7 +61,9 @@ pub(crate) struct State {
     pub(crate) analysis: Option<Analysis>,
     pub(crate) live: LiveSet,
     /// Dead lazy tensors, to be used again.
-    spare: Vec<Tensor>,
+    spare: Vec<Spare>,
+    /// What another thread, finishing the run, could not let go of.
+    retired: Vec<Kept>,
     /// Inputs registered by the op in hand: number, storage shared with.
     pub(crate) fresh: SmallVec<[(Variable, Option<Variable>); 4]>,
     pub(crate) args: SmallVec<[KeyArg; 8]>,
@@ -83,11 +94,11 @@ impl State {
     /// The first input that brought a storage.
     pub(crate) fn owner_of(&self, ready: &Ready) -> Option<Variable> {
         let address = ready.storage.address();
-        let brings = |held: &Held| match held {
-            Held::Input(t) => t.try_ready().is_some_and(|r| r.storage.address() == address),
-            Held::Made(_) | Held::List(_) => false,
+        let brings = |&v: &Variable| {
+            let ready = self.input(v).and_then(Tensor::try_ready);
+            ready.is_some_and(|r| r.storage.address() == address)
         };
-        self.variables.iter().position(brings).map(|i| i as Variable)
+        (0..self.variables.len() as Variable).find(brings)
     }
 
     /// The number of a tensor in this segment; a tensor seen for the first time becomes an input.
@@ -99,9 +110,9 @@ impl State {
         }
         let ready = tensor.ready()?;
         if !self.trusts_tags() {
-            let same = |held: &Held| matches!(held, Held::Input(t) if t.same(tensor));
-            if let Some(i) = self.variables.iter().position(same) {
-                return Ok(i as Variable);
+            let same = |&v: &Variable| self.input(v).is_some_and(|t| t.same(tensor));
+            if let Some(known) = (0..self.variables.len() as Variable).find(same) {
+                return Ok(known);
             }
         }
         let variable = self.variables.len() as Variable;
@@ -138,8 +149,21 @@ impl State {
 
     pub(crate) fn held(&self, variable: Variable) -> Option<&Tensor> {
         match self.variables.get(variable as usize)? {
-            Held::Input(t) | Held::Made(t) => Some(t),
+            Held::Made(kept) => Some(kept),
+            Held::Input(_) | Held::Item { .. } => self.input(variable),
             Held::List(_) => None,
+        }
+    }
+
+    /// A tensor that was there before the segment began.
+    pub(crate) fn input(&self, variable: Variable) -> Option<&Tensor> {
+        match self.variables.get(variable as usize)? {
+            Held::Input(t) => Some(t),
+            Held::Item { list, index } => match self.variables.get(*list as usize)? {
+                Held::List(list) => list.try_items()?.get(*index as usize),
+                Held::Input(_) | Held::Item { .. } | Held::Made(_) => None,
+            },
+            Held::Made(_) | Held::List(_) => None,
         }
     }
 
@@ -164,10 +188,13 @@ impl State {
     }
 
     /// A new variable, made by the node in hand.
+    #[inline]
     pub(crate) fn make(&mut self, requires_grad: bool) -> Tensor {
         let tag = Tag::new(self.id, self.variables.len() as Variable);
-        let spare = self.spare.pop().and_then(|tensor| tensor.renew(tag, requires_grad).ok());
-        let (tensor, kept) = spare.unwrap_or_else(|| Tensor::lazy_pair(tag, requires_grad));
+        let (tensor, kept) = match self.spare.pop() {
+            Some(spare) => spare.renew(tag, requires_grad),
+            None => Kept::lazy(tag, requires_grad),
+        };
         self.variables.push(Held::Made(kept));
         self.makers.push(self.at);
         tensor
@@ -176,15 +203,18 @@ impl State {
     /// Lets go of all variables. Those that nobody else kept serve again: most of a call's tensors are dead by
     /// its end, and the next call makes as many.
     pub(crate) fn forget_variables(&mut self) {
+        let retired = std::mem::take(&mut self.retired);
+        let mut let_go = |kept: Kept| match kept.release() {
+            Ok(Some(spare)) if self.spare.len() < MOST_SPARE => self.spare.push(spare),
+            Ok(_) => {}
+            Err(kept) => self.retired.push(kept),
+        };
         for held in self.variables.drain(..) {
-            if let Held::Made(tensor) = held
-                && tensor.is_lazy()
-                && tensor.references() == 1
-                && self.spare.len() < SPARE
-            {
-                self.spare.push(tensor);
+            if let Held::Made(kept) = held {
+                let_go(kept);
             }
         }
+        retired.into_iter().for_each(let_go);
     }
 
     /// The analysis of the segment so far, without the op in hand.
@@ -218,6 +248,9 @@ impl State {
     /// A list of tensors met for the first time: recorded as an op of its own.
     pub(crate) fn pack(&mut self, site: &Site, list: &TensorList, loc: Loc) -> Result<Variable, Leave> {
         let items = list.items()?;
+        if let Some(variable) = self.pack_again(site, list, items) {
+            return Ok(variable);
+        }
         for item in items {
             let variable = self.number_of(item)?;
             self.args.push(KeyArg::Variable(variable));
@@ -233,6 +266,46 @@ impl State {
         self.variables.push(Held::List(list.clone()));
         self.makers.push(self.at);
         Ok(variable)
+    }
+
+    /// The usual case of a list met for the first time, made quick: its elements all arrive with it, as they
+    /// did when it was recorded here. They are marked and compared in one walk in which nothing is counted:
+    /// the list keeps them.
+    fn pack_again(&mut self, site: &Site, list: &TensorList, items: &[Tensor]) -> Option<Variable> {
+        if self.analysis.is_some() || !self.fresh.is_empty() || !self.trusts_tags() {
+            return None;
+        }
+        let first = self.variables.len() as Variable;
+        let (next, packed) = site.trie.packed(self.at)?;
+        if !packed.fits(first, items.len(), autograd::grad_enabled()) {
+            return None;
+        }
+        let mut variable = first;
+        for (item, guard) in list.walk().zip(packed.guards()) {
+            let tag = Tag::new(self.id, variable);
+            let known = |mark: Tag| mark.run() == self.id;
+            let arrives = item.try_ready().filter(|ready| {
+                !known(item.tag()) && !known(Tag(ready.storage.tag())) && guard.holds_of(item, ready, None)
+            });
+            let Some(ready) = arrives else {
+                // As if nobody had been here: the long way finds out what is different.
+                for item in &items[..(variable - first) as usize] {
+                    item.set_tag(Tag::default());
+                    item.try_ready().inspect(|ready| ready.storage.set_tag(0));
+                }
+                return None;
+            };
+            item.set_tag(tag);
+            ready.storage.set_tag(tag.0);
+            variable += 1;
+        }
+        self.makers.resize(variable as usize, u32::MAX);
+        self.variables.extend((0..items.len() as u32).map(|index| Held::Item { list: variable, index }));
+        self.at = next;
+        list.set_tag(Tag::new(self.id, variable));
+        self.variables.push(Held::List(list.clone()));
+        self.makers.push(next);
+        Some(variable)
     }
 
     /// Follows the trie along an op whose operands are in `args`, extending it if need be. Inputs that the
@@ -300,6 +373,10 @@ impl State {
                 Ok(match arg {
                     Arg::Number(x) => Ty::Scalar(x.kind()),
                     Arg::Tensor(t) => Ty::Tensor(self.tensor_ty(site, t)?),
+                    // A list that the run knows has the type it was recorded with.
+                    Arg::List(l) if l.tag().run() == self.id => {
+                        self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(Arc::from([])))
+                    }
                     Arg::List(l) => match l.try_items() {
                         Some(items) => {
                             Ty::List(items.iter().map(|t| self.tensor_ty(site, t)).collect::<Result<_>>()?)
@@ -354,37 +431,74 @@ impl State {
         Some(view.unwrap_or_else(|| Layout::contiguous(shape)))
     }
 
-    /// The usual case, made quick: the op that was recorded here first, on variables that are known.
-    #[inline]
-    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Output> {
-        if call.in_place || self.analysis.is_some() {
+    /// The usual case, made quick: moves on if the op was recorded here first, on variables that are known.
+    /// Returns whether gradients flow through its result.
+    #[inline(always)]
+    fn advance(&mut self, site: &Site, call: &Call<'_>) -> Option<bool> {
+        if self.eager || self.analysis.is_some() || call.args.len() > Quick::MOST_ARGS {
             return None;
         }
-        let mut known = true;
-        let mut key = |i: usize, arg: &Arg<'_>| match arg {
-            Arg::Tensor(tensor) => {
-                let tag = tensor.tag();
-                known &= tag.run() == self.id;
-                KeyArg::Variable(tag.variable())
-            }
-            Arg::Number(x) => {
-                KeyArg::Number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
-            }
-            Arg::List(_) => {
-                known = false;
-                KeyArg::Variable(0)
-            }
+        // A tag without the run's id is the variable's number; one of another run has more than 32 bits.
+        let (own, mut all, mut numbers) = (Tag::new(self.id, 0).0, 0, false);
+        let mut variable = |tag: Tag| {
+            let number = tag.0 ^ own;
+            all |= number;
+            number
         };
-        let quick =
-            Quick::new(call.op, call.grad_enabled, call.args.iter().enumerate().map(|(i, arg)| key(i, arg)))?;
-        let (next, requires_grad) = site.trie.follow(self.at, &quick).filter(|_| known)?;
-        self.at = next;
+        let quick = Quick::new(call.op, call.in_place, call.grad_enabled, call.args, |i, arg| match arg {
+            Arg::Tensor(tensor) => variable(tensor.tag()),
+            Arg::List(list) => variable(list.tag()),
+            Arg::Number(x) => {
+                numbers = true;
+                Quick::number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
+            }
+        });
+        if all > u64::from(u32::MAX) {
+            return None;
+        }
+        if self.next_of != self.at || self.next == 0 {
+            (self.next, self.next_of) = (site.trie.first_child(self.at), self.at);
+        }
+        // Node 0 is the start, which is no op.
+        let (after, requires_grad) = site.trie.follow(self.next, call.op, quick)?;
+        (self.at, self.next_of) = (self.next, self.next);
+        self.next = after;
+        if numbers {
+            self.keep_numbers(call);
+        }
+        Some(requires_grad)
+    }
+
+    /// Remembers the numbers among an op's operands, for the holes of the segment.
+    #[inline]
+    fn keep_numbers(&mut self, call: &Call<'_>) {
         for arg in call.args {
             if let Arg::Number(x) = arg {
                 self.numbers.push(*x);
             }
         }
-        Some(Output::Tensor(self.make(requires_grad)))
+    }
+
+    /// An op, if it is the one expected.
+    #[inline]
+    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Tensor> {
+        if call.in_place {
+            return None;
+        }
+        let requires_grad = self.advance(site, call)?;
+        Some(self.make(requires_grad))
+    }
+
+    /// An op that changes a tensor, if it is the one expected.
+    #[inline]
+    pub(crate) fn replay_in_place(&mut self, site: &Site, call: &Call<'_>) -> bool {
+        let (true, Some(Arg::Tensor(target))) = (call.in_place, call.args.first()) else { return false };
+        let Some(requires_grad) = self.advance(site, call) else { return false };
+        self.writes = true;
+        if requires_grad {
+            target.mark_requires_grad(true);
+        }
+        true
     }
 
     pub(crate) fn call(&mut self, site: &Site, call: &Call<'_>) -> Result<Output, Leave> {
@@ -393,11 +507,7 @@ impl State {
         self.step(site, call.op, call.in_place, call.grad_enabled, call.loc, |state, site| {
             state.infer(site, call)
         })?;
-        for arg in call.args {
-            if let Arg::Number(x) = arg {
-                self.numbers.push(*x);
-            }
-        }
+        self.keep_numbers(call);
         let Event::Call(event) = &*site.trie.node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };

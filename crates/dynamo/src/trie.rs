@@ -56,15 +56,30 @@ impl Guard {
 
     /// Whether an input is as it was; compares without copying.
     pub(crate) fn holds(&self, tensor: &Tensor, shares_with: Option<Variable>) -> bool {
-        tensor.try_ready().is_some_and(|ready| {
-            self.dtype == ready.dtype
-                && self.shape == ready.layout.shape
-                && self.strides == ready.layout.strides
-                && self.device == ready.device
-                && self.shares_with == shares_with
-                && self.requires_grad == tensor.requires_grad()
-                && (!self.requires_grad || self.leaf == tensor.is_leaf())
-        })
+        tensor.try_ready().is_some_and(|ready| self.holds_of(tensor, ready, shares_with))
+    }
+
+    /// [`Guard::holds`] of a tensor whose ready state is at hand.
+    #[inline]
+    pub(crate) fn holds_of(&self, tensor: &Tensor, ready: &Ready, shares_with: Option<Variable>) -> bool {
+        self.dtype == ready.dtype
+            && self.shape == ready.layout.shape
+            && self.strides == ready.layout.strides
+            && self.device == ready.device
+            && self.shares_with == shares_with
+            && self.requires_grad == tensor.requires_grad()
+            && (!self.requires_grad || self.leaf == tensor.is_leaf())
+    }
+
+    /// Whether it asks the same of another variable.
+    fn is_like(&self, other: &Guard) -> bool {
+        self.dtype == other.dtype
+            && self.device == other.device
+            && self.shape == other.shape
+            && self.strides == other.strides
+            && self.requires_grad == other.requires_grad
+            && self.leaf == other.leaf
+            && self.shares_with == other.shares_with
     }
 
     /// What differs, in words.
@@ -136,61 +151,140 @@ pub(crate) enum Event {
     Break,
 }
 
+impl Event {
+    /// Whether it is an op with these very attributes.
+    pub(crate) fn is_call_of(&self, op: &Op) -> bool {
+        matches!(self, Event::Call(call) if call.op == *op)
+    }
+}
+
 /// A set of variables, as bits.
 pub(crate) type LiveSet = SmallVec<[u64; 4]>;
 
-/// An op without attributes on known variables and numbers, in a form that is compared at once. Most of a
-/// recording is such ops; with their keys inside the nodes, replay reads one cache line an op.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+/// An op on known variables and numbers, in a form that is compared at once: three words, put together in
+/// registers. Most of a recording is such ops. Attributes are not in it.
+#[derive(Copy, Clone, Debug)]
 pub(crate) struct Quick {
-    op: u16,
-    count: u8,
-    grad_enabled: bool,
-    /// A variable's number, or kind and class of a number marked by the highest bit.
-    args: [u32; 4],
+    /// Op, number of operands, in place or not, grad mode.
+    head: u64,
+    /// Two operands in a word: a variable's number, or kind and class of a number marked by the highest bit.
+    low: u64,
+    high: u64,
 }
 
 impl Quick {
-    /// The key of an op with these operands; `None` if it has no such form.
-    #[inline]
-    pub(crate) fn new(
-        op: &Op,
-        grad_enabled: bool,
-        args: impl ExactSizeIterator<Item = KeyArg>,
-    ) -> Option<Quick> {
-        if args.len() > 4 || !op.row().attributes.is_empty() {
-            return None;
-        }
-        let mut quick = Quick { op: op.index() as u16, count: args.len() as u8, grad_enabled, args: [0; 4] };
-        for (place, arg) in quick.args.iter_mut().zip(args) {
-            *place = match arg {
-                KeyArg::Variable(v) => v,
-                KeyArg::Number(kind, class) => 1 << 31 | (kind as u32) << 8 | u32::from(class),
-            };
-        }
-        Some(quick)
+    /// Of what has no such form; equal to no op's key.
+    const NONE: Quick = Quick { head: u64::MAX, low: 0, high: 0 };
+
+    /// Whether the keys are equal. Word by word: were they compared as one value, they would be put into memory
+    /// first, and to read them again in other pieces takes as long as all the rest.
+    #[inline(always)]
+    pub(crate) fn is(self, other: &Quick) -> bool {
+        (self.head ^ other.head) | (self.low ^ other.low) | (self.high ^ other.high) == 0
     }
 
-    fn of(event: &Event) -> Option<Quick> {
-        match event {
-            Event::Call(call) if !call.in_place && call.guards.is_empty() => match call.made {
-                Made::Variable { ty: Ty::Tensor(_), .. } => {
-                    Quick::new(&call.op, call.grad_enabled, call.args.iter().copied())
-                }
-                _ => None,
-            },
-            _ => None,
+    /// More operands than this and there is no such form.
+    pub(crate) const MOST_ARGS: usize = 4;
+
+    /// The key of an op with these operands, at most `MOST_ARGS`. `word` tells an operand, by place, in 32 bits.
+    #[inline(always)]
+    pub(crate) fn new<A>(
+        op: &Op,
+        in_place: bool,
+        grad_enabled: bool,
+        args: &[A],
+        mut word: impl FnMut(usize, &A) -> u64,
+    ) -> Quick {
+        let (mut low, mut high) = (0, 0);
+        for (place, arg) in args.iter().enumerate() {
+            high = high << 32 | low >> 32;
+            low = low << 32 | word(place, arg);
         }
+        let modes = u64::from(in_place) << 1 | u64::from(grad_enabled);
+        Quick { head: (op.index() as u64) << 16 | (args.len() as u64) << 8 | modes, low, high }
+    }
+
+    /// A number as an operand.
+    #[inline]
+    pub(crate) fn number(kind: ScalarKind, class: u8) -> u64 {
+        1 << 31 | (kind as u64) << 8 | u64::from(class)
+    }
+
+    fn of(event: &Event) -> Quick {
+        let word = |_: usize, arg: &KeyArg| match arg {
+            KeyArg::Variable(v) => u64::from(*v),
+            KeyArg::Number(kind, class) => Quick::number(*kind, *class),
+        };
+        match event {
+            Event::Call(call) if call.guards.is_empty() && call.args.len() <= Quick::MOST_ARGS => {
+                match call.made {
+                    Made::Variable { ty: Ty::Tensor(_), .. } | Made::Changed { .. } => {
+                        Quick::new(&call.op, call.in_place, call.grad_enabled, &call.args, word)
+                    }
+                    Made::Variable { .. } => Quick::NONE,
+                }
+            }
+            _ => Quick::NONE,
+        }
+    }
+}
+
+/// A list whose elements all arrived with it, next to each other and none sharing memory with another input.
+/// Neighbours mostly are alike, so what must hold is kept once for each run of them: with a thousand elements
+/// the guards one by one would be read from memory on every call.
+pub(crate) struct Packed {
+    first: Variable,
+    count: usize,
+    grad_enabled: bool,
+    runs: Vec<(usize, Guard)>,
+}
+
+impl Packed {
+    fn of(event: &Event) -> Option<Packed> {
+        let Event::Call(CallEvent { op: Op::List {}, in_place: false, grad_enabled, args, guards, .. }) =
+            event
+        else {
+            return None;
+        };
+        let (first, count) = (guards.first()?.variable, guards.len());
+        let arrived = |(i, guard): (usize, &Guard)| {
+            let variable = first + i as Variable;
+            guard.variable == variable
+                && guard.shares_with.is_none()
+                && args.get(i) == Some(&KeyArg::Variable(variable))
+        };
+        if args.len() != count || !guards.iter().enumerate().all(arrived) {
+            return None;
+        }
+        let mut runs: Vec<(usize, Guard)> = Vec::new();
+        for guard in guards {
+            match runs.last_mut() {
+                Some((length, before)) if before.is_like(guard) => *length += 1,
+                _ => runs.push((1, guard.clone())),
+            }
+        }
+        Some(Packed { first, count, grad_enabled: *grad_enabled, runs })
+    }
+
+    /// Whether a list of this length, whose elements would be numbered from `first`, can be this one.
+    pub(crate) fn fits(&self, first: Variable, count: usize, grad_enabled: bool) -> bool {
+        self.first == first && self.count == count && self.grad_enabled == grad_enabled
+    }
+
+    /// What must hold of each element; the numbers of the variables are not to be looked at.
+    pub(crate) fn guards(&self) -> impl Iterator<Item = &Guard> {
+        self.runs.iter().flat_map(|(length, guard)| std::iter::repeat_n(guard, *length))
     }
 }
 
 pub(crate) struct Node {
-    pub(crate) parent: u32,
+    quick: Quick,
     first_child: AtomicU32,
     next_sibling: AtomicU32,
-    /// For a quick op: whether gradients flow through its result.
+    pub(crate) parent: u32,
+    /// For an op: whether gradients flow through its result.
     requires_grad: bool,
-    quick: Option<Quick>,
+    packed: Option<Box<Packed>>,
     pub(crate) event: Box<Event>,
     /// Segments that end here, by what was live.
     ends: OnceLock<Box<boxcar::Vec<(LiveSet, Arc<Segment>)>>>,
@@ -206,14 +300,20 @@ pub(crate) struct Trie {
 }
 
 fn node(parent: u32, event: Event) -> Node {
-    let requires_grad =
-        matches!(&event, Event::Call(CallEvent { made: Made::Variable { requires_grad: true, .. }, .. }));
+    let requires_grad = match &event {
+        Event::Call(CallEvent {
+            made: Made::Variable { requires_grad, .. } | Made::Changed { requires_grad },
+            ..
+        }) => *requires_grad,
+        _ => false,
+    };
     Node {
         parent,
         first_child: AtomicU32::new(0),
         next_sibling: AtomicU32::new(0),
         requires_grad,
         quick: Quick::of(&event),
+        packed: Packed::of(&event).map(Box::new),
         event: Box::new(event),
         ends: OnceLock::new(),
     }
@@ -236,12 +336,25 @@ impl Trie {
         self.nodes.count()
     }
 
-    /// The child recorded first, if it is this quick op: its index and whether gradients flow through it.
+    /// The child recorded first, 0 if there is none.
     #[inline]
-    pub(crate) fn follow(&self, parent: u32, quick: &Quick) -> Option<(u32, bool)> {
+    pub(crate) fn first_child(&self, parent: u32) -> u32 {
+        self.node(parent).first_child.load(Ordering::Acquire)
+    }
+
+    /// If a node is this op with this key: its own first child, and whether gradients flow through its result.
+    #[inline(always)]
+    pub(crate) fn follow(&self, index: u32, op: &Op, quick: Quick) -> Option<(u32, bool)> {
+        let node = self.node(index);
+        let fits = quick.is(&node.quick) && (op.row().attributes.is_empty() || node.event.is_call_of(op));
+        fits.then(|| (node.first_child.load(Ordering::Acquire), node.requires_grad))
+    }
+
+    /// The child recorded first, if it packs a list of tensors that arrived with it.
+    pub(crate) fn packed(&self, parent: u32) -> Option<(u32, &Packed)> {
         let child = self.node(parent).first_child.load(Ordering::Acquire);
-        let node = self.node(child);
-        (child != 0 && node.quick.as_ref() == Some(quick)).then_some((child, node.requires_grad))
+        let packed = self.node(child).packed.as_deref()?;
+        (child != 0).then_some((child, packed))
     }
 
     /// The child whose event fits, if there is one.

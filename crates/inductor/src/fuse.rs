@@ -7,9 +7,10 @@
 
 use kiln_ir::{Def, Graph, Op, Strides, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use crate::WhyNot;
-use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, lower_group};
+use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
 use crate::table::Table;
 use crate::views::{View, is_row_major, view_of};
 
@@ -32,6 +33,9 @@ pub(crate) enum Target {
     /// A part of another value's buffer.
     Part { of: Value, offset: i64, strides: Strides },
 }
+
+/// The units behind every stored value; nearly always one.
+type Producers = FxHashMap<Value, SmallVec<[usize; 2]>>;
 
 /// Something that runs as one.
 #[derive(Clone, PartialEq, Debug)]
@@ -57,7 +61,7 @@ pub(crate) struct Fusion<'g> {
     /// Values with a buffer of their own.
     pub stored: FxHashSet<Value>,
     /// Where roots go.
-    pub targets: FxHashMap<Value, Vec<Target>>,
+    pub targets: FxHashMap<Value, SmallVec<[Target; 1]>>,
     pub groups: Vec<Group>,
     pub tables: Vec<Table>,
     pub units: Vec<Unit>,
@@ -182,8 +186,11 @@ impl<'g> Fusion<'g> {
                 continue;
             }
             match &node.op {
-                Op::Mm {} | Op::GatherBackward { .. } | Op::List {} => {
+                op if is_library(op) || matches!(op, Op::List {}) => {
                     for &arg in &node.args {
+                        if !self.is_tensor(arg) {
+                            continue;
+                        }
                         let base = match node.op {
                             Op::List {} => self.element(arg).base,
                             _ => self.base(arg),
@@ -385,8 +392,8 @@ impl<'g> Fusion<'g> {
     }
 
     /// The kernels and library steps behind every stored value.
-    pub fn producers(&self, units: &[Unit], groups: &[Group]) -> FxHashMap<Value, Vec<usize>> {
-        let mut out: FxHashMap<Value, Vec<usize>> = FxHashMap::default();
+    fn producers(&self, units: &[Unit], groups: &[Group]) -> Producers {
+        let mut out = Producers::default();
         for (u, unit) in units.iter().enumerate() {
             match unit {
                 Unit::Kernel(g) => {
@@ -436,7 +443,7 @@ impl<'g> Fusion<'g> {
     fn overwritten(
         &self,
         roots: &[Value],
-        producers: &FxHashMap<Value, Vec<usize>>,
+        producers: &Producers,
         units: &[Unit],
         groups: &[Group],
     ) -> Vec<usize> {
@@ -486,9 +493,7 @@ impl<'g> Fusion<'g> {
         units.extend((0..self.tables.len()).map(Unit::Table));
         for n in (0..self.graph.nodes.len()).filter(|&n| self.live[n]) {
             let op = &self.graph.nodes[n].op;
-            let by_library =
-                matches!(op, Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. });
-            if by_library {
+            if is_library(op) {
                 units.push(Unit::Library(n));
             }
         }
@@ -497,6 +502,9 @@ impl<'g> Fusion<'g> {
 
     /// One sweep over all kernels; each is merged with the partner that saves most.
     fn merge_round(&mut self, groups: Vec<Group>) -> (Vec<Group>, bool) {
+        if groups.len() < 2 {
+            return (groups, false);
+        }
         let units = self.make_units(groups.len());
         let mut deps = self.dependencies(&units, &groups);
         let mut groups: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
@@ -609,6 +617,7 @@ impl<'g> Fusion<'g> {
     /// List kernels over equal shapes are one, unless something lies between them.
     fn merge_tables(&mut self, groups: &[Group]) {
         let mut a = 0;
+        let mut known = None;
         while a < self.tables.len() {
             let mut b = a + 1;
             while b < self.tables.len() {
@@ -616,9 +625,11 @@ impl<'g> Fusion<'g> {
                     b += 1;
                     continue;
                 }
-                let units = self.make_units(groups.len());
-                let deps = self.dependencies(&units, groups);
-                let same: Vec<usize> = (0..units.len()).collect();
+                let deps = known.take().unwrap_or_else(|| {
+                    let units = self.make_units(groups.len());
+                    self.dependencies(&units, groups)
+                });
+                let same: Vec<usize> = (0..deps.len()).collect();
                 let (ua, ub) = (groups.len() + a, groups.len() + b);
                 let between = reaches(&deps, &same, ua, ub) || reaches(&deps, &same, ub, ua);
                 // List values are never read from memory: a direct edge means packed results of the other.
@@ -628,6 +639,7 @@ impl<'g> Fusion<'g> {
                     self.tables[a].roots.extend(other.roots);
                 } else {
                     b += 1;
+                    known = Some(deps);
                 }
             }
             a += 1;

@@ -8,23 +8,28 @@
 //! %7 = list_get(%5) {index: 1}                   %7 = list_get(%6) {index: 0}
 //! ```
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use kiln_ir::{Class, Def, Graph, Op, Shape, Strides, TensorTy, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use crate::WhyNot;
 use crate::views::{is_dense, view_of};
 
 /// Rewrites a graph so that every row of every list can be a row of a table.
-pub(crate) fn take_apart(graph: &Graph, layouts: &[Strides]) -> (Graph, Vec<WhyNot>) {
+pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Strides]) -> (Cow<'g, Graph>, Vec<WhyNot>) {
     if !graph.nodes.iter().any(|n| matches!(n.op, Op::ListGet { .. } | Op::List {})) {
-        return (graph.clone(), Vec::new());
+        return (Cow::Borrowed(graph), Vec::new());
     }
     let odd = odd_rows(graph, layouts);
+    if odd.is_empty() && is_ready(graph) {
+        return (Cow::Borrowed(graph), Vec::new());
+    }
     let mut this = Rewrite {
         from: graph,
-        to: Graph::new(),
+        to: Graph::with_room_of(graph),
         values: vec![None; graph.value_count()],
         lists: FxHashMap::default(),
         gets: FxHashMap::default(),
@@ -47,7 +52,22 @@ pub(crate) fn take_apart(graph: &Graph, layouts: &[Strides]) -> (Graph, Vec<WhyN
     let mut rows: Vec<usize> = odd.values().flatten().copied().collect();
     rows.sort_unstable();
     rows.dedup();
-    (this.to, rows.into_iter().map(|row| WhyNot::Layouts { row }).collect())
+    (Cow::Owned(this.to), rows.into_iter().map(|row| WhyNot::Layouts { row }).collect())
+}
+
+/// Whether no packing undoes an unpacking, or the other way round, and no element is taken out twice.
+fn is_ready(graph: &Graph) -> bool {
+    let mut seen = FxHashSet::default();
+    graph.nodes.iter().all(|node| {
+        let first = node.args.first().and_then(|&arg| graph.producer(arg)).map(|producer| &producer.op);
+        match &node.op {
+            Op::List {} => !matches!(first, Some(Op::ListGet { .. })),
+            Op::ListGet { index } => {
+                !matches!(first, Some(Op::List {})) && seen.insert((node.args[0], *index))
+            }
+            _ => true,
+        }
+    })
 }
 
 /// A list in the new graph: the rows that stayed in it, and single tensors for the others.
@@ -218,17 +238,19 @@ fn odd_rows(graph: &Graph, layouts: &[Strides]) -> FxHashMap<Value, FxHashSet<us
         }
     }
     // The layouts that meet in each row of a component.
-    let mut layout: FxHashMap<(usize, usize), (Shape, Strides)> = FxHashMap::default();
+    let mut layout: FxHashMap<usize, Vec<Option<(Shape, Strides)>>> = FxHashMap::default();
     let mut odd: FxHashMap<usize, FxHashSet<usize>> = FxHashMap::default();
     let none = FxHashSet::default();
     let mut meet = |c: usize, row: usize, shape: &Shape, strides: &Strides| {
-        let (first_shape, first) = layout.entry((c, row)).or_insert_with(|| (shape.clone(), strides.clone()));
+        let rows = layout.entry(c).or_default();
+        rows.resize(rows.len().max(row + 1), None);
+        let (first_shape, first) = rows[row].get_or_insert_with(|| (shape.clone(), strides.clone()));
         let alike = (0..shape.rank()).all(|d| shape[d] == 1 || first.get(d) == Some(&strides[d]));
         if !is_dense(shape, strides) || !alike || first_shape != shape {
             odd.entry(c).or_default().insert(row);
         }
     };
-    let mut writes: FxHashMap<Value, Vec<Value>> = FxHashMap::default();
+    let mut writes: FxHashMap<Value, SmallVec<[Value; 2]>> = FxHashMap::default();
     for write in &graph.writes {
         writes.entry(write.value).or_default().push(write.target);
     }

@@ -214,6 +214,15 @@ pub(crate) fn is_inlined(op: &Op) -> bool {
         )
 }
 
+/// Whether a node is a step of its own: a matrix product, random numbers, or an op that only eager code knows.
+pub(crate) fn is_library(op: &Op) -> bool {
+    !is_inlined(op)
+        && !matches!(
+            op,
+            Op::Constant { .. } | Op::Cat { .. } | Op::SliceScatter { .. } | Op::List {} | Op::ListGet { .. }
+        )
+}
+
 /// Builds expressions, each once.
 #[derive(Default)]
 pub(crate) struct Builder {

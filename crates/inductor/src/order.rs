@@ -3,11 +3,15 @@
 
 use kiln_ir::{Def, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 use crate::WhyNot;
 use crate::fuse::{Fusion, Group, Target, Unit, reaches};
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Kernel};
+
+/// The rows of a table in which it reads each input.
+type RowsRead = FxHashMap<Value, SmallVec<[usize; 2]>>;
 
 /// Units in order, and the write-backs that wait in a temporary.
 pub(crate) struct Order {
@@ -20,7 +24,7 @@ pub(crate) struct Order {
 pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     let graph = fusion.graph;
     let mut deps = fusion.dependencies(&fusion.units, &fusion.groups);
-    let mut readers: FxHashMap<Value, Vec<usize>> = FxHashMap::default();
+    let mut readers: FxHashMap<Value, SmallVec<[usize; 2]>> = FxHashMap::default();
     for (u, unit) in fusion.units.iter().enumerate() {
         for value in fusion.reads_of(unit) {
             if matches!(graph.def(value), Def::Input(_)) {
@@ -53,8 +57,7 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
             }
         }
     }
-    let rows: Vec<FxHashMap<Value, Vec<usize>>> =
-        (0..fusion.tables.len()).map(|t| rows_read(fusion, t)).collect();
+    let rows: Vec<RowsRead> = (0..fusion.tables.len()).map(|t| rows_read(fusion, t)).collect();
     let (mut late, mut why_not) = (FxHashSet::default(), Vec::new());
     let same: Vec<usize> = (0..deps.len()).collect();
     let may_fail =
@@ -62,7 +65,7 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     let checked: Vec<usize> = (0..fusion.units.len()).filter(|&u| may_fail(&fusion.units[u])).collect();
     for (w, write) in graph.writes.iter().enumerate() {
         let Some(&u) = writer.get(&w) else { continue };
-        let others: Vec<usize> =
+        let others: SmallVec<[usize; 4]> =
             readers.get(&write.target).into_iter().flatten().copied().filter(|&r| r != u).collect();
         let inside = match &fusion.units[u] {
             Unit::Kernel(g) => same_place(fusion, &fusion.groups[*g], w, write.target),
@@ -86,10 +89,12 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
             why_not.push(WhyNot::MayFail { input: input as usize });
             continue;
         }
-        deps[u].extend(others);
-        deps[u].extend(&checked);
-        deps[u].sort_unstable();
-        deps[u].dedup();
+        if !others.is_empty() || !checked.is_empty() {
+            deps[u].extend(others);
+            deps[u].extend(&checked);
+            deps[u].sort_unstable();
+            deps[u].dedup();
+        }
     }
     Order { units: sequence(&deps), late, why_not }
 }
@@ -180,9 +185,9 @@ fn in_pass(kernel: &Kernel, expr: ExprId, wanted: &dyn Fn(&ExprKind) -> bool) ->
 }
 
 /// The rows in which a table reads each input.
-fn rows_read(fusion: &Fusion<'_>, table: usize) -> FxHashMap<Value, Vec<usize>> {
+fn rows_read(fusion: &Fusion<'_>, table: usize) -> RowsRead {
     let graph = fusion.graph;
-    let mut out: FxHashMap<Value, Vec<usize>> = FxHashMap::default();
+    let mut out = RowsRead::default();
     for pack in fusion.tables[table].packs(graph).iter().filter_map(|&p| graph.producer(p)) {
         for (row, &element) in pack.args.iter().enumerate() {
             out.entry(fusion.element(element).base).or_default().push(row);

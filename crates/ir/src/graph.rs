@@ -82,6 +82,17 @@ impl Graph {
         Graph::default()
     }
 
+    /// An empty graph with room for what this one holds: passes that build a graph anew ask for memory once.
+    pub fn with_room_of(other: &Graph) -> Graph {
+        Graph {
+            inputs: Vec::with_capacity(other.inputs.len()),
+            nodes: Vec::with_capacity(other.nodes.len()),
+            types: Vec::with_capacity(other.types.len()),
+            defs: Vec::with_capacity(other.defs.len()),
+            ..Graph::default()
+        }
+    }
+
     /// Adds an input.
     pub fn input(&mut self, ty: Ty) -> Value {
         let value = self.value(ty, Def::Input(self.inputs.len() as u32));
@@ -140,14 +151,14 @@ impl Graph {
 
     /// The same graph with its values numbered in the order of their text: inputs first, then results.
     pub fn canonical(&self) -> Graph {
-        let mut graph = Graph::new();
+        let mut graph = Graph::with_room_of(self);
         let mut map = vec![Value(u32::MAX); self.value_count()];
         for &input in &self.inputs {
             map[input.index()] = graph.input(self.ty(input).clone());
         }
         for node in &self.nodes {
             let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
-            let tys: Vec<Ty> = node.outs.iter().map(|&v| self.ty(v).clone()).collect();
+            let tys = node.outs.iter().map(|&v| self.ty(v).clone());
             let outs = graph.push(node.op.clone(), &args, tys, node.in_place, node.loc);
             for (old, new) in node.outs.iter().zip(outs) {
                 map[old.index()] = new;

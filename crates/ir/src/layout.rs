@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::{Class, Op, Shape, Strides};
 
 /// Sizes, strides and offset, in elements.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     /// Sizes.
     pub shape: Shape,
@@ -14,6 +14,18 @@ pub struct Layout {
     pub strides: Strides,
     /// Position of the first element.
     pub offset: usize,
+}
+
+// As for shapes: one copy of memory.
+impl Clone for Layout {
+    #[inline]
+    fn clone(&self) -> Layout {
+        Layout {
+            shape: self.shape.clone(),
+            strides: SmallVec::from_slice(&self.strides),
+            offset: self.offset,
+        }
+    }
 }
 
 impl Layout {

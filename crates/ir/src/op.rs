@@ -4,7 +4,10 @@ use crate::eval::{
     alpha, alpha_int, digamma, erf, erfc, erfinv, eval_gelu, int_pow, lgamma, nan_max, power_class, trigamma,
 };
 use crate::math::Function;
-use crate::table::{activations, choices, functions, order, reductions, rounding};
+use crate::table::{
+    activations, choices, contractions, convolution, functions, nn, norms, order, reductions, resample,
+    rounding,
+};
 use crate::{
     Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Reduction,
     Result, Sample, Scalar, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,

@@ -429,6 +429,11 @@ pub(crate) fn arange() -> Vec<Sample> {
             vec![Number(Scalar::Float(0.5)), Number(Scalar::Float(0.25))],
         ),
         with_op(op(0, DType::F64), &[DType::F32], vec![Number(Scalar::Int(0)), Number(Scalar::Int(1))]),
+        with_op(
+            op(5, DType::F64),
+            &[DType::F32],
+            vec![Number(Scalar::Float(1.5)), Number(Scalar::Float(-0.5))],
+        ),
     ]
 }
 

@@ -6,14 +6,14 @@ use std::ops::{Deref, DerefMut};
 use smallvec::SmallVec;
 
 /// The sizes of a tensor, outermost first. Up to six dims are stored inline.
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+#[derive(PartialEq, Eq, Hash, Default)]
 pub struct Shape(SmallVec<[usize; 6]>);
 
 /// Strides in elements, outermost first.
 pub type Strides = SmallVec<[isize; 6]>;
 
 /// A list of dims of one tensor, each in `0..rank`.
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+#[derive(PartialEq, Eq, Hash, Default)]
 pub struct Dims(SmallVec<[usize; 6]>);
 
 impl Shape {
@@ -89,6 +89,13 @@ impl Dims {
 
 macro_rules! list_type {
     ($name:ident) => {
+        // Types are copied all the time: one copy of memory, where the derived one goes number by number.
+        impl Clone for $name {
+            #[inline]
+            fn clone(&self) -> $name {
+                $name(SmallVec::from_slice(&self.0))
+            }
+        }
         impl Deref for $name {
             type Target = [usize];
             #[inline]

@@ -253,7 +253,7 @@ fn matrix<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a Te
     Ok(t)
 }
 
-fn same_dtype(argument: &'static str, x: &TensorTy, y: &TensorTy) -> Result<(), Why> {
+pub(crate) fn same_dtype(argument: &'static str, x: &TensorTy, y: &TensorTy) -> Result<(), Why> {
     match x.dtype == y.dtype {
         true if x.dtype == DType::Bool => {
             Err(Why::DType { argument, expected: "a number", got: DType::Bool })

@@ -1,25 +1,18 @@
 //! Dead code: nodes whose results nobody reads are left out. Inputs stay, used or not.
 
 use kiln_ir::{Graph, Value, Write};
+use smallvec::SmallVec;
 
 /// The graph without nodes that no result and no write-back needs.
 pub fn remove_dead(graph: &Graph) -> Graph {
-    let mut needed = vec![false; graph.value_count()];
-    for value in graph.outputs.iter().chain(graph.writes.iter().map(|w| &w.value)) {
-        needed[value.index()] = true;
-    }
-    for node in graph.nodes.iter().rev() {
-        if node.outs.iter().any(|v| needed[v.index()]) {
-            node.args.iter().for_each(|v| needed[v.index()] = true);
-        }
-    }
-    let mut result = Graph::new();
+    let needed = needed(graph);
+    let mut result = Graph::with_room_of(graph);
     let mut map = vec![Value(u32::MAX); graph.value_count()];
     for &input in &graph.inputs {
         map[input.index()] = result.input(graph.ty(input).clone());
     }
     for node in graph.nodes.iter().filter(|node| node.outs.iter().any(|v| needed[v.index()])) {
-        let args: Vec<Value> = node.args.iter().map(|v| map[v.index()]).collect();
+        let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
         let tys = node.outs.iter().map(|&v| graph.ty(v).clone());
         let outs = result.push(node.op.clone(), &args, tys, node.in_place, node.loc);
         node.outs.iter().zip(outs).for_each(|(from, to)| map[from.index()] = to);
@@ -31,4 +24,24 @@ pub fn remove_dead(graph: &Graph) -> Graph {
         .map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] })
         .collect();
     result
+}
+
+/// Whether every node is needed: then there is nothing to remove.
+pub(crate) fn all_alive(graph: &Graph) -> bool {
+    let needed = needed(graph);
+    graph.nodes.iter().all(|node| node.outs.iter().any(|v| needed[v.index()]))
+}
+
+/// Per value: whether a result or a write-back needs it.
+fn needed(graph: &Graph) -> Vec<bool> {
+    let mut needed = vec![false; graph.value_count()];
+    for value in graph.outputs.iter().chain(graph.writes.iter().map(|w| &w.value)) {
+        needed[value.index()] = true;
+    }
+    for node in graph.nodes.iter().rev() {
+        if node.outs.iter().any(|v| needed[v.index()]) {
+            node.args.iter().for_each(|v| needed[v.index()] = true);
+        }
+    }
+    needed
 }

@@ -23,7 +23,7 @@ use smallvec::{SmallVec, smallvec};
 
 /// Lowers every op to prims.
 pub fn decompose(graph: &Graph) -> Result<Graph> {
-    let mut lowering = Lowering { graph: Graph::new() };
+    let mut lowering = Lowering { graph: Graph::with_room_of(graph) };
     let mut map = vec![Value(u32::MAX); graph.value_count()];
     for &input in &graph.inputs {
         map[input.index()] = lowering.graph.input(graph.ty(input).clone());
@@ -78,8 +78,12 @@ impl Emit for Lowering {
                 decompose(self, &op, &args)
             }
             _ => {
-                let args = self.conform(&op, args, &tys, &outs[0], Extent::Result)?;
-                self.graph.emit(op, &args)
+                let conformed = self.conform(&op, args, &tys, &outs[0], Extent::Result)?;
+                if conformed.as_slice() != args {
+                    return self.graph.emit(op, &conformed);
+                }
+                let loc = self.graph.loc;
+                Ok(self.graph.push(op, args, outs, false, loc))
             }
         }
     }

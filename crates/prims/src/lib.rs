@@ -13,6 +13,8 @@ mod rewrite;
 pub mod rules;
 mod simplify;
 
+use std::borrow::Cow;
+
 use kiln_ir::{Graph, Result, Stage};
 
 pub use dead::remove_dead;
@@ -46,13 +48,13 @@ pub fn lower(graph: &Graph) -> Result<Graph> {
 /// [`lower`], with every intermediate graph shown to `after` under the name of the pass that made it.
 pub fn lower_with(graph: &Graph, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
     let passes: [(&str, fn(&Graph) -> Result<Graph>); 2] = [("decompose", decompose), ("simplify", simplify)];
-    let mut graph = graph.clone();
+    let mut graph = Cow::Borrowed(graph);
     for (name, pass) in passes {
-        graph = pass(&graph)?;
+        graph = Cow::Owned(pass(&graph)?);
         if cfg!(debug_assertions) {
             graph.verify(Stage::Prims, name)?;
         }
         after(name, &graph);
     }
-    Ok(graph)
+    Ok(graph.into_owned())
 }

@@ -91,11 +91,19 @@ impl Emit for Rewriter<'_> {
         if op.row().class == Class::Random {
             return self.graph.emit(op, args);
         }
-        let key: Key = (op.index(), op.attributes(), args.into());
+        let key: Key = match op {
+            // Long lists are taken apart into thousands of elements: the number says it without text.
+            Op::ListGet { index } => {
+                let element = args.iter().copied().chain([Value(index as u32)]).collect();
+                (op.index(), Vec::new(), element)
+            }
+            _ => (op.index(), op.attributes(), args.into()),
+        };
         if let Some(&value) = self.known.get(&key) {
             return Ok(smallvec![value]);
         }
-        let outs = self.graph.emit(op, args)?;
+        let loc = self.graph.loc;
+        let outs = self.graph.push(op, args, outs, false, loc);
         self.known.insert(key, outs[0]);
         Ok(outs)
     }

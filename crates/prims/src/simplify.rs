@@ -18,6 +18,7 @@
 use kiln_ir::{Emit, Graph, Result, Value, Write};
 use smallvec::SmallVec;
 
+use crate::dead::all_alive;
 use crate::rules;
 use crate::{Rewriter, Rule, remove_dead};
 
@@ -29,6 +30,7 @@ pub fn simplify(graph: &Graph) -> Result<Graph> {
 /// Simplifies by some rules; also returns the names of those that fired, in order.
 pub fn simplify_by(graph: &Graph, rules: &[&[Rule]]) -> Result<(Graph, Vec<&'static str>)> {
     let mut rewriter = Rewriter::new(rules);
+    rewriter.graph = Graph::with_room_of(graph);
     let mut map = vec![Value(u32::MAX); graph.value_count()];
     for &input in &graph.inputs {
         map[input.index()] = rewriter.graph.input(graph.ty(input).clone());
@@ -49,5 +51,7 @@ pub fn simplify_by(graph: &Graph, rules: &[&[Rule]]) -> Result<(Graph, Vec<&'sta
         // An input that keeps its value is not written.
         .filter(|w| w.target != w.value)
         .collect();
-    Ok((remove_dead(&result), fired))
+    // Built node by node, the graph is in the order of its text already.
+    let result = if all_alive(&result) { result } else { remove_dead(&result) };
+    Ok((result, fired))
 }

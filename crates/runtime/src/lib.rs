@@ -7,6 +7,8 @@
 //! | [`scratch`] | memory a thread keeps for itself                                  |
 //! | [`cpu`]     | the machine's vector instructions: [`Isa`]                        |
 //! | [`gemm`]    | matrix products over strided memory                               |
+//! | [`contract`] | products of matrices that lie at sums of offsets                 |
+//! | [`convolution`] | convolution and its two gradients                             |
 //! | [`random`]  | Philox                                                            |
 //! | [`cc`]      | the C compiler                                                    |
 //! | [`cache`]   | the kernel cache, memory then disk: [`KernelCache`]               |
@@ -44,6 +46,8 @@
 
 pub mod cache;
 pub mod cc;
+pub mod contract;
+pub mod convolution;
 pub mod cpu;
 pub mod gemm;
 pub mod kernel;

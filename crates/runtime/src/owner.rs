@@ -30,9 +30,9 @@ pub struct OwnerLock<T> {
 // SAFETY: the value is reached only through a guard, and there is one at a time.
 unsafe impl<T: Send> Sync for OwnerLock<T> {}
 
-/// Tells threads apart: the address of something only this thread has.
+/// Tells threads apart: the address of something only this thread has. Never 0.
 #[inline]
-fn this_thread() -> usize {
+pub fn this_thread() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| std::ptr::from_ref(mark) as usize)
 }
@@ -101,17 +101,35 @@ impl<T> OwnerLock<T> {
             return self.lock_as_stranger();
         }
         debug_assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
-        loop {
-            self.inside.store(true, Ordering::Relaxed);
-            match has_membarrier() {
-                true => compiler_fence(Ordering::SeqCst),
-                false => fence(Ordering::SeqCst),
-            }
-            if !self.revoked.load(Ordering::Acquire) {
-                return OwnerGuard { lock: self, stranger: None, _not_send: std::marker::PhantomData };
-            }
-            self.step_aside();
+        while !self.enter() {
+            self.wait_for_strangers();
         }
+        OwnerGuard { lock: self, stranger: None, _not_send: std::marker::PhantomData }
+    }
+
+    /// Takes the lock if this thread is the owner and nobody else wants it. The owner must not hold it already.
+    #[inline]
+    pub fn lock_own(&self) -> Option<OwnGuard<'_, T>> {
+        if !self.is_own() {
+            return None;
+        }
+        debug_assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
+        self.enter().then(|| OwnGuard { lock: self, _not_send: std::marker::PhantomData })
+    }
+
+    /// The owner says that it is inside; false if a stranger may be, too.
+    #[inline]
+    fn enter(&self) -> bool {
+        self.inside.store(true, Ordering::Relaxed);
+        match has_membarrier() {
+            true => compiler_fence(Ordering::SeqCst),
+            false => fence(Ordering::SeqCst),
+        }
+        let alone = !self.revoked.load(Ordering::Acquire);
+        if !alone {
+            self.inside.store(false, Ordering::Release);
+        }
+        alone
     }
 
     /// Takes the lock unless it is this thread's own and held.
@@ -123,8 +141,7 @@ impl<T> OwnerLock<T> {
     }
 
     #[cold]
-    fn step_aside(&self) {
-        self.inside.store(false, Ordering::Release);
+    fn wait_for_strangers(&self) {
         while self.revoked.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
@@ -179,6 +196,37 @@ impl<T> Drop for OwnerGuard<'_, T> {
     }
 }
 
+/// The lock, held by its owner.
+pub struct OwnGuard<'a, T> {
+    lock: &'a OwnerLock<T>,
+    /// Given up where it was taken.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl<T> Deref for OwnGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for OwnGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard holds the lock, and is borrowed mutably.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for OwnGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.inside.store(false, Ordering::Release);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,11 +246,19 @@ mod tests {
                     }
                 });
             }
-            for _ in 0..500_000 {
+            for _ in 0..250_000 {
                 let mut both = lock.lock();
                 both[0] += 1;
                 both[1] += 1;
                 assert_eq!(both[0], both[1]);
+            }
+            let mut left = 250_000;
+            while left > 0 {
+                let Some(mut both) = lock.lock_own() else { continue };
+                both[0] += 1;
+                both[1] += 1;
+                assert_eq!(both[0], both[1]);
+                left -= 1;
             }
         });
         assert_eq!(*lock.lock(), [506_000; 2]);

@@ -11,22 +11,37 @@ use crate::tensor::Ready;
 use crate::{Tensor, TensorList, eager};
 
 /// An op on the user's behalf: recorded or executed.
-#[inline]
 pub(crate) fn dispatch(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Loc) -> Result<Output> {
-    let call = Call { op, args, in_place, grad_enabled: grad_enabled(), loc };
-    // The recorder's result is returned as it is: on replay even a copy of it would show.
+    dispatch_call(&Call { op, args, in_place, grad_enabled: grad_enabled(), loc })
+}
+
+fn dispatch_call(call: &Call<'_>) -> Result<Output> {
     hook::with_current(|recorder| match recorder {
-        Some(recorder) => recorder.call(&call),
+        Some(recorder) => recorder.call(call),
         None => {
-            hook::settle(args)?;
-            execute(&call)
+            hook::settle(call.args)?;
+            execute(call)
         }
     })
 }
 
 /// [`dispatch`] of an op that gives a tensor.
 pub(crate) fn dispatch_tensor(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Loc) -> Result<Tensor> {
-    tensor(dispatch(op, args, in_place, loc)?, op, loc)
+    let call = Call { op, args, in_place, grad_enabled: grad_enabled(), loc };
+    // The usual answer of a recorder fits a register.
+    match hook::with_current(|recorder| recorder.and_then(|recorder| recorder.replay(&call))) {
+        Some(tensor) => Ok(tensor),
+        None => tensor(dispatch_call(&call)?, op, loc),
+    }
+}
+
+/// [`dispatch`] of an op that changes its first operand, which the caller has: no handle to it is made.
+pub(crate) fn dispatch_in_place(op: &Op, args: &[Arg<'_>], loc: Loc) -> Result<()> {
+    let call = Call { op, args, in_place: true, grad_enabled: grad_enabled(), loc };
+    match hook::with_current(|recorder| recorder.is_some_and(|recorder| recorder.replay_in_place(&call))) {
+        true => Ok(()),
+        false => dispatch_call(&call).map(drop),
+    }
 }
 
 /// [`execute`] of an op that gives a tensor, off the tape.
@@ -296,7 +311,7 @@ fn on_tape(
         return decomposed(call, &tys, true);
     }
     // Before the op runs: an in-place op replaces its target's history.
-    let mut edges: SmallVec<[Edge; 4]> = SmallVec::new();
+    let mut edges: SmallVec<[Edge; 3]> = SmallVec::new();
     for arg in call.args {
         edges.push(edge(arg, call)?);
     }

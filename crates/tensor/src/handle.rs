@@ -6,8 +6,28 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
+use kiln_runtime::owner::this_thread;
+
+// [Note: Biased counts]
+//
+// An atomic read-modify-write costs as much as all the rest of a replayed op, and counting would need one for
+// every tensor that the user drops. So the count of a tensor that a run makes is *biased* to the run's thread
+// for as long as the run keeps a handle to it: that thread counts its own clones and drops in `local`, with
+// plain loads and stores; every other thread counts in `shared`, atomically, as always. The sum is the number
+// of handles, either part alone means nothing (a handle may be cloned here and dropped there).
+//
+// The run's own handle stands in `shared` as `BIAS` instead of 1. So no other thread, whatever it drops, finds
+// that its handle was the last one. The bias ends when the run lets go, on the thread that has it: `local` is
+// added to `shared`, and the count is an ordinary one again (`Handle::settle`). If the run's handle is the only one
+// (`is_alone`) it stays so, wherever it is moved, and the slot can serve the next call without any of this.
+//
+// `owner` is read by all and equals a thread's mark only while that very thread has the bias, so whatever
+// another thread sees there, it sees that it is not the owner.
+
 /// What can live behind a [`Handle`].
 pub(crate) trait Recycle: Default + Send + Sync + 'static {
+    /// Whether counts of this type can be biased.
+    const BIASED: bool = false;
     /// Drops what it holds and becomes as good as new.
     fn clear(&mut self);
     /// This thread's free list for the type; `None` while the thread is going down.
@@ -35,9 +55,52 @@ impl<T> Drop for FreeList<T> {
 /// More than this many free blocks per thread and type go back to the allocator.
 const KEEP: usize = 1 << 16;
 
+/// What the run's handle counts for while a count is biased: more than there can be handles.
+const BIAS: usize = 1 << (usize::BITS - 2);
+
+/// A value and its count. The count and the first fields of the value share a cache line: replay touches no
+/// other.
+#[repr(C, align(64))]
 pub(crate) struct Counted<T> {
-    references: AtomicUsize,
+    shared: AtomicUsize,
+    /// The thread that the count is biased to, 0 for none.
+    owner: AtomicUsize,
+    /// Handles as counted by the owner; less than zero (wrapping) if it dropped more than it made.
+    local: AtomicUsize,
     value: UnsafeCell<T>,
+}
+
+impl<T: Recycle> Counted<T> {
+    #[cold]
+    fn allocate() -> NonNull<Counted<T>> {
+        NonNull::from(Box::leak(Box::new(Counted {
+            shared: AtomicUsize::new(0),
+            owner: AtomicUsize::new(0),
+            local: AtomicUsize::new(0),
+            value: UnsafeCell::new(T::default()),
+        })))
+    }
+
+    /// Whether this thread counts in `local`.
+    #[inline]
+    fn is_own(&self) -> bool {
+        T::BIASED && self.owner.load(Ordering::Relaxed) == this_thread()
+    }
+
+    /// Counts on the owner's thread.
+    #[inline]
+    fn add_local(&self, handles: usize) {
+        let now = self.local.load(Ordering::Relaxed).wrapping_add(handles);
+        self.local.store(now, Ordering::Relaxed);
+    }
+
+    /// Biases the count to this thread. Nobody else may know the block.
+    #[inline]
+    fn bias(&self, local: usize) {
+        self.shared.store(BIAS, Ordering::Relaxed);
+        self.owner.store(this_thread(), Ordering::Relaxed);
+        self.local.store(local, Ordering::Relaxed);
+    }
 }
 
 /// A shared, counted pointer to a `T` from the recycling pool.
@@ -52,41 +115,57 @@ impl<T: Recycle> Handle<T> {
     /// A new value, as `Recycle::clear` left it, prepared by `prepare` before anyone else can see it.
     #[inline]
     pub(crate) fn new(prepare: impl FnOnce(&mut T)) -> Handle<T> {
-        Handle::counted_from(1, prepare)
-    }
-
-    /// Two handles to a new value, for the price of one.
-    #[inline]
-    pub(crate) fn pair(prepare: impl FnOnce(&mut T)) -> (Handle<T>, Handle<T>) {
-        let handle = Handle::counted_from(2, prepare);
-        let other = Handle(handle.0);
-        (handle, other)
-    }
-
-    /// A handle to a new value whose count says `references`; the caller makes the others.
-    #[inline]
-    fn counted_from(references: usize, prepare: impl FnOnce(&mut T)) -> Handle<T> {
-        let block = T::free_list(|list| list.0.pop()).flatten().unwrap_or_else(|| {
-            let counted = Counted { references: AtomicUsize::new(0), value: UnsafeCell::new(T::default()) };
-            NonNull::from(Box::leak(Box::new(counted)))
-        });
+        let block = T::free_list(|list| list.0.pop()).flatten().unwrap_or_else(Counted::allocate);
         // SAFETY: the block is valid and this is its only reference.
         let counted = unsafe { block.as_ref() };
-        counted.references.store(references, Ordering::Relaxed);
+        counted.shared.store(1, Ordering::Relaxed);
         // SAFETY: as above, so `&mut` is exclusive.
         prepare(unsafe { &mut *counted.value.get() });
         Handle(block)
     }
 
-    /// Another handle to a value that has only this one, without an atomic step; `None` if there are more.
+    /// Another handle, for the user; this one becomes the run's, and the count is biased to this thread.
+    ///
+    /// # Safety
+    /// This must be the only handle, and it must not be dropped before the bias has ended (by `settle` or
+    /// `settle_alone`).
     #[inline]
-    pub(crate) fn second(&self) -> Option<Handle<T>> {
-        let references = &self.counted().references;
-        // Alone, nobody else can make or drop a handle meanwhile.
-        (references.load(Ordering::Acquire) == 1).then(|| {
-            references.store(2, Ordering::Relaxed);
-            Handle(self.0)
-        })
+    pub(crate) unsafe fn second(&self) -> Handle<T> {
+        debug_assert!(T::BIASED);
+        self.counted().bias(1);
+        Handle(self.0)
+    }
+
+    /// Whether the run's handle is the only one. Only the thread that has the bias knows; others are told no.
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        let counted = self.counted();
+        counted.is_own()
+            && counted.local.load(Ordering::Relaxed) == 0
+            && counted.shared.load(Ordering::Acquire) == BIAS
+    }
+
+    /// Ends the bias: afterwards the count is an ordinary one. Refuses (false) on a thread that does not have
+    /// the bias, since the handles that the owner counted are not known there.
+    pub(crate) fn settle(&self) -> bool {
+        let counted = self.counted();
+        if !counted.is_own() {
+            return false;
+        }
+        let local = counted.local.load(Ordering::Relaxed);
+        counted.owner.store(0, Ordering::Relaxed);
+        counted.shared.fetch_add(local.wrapping_add(1).wrapping_sub(BIAS), Ordering::AcqRel);
+        true
+    }
+
+    /// Ends the bias of a value that nobody else has a handle to, on any thread.
+    ///
+    /// # Safety
+    /// The run's handle must be the only one.
+    pub(crate) unsafe fn settle_alone(&self) {
+        let counted = self.counted();
+        counted.owner.store(0, Ordering::Relaxed);
+        counted.shared.store(1, Ordering::Relaxed);
     }
 
     #[inline]
@@ -95,10 +174,30 @@ impl<T: Recycle> Handle<T> {
         unsafe { self.0.as_ref() }
     }
 
-    /// How many handles there are.
+    /// Asks for the value's cache lines, so that they are there when it is looked at a little later. Long lists
+    /// are never in the caches when their turn comes, and an atomic step waits for its line alone.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..size_of::<Counted<T>>()).step_by(64) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads nothing the program can see, and never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.0.as_ptr().cast::<i8>().wrapping_add(line)) };
+        }
+    }
+
+    /// How many handles there are; `usize::MAX` for "more than one" where only another thread knows.
     #[inline]
     pub(crate) fn references(&self) -> usize {
-        self.counted().references.load(Ordering::Acquire)
+        let counted = self.counted();
+        let shared = counted.shared.load(Ordering::Acquire);
+        match shared < BIAS / 2 {
+            true => shared,
+            false if counted.is_own() => {
+                shared.wrapping_sub(BIAS).wrapping_add(counted.local.load(Ordering::Relaxed)).wrapping_add(1)
+            }
+            false => usize::MAX,
+        }
     }
 
     /// The block's address: equal for handles to the same value.
@@ -120,7 +219,13 @@ impl<T: Recycle> Deref for Handle<T> {
 impl<T: Recycle> Clone for Handle<T> {
     #[inline]
     fn clone(&self) -> Handle<T> {
-        self.counted().references.fetch_add(1, Ordering::Relaxed);
+        let counted = self.counted();
+        match counted.is_own() {
+            true => counted.add_local(1),
+            false => {
+                counted.shared.fetch_add(1, Ordering::Relaxed);
+            }
+        }
         Handle(self.0)
     }
 }
@@ -128,14 +233,26 @@ impl<T: Recycle> Clone for Handle<T> {
 impl<T: Recycle> Drop for Handle<T> {
     #[inline]
     fn drop(&mut self) {
+        let counted = self.counted();
+        if counted.is_own() {
+            // The run has a handle, so this was not the last one.
+            counted.add_local(1usize.wrapping_neg());
+            return;
+        }
         // Alone, nobody else can make another handle meanwhile: a load is enough and much cheaper.
-        let references = &self.counted().references;
-        if references.load(Ordering::Acquire) != 1 {
-            if references.fetch_sub(1, Ordering::Release) != 1 {
+        if counted.shared.load(Ordering::Acquire) != 1 {
+            if counted.shared.fetch_sub(1, Ordering::Release) != 1 {
                 return;
             }
             fence(Ordering::Acquire);
         }
+        self.recycle();
+    }
+}
+
+impl<T: Recycle> Handle<T> {
+    /// Gives the block back. This must be the last handle.
+    fn recycle(&mut self) {
         // SAFETY: this was the last handle, so the access is exclusive.
         unsafe { (*self.counted().value.get()).clear() };
         let block = self.0;

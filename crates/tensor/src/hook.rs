@@ -82,6 +82,15 @@ pub enum Access {
 
 /// Takes ops while a compiled function runs.
 pub trait Recorder: Send + Sync {
+    /// An op, not in place, that gives a tensor, if it is the very one expected next. `None` says nothing: the
+    /// op is to be handed to `call` then.
+    fn replay(&self, _call: &Call<'_>) -> Option<Tensor> {
+        None
+    }
+    /// The same for an op that changes a tensor in place; false says nothing.
+    fn replay_in_place(&self, _call: &Call<'_>) -> bool {
+        false
+    }
     /// An op or in-place op.
     fn call(&self, call: &Call<'_>) -> Result<Output>;
     /// `backward()` on `root`.

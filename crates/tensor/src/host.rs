@@ -113,9 +113,7 @@ pub(crate) fn read<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) ->
     };
     let ready = dense.ready()?;
     let TensorTy { shape, .. } = ready.ty();
-    let mut access = storage::Access::new();
-    access.add(&ready.storage, false);
-    let _lock = access.lock();
+    let _lock = storage::Guard::lock(std::iter::once((&ready.storage, false)));
     match ready.pointer().is_null() && shape.numel() > 0 {
         true => Err(Error::op(what, Why::Other("the tensor has no memory".into()), loc)),
         // SAFETY: the storage is locked for reading and holds `numel` dense elements of T's dtype.

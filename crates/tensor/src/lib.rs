@@ -3,34 +3,51 @@
 //! Every public entry passes [`hook`] first; while a recorder is set on the thread, ops are handed to it.
 //! This crate knows nothing of what a recorder does with them.
 
+mod attention;
 pub mod autograd;
+mod conv;
 mod create;
 mod dense;
 mod dispatch;
 mod eager;
+mod einsum;
 mod expr;
 pub mod foreach;
 mod handle;
 pub mod hook;
 mod host;
+mod kept;
 mod kernels;
 mod list;
+mod loss;
+mod matmul;
 mod methods;
+mod norm;
 mod order;
 mod pointwise;
+mod pool;
 mod print;
 pub mod program;
 pub mod random;
 pub mod storage;
 mod tensor;
 
-pub use autograd::{enable_grad, grad_enabled, no_grad};
+pub use attention::Attention;
+pub use autograd::{
+    AnomalyMode, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad, grad_enabled,
+    no_grad,
+};
+pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{check_in_place, execute, run_op, with_module};
 pub use expr::Expr;
 pub use host::Element;
+pub use kept::{Kept, Spare};
 pub use kiln_ir::{Approximate, DType, Device, Error, Reduction, Result, Scalar, Shape};
 pub use list::TensorList;
+pub use loss::CrossEntropy;
 pub use methods::{IntoDims, IntoShape, Operand};
+pub use norm::BatchNorm;
 pub use order::Unique;
+pub use pool::{Interpolation, Pool, Resize};
 pub use random::manual_seed;
 pub use tensor::{Ready, Tensor};

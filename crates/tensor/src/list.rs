@@ -10,6 +10,9 @@ use crate::dispatch::dispatch_tensor;
 use crate::handle::{Handle, Recycle, free_list};
 use crate::hook::{self, Arg, Tag};
 
+/// How many elements ahead of its turn one is asked for.
+const AHEAD: usize = 16;
+
 #[derive(Default)]
 pub(crate) struct ListInner {
     items: OnceLock<Vec<Tensor>>,
@@ -18,7 +21,11 @@ pub(crate) struct ListInner {
 
 impl Recycle for ListInner {
     fn clear(&mut self) {
-        self.items = OnceLock::new();
+        let mut items = self.items.take().unwrap_or_default().into_iter();
+        while !items.as_slice().is_empty() {
+            items.as_slice().iter().take(AHEAD).for_each(Tensor::prefetch);
+            items.by_ref().take(AHEAD).for_each(drop);
+        }
         *self.tag.get_mut() = 0;
     }
     free_list!(LISTS, ListInner);
@@ -62,6 +69,22 @@ impl TensorList {
     #[inline]
     pub fn try_items(&self) -> Option<&[Tensor]> {
         self.inner.items.get().map(Vec::as_slice)
+    }
+
+    /// The tensors in order, each asked for from memory a little before its turn: the elements of a long list
+    /// are scattered, and going from one to the next would wait for every one of them. Empty while lazy.
+    pub fn walk(&self) -> impl Iterator<Item = &Tensor> {
+        let items = self.try_items().unwrap_or_default();
+        items.iter().take(AHEAD).for_each(Tensor::prefetch);
+        items.iter().enumerate().map(move |(i, item)| {
+            if let Some(later) = items.get(i + AHEAD) {
+                later.prefetch();
+            }
+            if let Some(ready) = items.get(i + AHEAD / 2).and_then(Tensor::try_ready) {
+                ready.storage.prefetch();
+            }
+            item
+        })
     }
 
     /// The tensors; makes the list's run finish first if need be.

@@ -3,7 +3,7 @@
 
 use kiln_ir::{Approximate, DType, Dims, Error, Loc, Op, Reduction, Result, Scalar, Shape, Why};
 
-use crate::dispatch::dispatch_tensor;
+use crate::dispatch::{dispatch_in_place, dispatch_tensor};
 use crate::hook::Arg;
 use crate::{Tensor, TensorList};
 
@@ -166,7 +166,7 @@ macro_rules! method {
             #[allow(clippy::extra_unused_lifetimes, reason = "as above")]
             pub fn $inplace<'a>(&self $(, $arg: impl Into<Operand<'a>>)*) -> Result<&Tensor> {
                 $(let $arg = $arg.into();)*
-                dispatch_tensor(&Op::$Variant {}, &[Arg::Tensor(self) $(, $arg.arg())*], true, Loc::caller())?;
+                dispatch_in_place(&Op::$Variant {}, &[Arg::Tensor(self) $(, $arg.arg())*], Loc::caller())?;
                 Ok(self)
             }
         }
@@ -190,10 +190,9 @@ impl Tensor {
     /// x + alpha · y, in place.
     #[track_caller]
     pub fn add_scaled_<'a>(&self, y: impl Into<Operand<'a>>, alpha: impl Into<Scalar>) -> Result<&Tensor> {
-        dispatch_tensor(
+        dispatch_in_place(
             &Op::Add {},
             &[Arg::Tensor(self), y.into().arg(), Arg::Number(alpha.into())],
-            true,
             Loc::caller(),
         )?;
         Ok(self)
@@ -234,26 +233,21 @@ impl Tensor {
     /// Takes the values of `src`, converted and broadcast.
     #[track_caller]
     pub fn copy_<'a>(&self, src: impl Into<Operand<'a>>) -> Result<&Tensor> {
-        dispatch_tensor(&Op::Copy {}, &[Arg::Tensor(self), src.into().arg()], true, Loc::caller())?;
+        dispatch_in_place(&Op::Copy {}, &[Arg::Tensor(self), src.into().arg()], Loc::caller())?;
         Ok(self)
     }
 
     /// Every element becomes `value`.
     #[track_caller]
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<&Tensor> {
-        dispatch_tensor(&Op::Copy {}, &[Arg::Tensor(self), Arg::Number(value.into())], true, Loc::caller())?;
+        dispatch_in_place(&Op::Copy {}, &[Arg::Tensor(self), Arg::Number(value.into())], Loc::caller())?;
         Ok(self)
     }
 
     /// Every element becomes zero.
     #[track_caller]
     pub fn zero_(&self) -> Result<&Tensor> {
-        dispatch_tensor(
-            &Op::Copy {},
-            &[Arg::Tensor(self), Arg::Number(Scalar::Int(0))],
-            true,
-            Loc::caller(),
-        )?;
+        dispatch_in_place(&Op::Copy {}, &[Arg::Tensor(self), Arg::Number(Scalar::Int(0))], Loc::caller())?;
         Ok(self)
     }
 

@@ -10,7 +10,7 @@ use crate::create::allocate;
 use crate::dispatch::execute_tensor;
 use crate::hook::{Arg, Scope};
 use crate::kernels::{self, Operand};
-use crate::storage::Access;
+use crate::storage::Room;
 use crate::tensor::Ready;
 
 /// A buffer of the program as host steps see it: its number, element type and layout.
@@ -62,7 +62,7 @@ struct Kept {
     workspace: Workspace,
     inputs: Vec<*mut u8>,
     outputs: Vec<*mut u8>,
-    access: Access,
+    locks: Room,
 }
 
 // SAFETY: the pointers are scratch, filled and used within one run.
@@ -121,21 +121,18 @@ impl Executable {
         kept.inputs.clear();
         kept.outputs.clear();
         kept.outputs.extend(results[first..].iter().map(Ready::pointer));
-        let mut access = std::mem::take(&mut kept.access);
+        let mut uses = kept.locks.list();
         for (i, input) in inputs.enumerate() {
             match input {
                 Some(ready) => {
                     let write = self.writes.get(i).copied().unwrap_or(false);
                     kept.inputs.push(ready.pointer());
-                    access.add(&ready.storage, write);
-                    if write {
-                        ready.storage.bump_version();
-                    }
+                    uses.push((&ready.storage, write));
                 }
                 None => kept.inputs.push(std::ptr::null_mut()),
             }
         }
-        let locked = access.lock();
+        let locked = kept.locks.lock(uses);
         // SAFETY: inputs are locked for what the program does with them and have the layouts it was made for
         // (capture checks them); outputs are fresh and of the sizes it was made for.
         let outcome = unsafe {
@@ -147,7 +144,7 @@ impl Executable {
                 &mut |call, pointers| self.host(call, pointers),
             )
         };
-        kept.access = locked.release();
+        kept.locks.release(locked);
         self.free.lock().push(kept);
         outcome.map_err(|stopped| {
             results.truncate(first);
@@ -201,8 +198,11 @@ impl Executable {
                     shape: &ready.layout.shape,
                     strides: &ready.layout.strides,
                 };
-                // SAFETY: as above; the result has the buffer's shape by the type rule.
-                unsafe { kernels::convert(&operand(out, pointers), &from) };
+                // The buffer is dense, but may have a later reshape's shape.
+                let dense = Layout::contiguous(ready.layout.shape.clone());
+                let to = Operand { shape: &dense.shape, strides: &dense.strides, ..operand(out, pointers) };
+                // SAFETY: as above; the buffer has as many elements of the result's dtype by the type rule.
+                unsafe { kernels::convert(&to, &from) };
             }
         }
         Ok(())

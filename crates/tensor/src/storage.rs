@@ -39,7 +39,7 @@ impl Recycle for StorageInner {
     free_list!(STORAGES, StorageInner);
 }
 
-/// A block of memory that tensors share. Reading and writing it needs its lock ([`Access`]).
+/// A block of memory that tensors share. Reading and writing it needs its lock.
 #[derive(Clone)]
 pub struct Storage(Handle<StorageInner>);
 
@@ -60,9 +60,9 @@ impl Storage {
         self.0.version.load(Ordering::Relaxed)
     }
 
-    /// Notes a change.
-    pub fn bump_version(&self) {
-        self.0.version.fetch_add(1, Ordering::Relaxed);
+    /// Notes a change. Whoever changes a storage holds its lock for writing: no other count is lost.
+    pub(crate) fn bump_version(&self) {
+        self.0.version.store(self.version() + 1, Ordering::Relaxed);
     }
 
     /// The run that uses it and the run's number for the tensor that brought it (see [`crate::hook::Tag`]).
@@ -77,6 +77,12 @@ impl Storage {
         self.0.tag.store(tag, Ordering::Relaxed);
     }
 
+    /// Asks for the storage's lock, version and tag to be near when their turn comes.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        self.0.prefetch();
+    }
+
     /// Equal for handles to the same storage.
     #[inline]
     pub fn address(&self) -> usize {
@@ -89,67 +95,75 @@ impl Storage {
     }
 }
 
-/// The locks of several storages, held together: each taken once, in address order, for writing if any role
-/// writes. Given up on drop.
+/// What locking the storages of a program needs and the next run can use again.
 #[derive(Default)]
-pub struct Access {
-    held: SmallVec<[(Storage, bool); 6]>,
+pub(crate) struct Room {
+    /// The uses in the order of their addresses. A program mostly comes with the storages it had before: then
+    /// the order still holds, and nothing is sorted.
+    order: Vec<u32>,
+    uses: Vec<(&'static Storage, bool)>,
+    held: Vec<(&'static Storage, bool)>,
 }
 
-impl Access {
-    /// Nothing locked yet.
-    pub fn new() -> Access {
-        Access::default()
+/// The memory of an empty list, for a list of what lives shorter or longer.
+#[expect(clippy::unnecessary_filter_map, reason = "a filter keeps the type, and with it the lifetime")]
+fn emptied<'a>(list: Vec<(&Storage, bool)>) -> Vec<(&'a Storage, bool)> {
+    // Collected in place: nothing is allocated.
+    list.into_iter().filter_map(|_| None).collect()
+}
+
+impl Room {
+    /// Where the storages of a run are listed, each with whether it is written.
+    pub(crate) fn list<'a>(&mut self) -> Vec<(&'a Storage, bool)> {
+        emptied(std::mem::take(&mut self.uses))
     }
 
-    /// Plans a lock. Takes effect with [`Access::lock`].
-    #[inline]
-    pub fn add(&mut self, storage: &Storage, write: bool) {
-        self.held.push((storage.clone(), write));
-    }
-
-    /// Takes all planned locks.
-    pub fn lock(mut self) -> Locked {
-        let address = |(storage, _): &(Storage, bool)| storage.address();
-        // Programs come with the same storages every time: often they are sorted already.
-        if !self.held.is_sorted_by_key(address) {
-            self.held.sort_unstable_by_key(address);
+    /// Locks the listed storages, each once, in address order, for writing if any role writes; those that are
+    /// written count a change.
+    pub(crate) fn lock<'a>(&mut self, uses: Vec<(&'a Storage, bool)>) -> Locked<'a> {
+        let address = |&i: &u32| uses[i as usize].0.address();
+        if self.order.len() != uses.len() || !self.order.is_sorted_by_key(address) {
+            self.order.clear();
+            self.order.extend(0..uses.len() as u32);
+            self.order.sort_unstable_by_key(address);
         }
-        self.held.dedup_by(|next, kept| {
-            let same = address(next) == address(kept);
-            kept.1 |= same && next.1;
-            same
-        });
-        lock_all(&self.held);
-        Locked { held: std::mem::take(&mut self.held) }
+        let mut held: Vec<(&'a Storage, bool)> = emptied(std::mem::take(&mut self.held));
+        for &i in &self.order {
+            let (storage, write) = uses[i as usize];
+            match held.last_mut() {
+                Some((last, writes)) if last.address() == storage.address() => *writes |= write,
+                _ => held.push((storage, write)),
+            }
+        }
+        lock_all(&held);
+        held.iter().filter(|(_, write)| *write).for_each(|(storage, _)| storage.bump_version());
+        self.uses = emptied(uses);
+        Locked { held }
+    }
+
+    /// Gives the locks up and keeps the memory of their list.
+    pub(crate) fn release(&mut self, mut locked: Locked<'_>) {
+        let held = std::mem::take(&mut locked.held);
+        // SAFETY: `lock` took these locks; `locked` has none of them any more, so they are given up once.
+        unsafe { unlock_all(&held) };
+        self.held = emptied(held);
     }
 }
 
-/// Locks that are held. See [`Access`].
-pub struct Locked {
-    held: SmallVec<[(Storage, bool); 6]>,
+/// Locks that are held. See [`Room::lock`].
+pub(crate) struct Locked<'a> {
+    held: Vec<(&'a Storage, bool)>,
 }
 
-impl Locked {
-    /// Gives the locks up and the memory of the list back, so that a caller can use it again without
-    /// asking the allocator.
-    pub fn release(mut self) -> Access {
-        // SAFETY: `Access::lock` took these locks; the list is emptied, so they are given up once.
-        unsafe { unlock_all(&self.held) };
-        let mut held = std::mem::take(&mut self.held);
-        held.clear();
-        Access { held }
-    }
-}
-
-impl Drop for Locked {
+impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // SAFETY: as in `release`, after which the list is empty.
+        // SAFETY: `Room::lock` took exactly these locks; `Room::release` leaves none here.
         unsafe { unlock_all(&self.held) };
     }
 }
 
-/// [`Access`] for the time of one op, whose operands outlive it: the storages are borrowed, not counted.
+/// The locks of several storages, held for the time of one op: each taken once, in address order, for writing
+/// if any role writes. Given up on drop.
 pub(crate) struct Guard<'a> {
     held: SmallVec<[(&'a Storage, bool); 5]>,
 }
@@ -205,10 +219,16 @@ impl Drop for Guard<'_> {
     }
 }
 
+/// How many storages ahead of its turn one is asked for.
+const AHEAD: usize = 12;
+
 /// Takes the locks in the order of the list, which has each storage once, sorted by address.
 #[inline]
 fn lock_all<S: Borrow<Storage>>(held: &[(S, bool)]) {
-    for (storage, write) in held {
+    for (i, (storage, write)) in held.iter().enumerate() {
+        if let Some((later, _)) = held.get(i + AHEAD) {
+            later.borrow().prefetch();
+        }
         let lock = &storage.borrow().0.lock;
         match write {
             true => lock.lock_exclusive(),
@@ -221,7 +241,11 @@ fn lock_all<S: Borrow<Storage>>(held: &[(S, bool)]) {
 /// `lock_all` took these locks, and they have not been given up since.
 #[inline]
 unsafe fn unlock_all<S: Borrow<Storage>>(held: &[(S, bool)]) {
-    for (storage, write) in held {
+    for (i, (storage, write)) in held.iter().enumerate() {
+        // The kernel may have swept the caches since the locks were taken.
+        if let Some((later, _)) = held.get(i + AHEAD) {
+            later.borrow().prefetch();
+        }
         let lock = &storage.borrow().0.lock;
         // SAFETY: the caller's promise.
         unsafe {

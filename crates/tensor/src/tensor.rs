@@ -43,13 +43,17 @@ impl Ready {
     }
 }
 
+/// In this order: what replay touches is in the count's cache line.
+#[repr(C)]
 pub(crate) struct Slot {
+    tag: AtomicU64,
+    pub(crate) meta: Mutex<Option<Box<Meta>>>,
     status: AtomicU8,
+    requires_grad: AtomicBool,
+    /// Whether `meta` has a history: most tensors are asked, few have one.
+    pub(crate) on_tape: AtomicBool,
     /// Written once, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
-    tag: AtomicU64,
-    requires_grad: AtomicBool,
-    pub(crate) meta: Mutex<Option<Box<Meta>>>,
 }
 
 // SAFETY: `ready` is written before READY is published with release ordering and never after.
@@ -62,17 +66,21 @@ impl Default for Slot {
             ready: UnsafeCell::new(None),
             tag: AtomicU64::new(0),
             requires_grad: AtomicBool::new(false),
+            on_tape: AtomicBool::new(false),
             meta: Mutex::new(None),
         }
     }
 }
 
 impl Recycle for Slot {
+    const BIASED: bool = true;
+
     fn clear(&mut self) {
         *self.status.get_mut() = LAZY;
         *self.ready.get_mut() = None;
         *self.tag.get_mut() = 0;
         *self.requires_grad.get_mut() = false;
+        *self.on_tape.get_mut() = false;
         // Dropped after the slot is clean: a long tape frees itself through here.
         let meta = self.meta.get_mut().take();
         drop(meta);
@@ -117,31 +125,14 @@ impl Tensor {
         }
     }
 
-    /// Two handles to a tensor that the run named in the tag will make ready.
+    /// Whether it is lazy and has nothing but a tag to it.
+    ///
+    /// # Safety
+    /// There must be no other handle.
     #[inline]
-    pub fn lazy_pair(tag: hook::Tag, requires_grad: bool) -> (Tensor, Tensor) {
-        let (slot, other) = Handle::pair(|slot: &mut Slot| {
-            *slot.tag.get_mut() = tag.0;
-            *slot.requires_grad.get_mut() = requires_grad;
-        });
-        (Tensor { slot }, Tensor { slot: other })
-    }
-
-    /// Uses a lazy tensor that nobody else knows again, under another tag; gives it back if somebody does, or
-    /// if it has more to it than a tag.
-    #[inline]
-    pub fn renew(self, tag: hook::Tag, requires_grad: bool) -> std::result::Result<(Tensor, Tensor), Tensor> {
+    pub(crate) unsafe fn is_bare(&self) -> bool {
         // SAFETY: with only this handle nobody else can reach the state behind the lock.
-        let bare = || unsafe { (*self.slot.meta.data_ptr()).is_none() };
-        if !self.is_lazy() || self.references() != 1 || !bare() {
-            return Err(self);
-        }
-        self.slot.tag.store(tag.0, Ordering::Relaxed);
-        self.slot.requires_grad.store(requires_grad, Ordering::Relaxed);
-        match self.slot.second() {
-            Some(slot) => Ok((Tensor { slot }, self)),
-            None => Err(self),
-        }
+        self.is_lazy() && unsafe { (*self.slot.meta.data_ptr()).is_none() }
     }
 
     /// Makes a lazy tensor ready. Only the run that made it may call this, once, under its own lock.
@@ -152,6 +143,12 @@ impl Tensor {
         // SAFETY: the status is LAZY, so nobody reads `ready`; only the owning run, under its lock, writes.
         unsafe { *self.slot.ready.get() = Some(ready) };
         self.slot.status.store(READY, Ordering::Release);
+    }
+
+    /// Asks for the tensor's own state to be near when its turn comes.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.slot.prefetch();
     }
 
     /// Whether the tensor waits for a run.
@@ -193,7 +190,8 @@ impl Tensor {
         self.slot.tag.store(tag.0, Ordering::Relaxed);
     }
 
-    /// How many handles to this tensor there are.
+    /// How many handles to this tensor there are; `usize::MAX` for "more than one" where only the thread of a
+    /// run in progress knows.
     #[inline]
     pub fn references(&self) -> usize {
         self.slot.references()
@@ -283,6 +281,7 @@ impl Tensor {
     }
 
     /// Sets the flag without any check: for runs, which know.
+    #[inline]
     pub fn mark_requires_grad(&self, on: bool) {
         self.slot.requires_grad.store(on, Ordering::Relaxed);
     }

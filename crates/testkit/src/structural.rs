@@ -10,7 +10,7 @@ use crate::{Array, Data, Precision, philox};
 type Result<T> = std::result::Result<T, Why>;
 
 /// Calls `f` with every coordinate of a shape, in row-major order.
-fn coordinates(shape: &[usize], mut f: impl FnMut(&[usize])) {
+pub(crate) fn coordinates(shape: &[usize], mut f: impl FnMut(&[usize])) {
     let mut at = vec![0; shape.len()];
     for _ in 0..shape.iter().product() {
         f(&at);
@@ -25,7 +25,7 @@ fn coordinates(shape: &[usize], mut f: impl FnMut(&[usize])) {
 }
 
 /// The row-major position of a coordinate.
-fn position(shape: &[usize], at: &[usize]) -> usize {
+pub(crate) fn position(shape: &[usize], at: &[usize]) -> usize {
     shape.iter().zip(at).fold(0, |p, (&size, &i)| p * size + i)
 }
 
@@ -214,7 +214,10 @@ pub(crate) fn evaluate(
             let log_probability = softmax(&args[0], args[0].shape.rank() - 1, true);
             rounded(nll_loss(&log_probability, &args[1], shape, *reduction, *ignore_index)?)
         }
-        other => return order::evaluate(other, args, shape, dtype, precision),
+        other => match crate::nn::evaluate(other, args, shape, dtype) {
+            Some(array) => rounded(array),
+            None => return order::evaluate(other, args, shape, dtype, precision),
+        },
     })
 }
 

@@ -23,7 +23,7 @@ pub fn write(root: &Path) -> bool {
 pub fn page() -> String {
     let mut page = String::from(
         "# Operators\n\n\
-         Made from the op table (`crates/ir/src/table.rs`) by `cargo xtask docs`; do not edit by hand.\n\n\
+         Made from the op table (`crates/ir/src/table`) by `cargo xtask docs`; do not edit by hand.\n\n\
          Names and semantics are PyTorch's. Operands are tensors or numbers known at run time, those in brackets may\n\
          be left out; attributes shape the code. A *prim* is lowered by inductor, a *composite* has a decomposition.\n\
          Every pointwise op also exists over lists of tensors, under the name `foreach_…`.\n\n",

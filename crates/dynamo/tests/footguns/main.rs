@@ -6,6 +6,7 @@
 mod errors;
 mod frozen;
 mod gradients;
+mod hooks;
 mod lab;
 mod memory;
 mod threads;

@@ -149,3 +149,49 @@ fn another_thread_changes_an_input() -> Result<()> {
     })?;
     Ok(())
 }
+
+#[test]
+fn handles_are_dropped_and_kept_by_other_threads() -> Result<()> {
+    let _turn = turn();
+    for &backend in Backend::ALL {
+        let region = Compile::new().backend(backend).region();
+        let x = t(&[1.0, 2.0]);
+        let (drops, dropped) = std::sync::mpsc::channel::<Tensor>();
+        let (keeps, kept) = std::sync::mpsc::channel::<Tensor>();
+        let (copies, copied) = std::sync::mpsc::channel::<Tensor>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || dropped.into_iter().for_each(drop));
+            scope.spawn(move || {
+                let copy = |t: Tensor| copies.send(t.clone()).unwrap();
+                kept.into_iter().for_each(copy);
+            });
+            for round in 0..50 {
+                let mut back = None;
+                let (y, z) = region
+                    .run(|| {
+                        let y = x.mul(2.0)?;
+                        drops.send(x.add(1.0)?).unwrap();
+                        drops.send(y.clone()).unwrap();
+                        let z = y.add(&x)?;
+                        keeps.send(z.clone()).unwrap();
+                        // Made there, dropped here, or after the call.
+                        let copy = copied.recv().unwrap();
+                        if round % 2 == 0 {
+                            drop(copy);
+                        } else {
+                            back = Some(copy);
+                        }
+                        Ok::<_, Error>((y, z.neg()?))
+                    })
+                    .unwrap();
+                assert_eq!(y.to_vec::<f32>().unwrap(), [2.0, 4.0], "{backend}, round {round}");
+                assert_eq!(z.to_vec::<f32>().unwrap(), [-3.0, -6.0], "{backend}, round {round}");
+                if let Some(back) = back {
+                    assert_eq!(back.to_vec::<f32>().unwrap(), [3.0, 6.0], "{backend}, round {round}");
+                }
+            }
+            drop((drops, keeps));
+        });
+    }
+    Ok(())
+}

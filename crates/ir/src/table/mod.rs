@@ -20,13 +20,16 @@
 pub(crate) mod activations;
 mod arithmetic;
 pub(crate) mod choices;
-mod contractions;
+pub(crate) mod contractions;
+pub(crate) mod convolution;
 mod creation;
 pub(crate) mod functions;
 mod lists;
-mod nn;
+pub(crate) mod nn;
+pub(crate) mod norms;
 pub(crate) mod order;
 pub(crate) mod reductions;
+pub mod resample;
 pub(crate) mod rounding;
 mod shapes;
 

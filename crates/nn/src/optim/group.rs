@@ -104,7 +104,12 @@ impl<R: Rule> Group<R> {
     fn step(&mut self) -> Result<()> {
         let mut grads = std::mem::take(&mut self.grads);
         let mut changed = self.buckets.is_empty();
-        for entry in &mut self.entries {
+        for i in 0..self.entries.len() {
+            // Long lists of parameters are not in the caches: their turn is prepared a little ahead.
+            if let Some(later) = self.entries.get(i + 16) {
+                later.param.prefetch();
+            }
+            let entry = &mut self.entries[i];
             let grad = entry.param.grad();
             changed |= entry.has_grad != grad.is_some();
             entry.has_grad = grad.is_some();

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use kiln_ir::{EmitExt, Error, Grad, GradCall, Loc, Op, Result, Why};
 
 use super::emit::EagerEmit;
-use super::node::{Edge, GradNode, Rule};
+use super::node::{Edge, GradNode, Rule, Saved};
+use super::{anomaly, watch};
 use crate::Tensor;
 use crate::dispatch::{dispatch_tensor, execute_tensor};
 use crate::hook::Arg;
@@ -34,23 +35,87 @@ impl Ord for Waiting {
     }
 }
 
+/// A pass over the tape.
 #[derive(Default)]
-struct Pass {
+pub(super) struct Pass {
     queue: BinaryHeap<Waiting>,
     /// Gradients of the results of waiting nodes, by the node's order.
     pending: FxHashMap<u64, SmallVec<[Option<Tensor>; 1]>>,
     /// Gradients of leaves, in the order they were met.
     leaves: Vec<(Tensor, Tensor)>,
     leaf_index: FxHashMap<usize, usize>,
+    retain_graph: bool,
+    /// Whether the pass goes on the tape itself.
+    create_graph: bool,
+    /// What `grad` was asked for; without it gradients go to the leaves.
+    wanted: Option<Wanted>,
+}
+
+/// The tensors whose gradients a pass is for, by where their gradients arrive.
+struct Wanted {
+    leaves: FxHashMap<usize, SmallVec<[usize; 1]>>,
+    results: FxHashMap<(u64, usize), SmallVec<[usize; 1]>>,
+    found: Vec<Option<Tensor>>,
 }
 
 impl Pass {
+    /// A pass that adds to the leaves' gradients.
+    pub(super) fn new(retain_graph: bool, create_graph: bool) -> Pass {
+        Pass { retain_graph, create_graph, ..Pass::default() }
+    }
+
+    /// A pass that returns the gradients of some tensors.
+    pub(super) fn wanting(inputs: &[&Tensor], retain_graph: bool, create_graph: bool) -> Pass {
+        let (mut leaves, mut results) = (FxHashMap::default(), FxHashMap::default());
+        for (i, input) in inputs.iter().enumerate() {
+            let places: &mut SmallVec<[usize; 1]> = match input.history() {
+                Some((node, output)) => results.entry((node.order, output)).or_default(),
+                None => leaves.entry(input.address()).or_default(),
+            };
+            places.push(i);
+        }
+        let wanted = Some(Wanted { leaves, results, found: vec![None; inputs.len()] });
+        Pass { wanted, ..Pass::new(retain_graph, create_graph) }
+    }
+
+    /// The nodes through which a wanted gradient flows; `None` if all count.
+    fn useful(&self, seeds: &[(Tensor, Tensor)]) -> Option<FxHashSet<u64>> {
+        let wanted = self.wanted.as_ref()?;
+        let mut nodes: Vec<Arc<GradNode>> = Vec::new();
+        let mut seen = FxHashSet::default();
+        let mut stack: Vec<Edge> = seeds.iter().map(|(tensor, _)| Edge::to(tensor)).collect();
+        while let Some(edge) = stack.pop() {
+            if let Edge::Node(node, _) = edge
+                && seen.insert(node.order)
+            {
+                stack.extend(node.edges.iter().cloned());
+                nodes.push(node);
+            }
+        }
+        // Operands were made before their results, so one look at each node in order is enough.
+        nodes.sort_by_key(|node| node.order);
+        let mut useful = FxHashSet::default();
+        for node in nodes {
+            let leads = node.edges.iter().any(|edge| match edge {
+                Edge::None => false,
+                Edge::Leaf(leaf) => wanted.leaves.contains_key(&leaf.address()),
+                Edge::Node(below, output) => {
+                    useful.contains(&below.order) || wanted.results.contains_key(&(below.order, *output))
+                }
+            });
+            if leads {
+                useful.insert(node.order);
+            }
+        }
+        Some(useful)
+    }
+
     fn deliver(&mut self, edge: &Edge, grad: Tensor) -> Result<()> {
         match edge {
             Edge::None => Ok(()),
             Edge::Leaf(leaf) => match self.leaf_index.get(&leaf.address()) {
                 Some(&i) => {
-                    self.leaves[i].1 = sum(&self.leaves[i].1, &grad)?;
+                    self.leaves[i].1 = add(self.create_graph, &self.leaves[i].1, &grad)?;
                     Ok(())
                 }
                 None => {
@@ -65,7 +130,7 @@ impl Pass {
                     SmallVec::from_elem(None, node.outputs)
                 });
                 slots[*output] = Some(match slots[*output].take() {
-                    Some(before) => sum(&before, &grad)?,
+                    Some(before) => add(self.create_graph, &before, &grad)?,
                     None => grad,
                 });
                 Ok(())
@@ -74,19 +139,39 @@ impl Pass {
     }
 }
 
-fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    execute_tensor(&Op::Add {}, &[Arg::Tensor(a), Arg::Tensor(b)], Loc::UNKNOWN)
+fn add(create_graph: bool, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let args = [Arg::Tensor(a), Arg::Tensor(b)];
+    match create_graph {
+        true => dispatch_tensor(&Op::Add {}, &args, false, Loc::UNKNOWN),
+        false => execute_tensor(&Op::Add {}, &args, Loc::UNKNOWN),
+    }
 }
 
-/// Runs the pass and adds the gradients to the leaves. On an error no leaf is touched.
-pub(super) fn run(seeds: &[(Tensor, Tensor)], retain_graph: bool, loc: Loc) -> Result<()> {
-    let mut pass = Pass::default();
+/// Runs a pass. Gradients are added to the leaves or, if some were asked for, returned. On an error no leaf
+/// is touched.
+pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Result<Vec<Option<Tensor>>> {
+    let useful = pass.useful(seeds);
     for (tensor, grad) in seeds {
         pass.deliver(&Edge::to(tensor), grad.clone())?;
     }
     while let Some(Waiting(node)) = pass.queue.pop() {
-        let grads = pass.pending.remove(&node.order).unwrap_or_default();
-        let results = differentiate(&node, &grads, retain_graph)?;
+        let mut grads = pass.pending.remove(&node.order).unwrap_or_default();
+        for (output, slot) in grads.iter_mut().enumerate() {
+            if let Some(grad) = slot.take() {
+                *slot = Some(watch::pass_through(&node.watchers, output, grad)?);
+            }
+        }
+        if let Some(wanted) = &mut pass.wanted {
+            for (output, grad) in grads.iter().enumerate() {
+                for &place in wanted.results.get(&(node.order, output)).into_iter().flatten() {
+                    wanted.found[place].clone_from(grad);
+                }
+            }
+        }
+        if useful.as_ref().is_some_and(|useful| !useful.contains(&node.order)) {
+            continue;
+        }
+        let results = differentiate(&node, &grads, pass.retain_graph, pass.create_graph)?;
         drop(grads);
         for (edge, grad) in node.edges.iter().zip(results) {
             if let Some(grad) = grad {
@@ -94,10 +179,31 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], retain_graph: bool, loc: Loc) -> R
             }
         }
     }
+    let mut leaves = Vec::with_capacity(pass.leaves.len());
     for (leaf, grad) in pass.leaves {
-        accumulate(&leaf, grad, loc)?;
+        let has_watchers = leaf.with_meta(|meta| !meta.watchers.lock().is_empty());
+        let grad = if has_watchers { watch::at_leaf(&leaf, grad)? } else { grad };
+        leaves.push((leaf, grad));
     }
-    Ok(())
+    match pass.wanted {
+        Some(mut wanted) => {
+            for (leaf, grad) in leaves {
+                for &place in wanted.leaves.get(&leaf.address()).into_iter().flatten() {
+                    wanted.found[place] = Some(grad.clone());
+                }
+            }
+            Ok(wanted.found)
+        }
+        None => {
+            for (leaf, grad) in leaves {
+                match pass.create_graph {
+                    true => accumulate_on_tape(&leaf, grad)?,
+                    false => accumulate(&leaf, grad, loc)?,
+                }
+            }
+            Ok(Vec::new())
+        }
+    }
 }
 
 /// Looks for what would make a pass from these tensors fail, in the order in which the pass would meet it, as
@@ -123,18 +229,35 @@ pub(super) fn check(tensors: &[Tensor]) -> Result<()> {
 }
 
 fn differentiate(
-    node: &GradNode,
+    node: &Arc<GradNode>,
     grads: &[Option<Tensor>],
     retain_graph: bool,
+    create_graph: bool,
 ) -> Result<Vec<Option<Tensor>>> {
     let op = match &node.rule {
+        Rule::Function(function) if create_graph => {
+            let why = Why::NotDifferentiable {
+                reason: "a compiled function's backward can't be differentiated again; run it eagerly",
+            };
+            return Err(Error::op(function.name(), why, node.loc));
+        }
         Rule::Function(function) => return function.backward(grads, retain_graph),
         Rule::Op { op, .. } => op,
     };
     let (saved, output) = node.saved(retain_graph)?;
-    let mut cx = EagerEmit::new(false, node.loc);
-    let inputs: Vec<_> = saved.into_iter().map(|value| cx.saved(value)).collect();
-    let outputs = [cx.saved(output)];
+    let mut cx = EagerEmit::new(create_graph, node.loc);
+    // To be differentiated again, what was saved gets its place on the tape back.
+    let on_tape = |value: Saved, edge: &Edge| match value {
+        Saved::Tensor(tensor, version) if create_graph => {
+            edge.give_history(&tensor).map(|tensor| Saved::Tensor(tensor, version))
+        }
+        other => Ok(other),
+    };
+    let mut inputs = Vec::with_capacity(saved.len());
+    for (value, edge) in saved.into_iter().zip(&node.edges) {
+        inputs.push(cx.saved(on_tape(value, edge)?));
+    }
+    let outputs = [cx.saved(on_tape(output, &Edge::Node(node.clone(), 0))?)];
     let grads = [grads[0].as_ref().map(|g| cx.tensor(g))];
     let needs: Vec<bool> = node.edges.iter().map(|e| !matches!(e, Edge::None)).collect();
     let call = GradCall { op, inputs: &inputs, outputs: &outputs, grads: &grads, needs: &needs };
@@ -153,7 +276,20 @@ fn differentiate(
         }
     };
     debug_assert!(values.iter().flatten().all(|v| cx.tensor_ty(*v).dtype.is_float()));
-    values.into_iter().map(|value| value.map(|v| cx.take(v)).transpose()).collect()
+    let results = values.into_iter().map(|value| value.map(|v| cx.take(v)).transpose());
+    let results = results.collect::<Result<Vec<_>>>()?;
+    anomaly::check(op.name(), &results, node.loc)?;
+    Ok(results)
+}
+
+/// Adds a gradient that is itself on the tape: out of place, so that both stay differentiable.
+fn accumulate_on_tape(leaf: &Tensor, grad: Tensor) -> Result<()> {
+    let sum = match leaf.grad() {
+        Some(existing) => add(true, &existing, &grad)?,
+        None => grad,
+    };
+    leaf.set_grad(Some(sum));
+    Ok(())
 }
 
 /// Adds a gradient to a leaf: in place if it has one already, as PyTorch does.

@@ -2,17 +2,25 @@
 //!
 //! The rules are the op table's; the engine runs them through [`Emit`](kiln_ir::Emit) on real tensors.
 
+mod anomaly;
 mod emit;
 mod engine;
 mod mode;
 mod node;
+mod partial;
+mod watch;
+
+use std::sync::atomic::Ordering;
 
 use kiln_ir::{Error, Loc, Result, Why, carries_gradient};
 
+pub use anomaly::{AnomalyMode, detect_anomaly};
 pub use emit::EagerEmit;
 pub use mode::{GradMode, enable_grad, grad_enabled, no_grad};
 pub(crate) use node::{Edge, GradNode, as_before, overwritten, record};
 pub use node::{Function, attach};
+pub use partial::{GradOptions, backward_all, grad};
+pub use watch::HookHandle;
 
 use crate::Tensor;
 use crate::hook::{self, Access};
@@ -26,6 +34,10 @@ pub(crate) struct Meta {
     pub(crate) history: Option<(std::sync::Arc<GradNode>, usize)>,
     /// The parameter's name in its model.
     pub(crate) label: Option<String>,
+    /// What users asked to see of a leaf's gradient.
+    pub(crate) watchers: parking_lot::Mutex<watch::Watchers>,
+    /// The gradient of a tensor that is not a leaf, where it was asked for.
+    pub(crate) retained: Option<watch::Retained>,
 }
 
 impl Tensor {
@@ -34,7 +46,17 @@ impl Tensor {
     }
 
     pub(crate) fn history(&self) -> Option<(std::sync::Arc<GradNode>, usize)> {
+        if !self.slot.on_tape.load(Ordering::Acquire) {
+            return None;
+        }
         self.slot.meta.lock().as_ref().and_then(|meta| meta.history.clone())
+    }
+
+    /// From now on the tensor is the result with this number of a node.
+    pub(crate) fn set_history(&self, node: std::sync::Arc<GradNode>, output: usize) {
+        let before = self.with_meta(|meta| meta.history.replace((node, output)));
+        self.slot.on_tape.store(true, Ordering::Release);
+        drop(before);
     }
 
     /// Whether it was made by the user rather than by a differentiated op.
@@ -42,7 +64,7 @@ impl Tensor {
         if self.is_lazy() {
             return !self.requires_grad(); // a run makes its tensors by ops
         }
-        self.slot.meta.lock().as_ref().is_none_or(|meta| meta.history.is_none())
+        !self.slot.on_tape.load(Ordering::Acquire)
     }
 
     /// Asks for a gradient (or no longer does).
@@ -70,7 +92,10 @@ impl Tensor {
 
     /// The gradient that `backward` left, if any.
     pub fn grad(&self) -> Option<Tensor> {
-        self.slot.meta.lock().as_ref().and_then(|meta| meta.grad.clone())
+        self.slot.meta.lock().as_ref().and_then(|meta| match &meta.retained {
+            Some(cell) => cell.lock().clone(),
+            None => meta.grad.clone(),
+        })
     }
 
     /// Puts or takes away the gradient.
@@ -117,7 +142,7 @@ impl Tensor {
         self.publish(other.ready()?.clone());
         self.mark_requires_grad(other.requires_grad());
         if let Some(history) = other.history() {
-            self.with_meta(|meta| meta.history = Some(history));
+            self.set_history(history.0, history.1);
         }
         Ok(())
     }
@@ -147,7 +172,7 @@ fn backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: L
 pub fn backward_from(seeds: &[(Tensor, Tensor)], retain_graph: bool, loc: Loc) -> Result<()> {
     let _eager = hook::Scope::suspend();
     let _mode = no_grad();
-    engine::run(seeds, retain_graph, loc)
+    engine::run(seeds, engine::Pass::new(retain_graph, false), loc).map(drop)
 }
 
 /// Why a backward pass from these tensors on would fail, if it would: part of the tape was used up, or a saved
@@ -180,5 +205,5 @@ pub fn run_backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool
         Some(g) => g.clone(),
         None => Tensor::full_in(ty.shape, 1.0, ty.dtype, ty.device, loc)?,
     };
-    engine::run(&[(root.clone(), seed)], retain_graph, loc)
+    engine::run(&[(root.clone(), seed)], engine::Pass::new(retain_graph, false), loc).map(drop)
 }

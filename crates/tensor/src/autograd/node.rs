@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use kiln_ir::{Class, Error, Grad, Loc, Op, Result, Saves, Scalar, Ty, Why};
 
+use super::watch::Watchers;
 use crate::Tensor;
 use crate::dispatch::execute_tensor;
 use crate::hook::{Arg, Call};
@@ -24,12 +25,29 @@ pub(crate) enum Edge {
 }
 
 impl Edge {
+    /// A tensor that was saved off the tape, with its place on it. Not the saved handle itself: the node that
+    /// keeps it would then keep itself alive.
+    pub(crate) fn give_history(&self, tensor: &Tensor) -> Result<Tensor> {
+        Ok(match self {
+            Edge::None => tensor.clone(),
+            Edge::Leaf(leaf) => leaf.clone(),
+            Edge::Node(node, output) => {
+                let again = Tensor::from_ready(tensor.ready()?.clone());
+                again.mark_requires_grad(true);
+                again.set_history(node.clone(), *output);
+                again
+            }
+        })
+    }
+
     /// The edge to a tensor.
     pub(crate) fn to(tensor: &Tensor) -> Edge {
-        match (tensor.requires_grad(), tensor.history()) {
-            (false, _) => Edge::None,
-            (true, Some((node, output))) => Edge::Node(node, output),
-            (true, None) => Edge::Leaf(tensor.clone()),
+        if !tensor.requires_grad() {
+            return Edge::None;
+        }
+        match tensor.history() {
+            Some((node, output)) => Edge::Node(node, output),
+            None => Edge::Leaf(tensor.clone()),
         }
     }
 }
@@ -71,7 +89,7 @@ pub trait Function: Send + Sync {
 #[allow(clippy::large_enum_variant, reason = "nearly every node is an op; a box would cost it an allocation")]
 pub(crate) enum Rule {
     /// By the op's row, from what was saved; `None` once freed.
-    Op { op: Op, inputs: Mutex<Option<SmallVec<[Saved; 4]>>>, output: Mutex<Option<Saved>> },
+    Op { op: Op, inputs: Mutex<Option<SmallVec<[Saved; 3]>>>, output: Mutex<Option<Saved>> },
     /// By a function.
     Function(Arc<dyn Function>),
 }
@@ -80,9 +98,11 @@ pub(crate) enum Rule {
 pub(crate) struct GradNode {
     /// Counts nodes: a node's operands were made before it.
     pub(crate) order: u64,
-    pub(crate) edges: SmallVec<[Edge; 4]>,
+    pub(crate) edges: SmallVec<[Edge; 3]>,
     pub(crate) outputs: usize,
     pub(crate) rule: Rule,
+    /// What users asked to see of the gradients that arrive here; most nodes have none.
+    pub(crate) watchers: Mutex<Watchers>,
     pub(crate) loc: Loc,
 }
 
@@ -121,7 +141,7 @@ pub(crate) fn record(
     op: &Op,
     args: &[Arg<'_>],
     tys: SmallVec<[Ty; 4]>,
-    edges: SmallVec<[Edge; 4]>,
+    edges: SmallVec<[Edge; 3]>,
     result: &Tensor,
     loc: Loc,
 ) -> Result<()> {
@@ -141,10 +161,9 @@ pub(crate) fn record(
     };
     let rule =
         Rule::Op { op: op.clone(), inputs: Mutex::new(Some(inputs)), output: Mutex::new(Some(output)) };
-    let node = GradNode { order: next_order(), edges, outputs: 1, rule, loc };
+    let node = GradNode { order: next_order(), edges, outputs: 1, rule, watchers: Mutex::default(), loc };
     result.mark_requires_grad(true);
-    let history = Some((Arc::new(node), 0));
-    result.with_meta(|meta| meta.history = history);
+    result.set_history(Arc::new(node), 0);
     Ok(())
 }
 
@@ -152,16 +171,23 @@ pub(crate) fn record(
 pub fn attach(function: Arc<dyn Function>, inputs: &[Tensor], outputs: &[Tensor], loc: Loc) {
     let edges = inputs.iter().map(Edge::to).collect();
     let rule = Rule::Function(function);
-    let node = Arc::new(GradNode { order: next_order(), edges, outputs: outputs.len(), rule, loc });
+    let node = Arc::new(GradNode {
+        order: next_order(),
+        edges,
+        outputs: outputs.len(),
+        rule,
+        watchers: Mutex::default(),
+        loc,
+    });
     for (i, output) in outputs.iter().enumerate() {
         output.mark_requires_grad(true);
-        output.with_meta(|meta| meta.history = Some((node.clone(), i)));
+        output.set_history(node.clone(), i);
     }
 }
 
 impl GradNode {
     /// What the rule may read, or why it may not. Takes it unless the tape is kept.
-    pub(crate) fn saved(&self, retain_graph: bool) -> Result<(SmallVec<[Saved; 4]>, Saved)> {
+    pub(crate) fn saved(&self, retain_graph: bool) -> Result<(SmallVec<[Saved; 3]>, Saved)> {
         let Rule::Op { op, inputs, output } = &self.rule else { return Err(self.freed("function")) };
         let (mut inputs, mut output) = (inputs.lock(), output.lock());
         let values = match retain_graph {

@@ -16,6 +16,8 @@ use crate::kernels::{self, Bits, Comparison, Gamma, Logical, Operand};
 use crate::storage::Guard;
 use crate::tensor::Ready;
 
+mod nn;
+
 /// An operand made ready: a tensor, or a number waiting for its dtype.
 #[derive(Clone, Copy)]
 pub(crate) enum Input<'a> {
@@ -64,6 +66,13 @@ pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
                 | Op::Uniform { .. }
                 | Op::NllLoss { .. }
                 | Op::CrossEntropy { .. }
+                | Op::LayerNorm { .. }
+                | Op::LayerNormBackward { .. }
+                | Op::RmsNorm { .. }
+                | Op::RmsNormBackward { .. }
+                | Op::BatchNorm {}
+                | Op::BatchNormBackward {}
+                | Op::BatchMoments {}
         )
 }
 
@@ -341,6 +350,24 @@ impl Job<'_> {
                 self.mm(out, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?, true)
             }
             Op::Linear {} => self.linear(out, inputs),
+            Op::Bmm {} => self.bmm(out, inputs),
+            Op::Convolution { .. }
+            | Op::ConvolutionInputGradient { .. }
+            | Op::ConvolutionWeightGradient { .. } => self.convolution(out, inputs),
+            Op::MaxPool2dIndices { .. } => self.max_pool(out, inputs),
+            Op::AvgPool2d { .. }
+            | Op::AdaptiveAvgPool2d { .. }
+            | Op::UpsampleNearest2d { .. }
+            | Op::UpsampleBilinear2d { .. } => self.resample(out, inputs, false),
+            Op::AvgPool2dBackward { .. }
+            | Op::AdaptiveAvgPool2dBackward { .. }
+            | Op::UpsampleNearest2dBackward { .. }
+            | Op::UpsampleBilinear2dBackward { .. } => self.resample(out, inputs, true),
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::BatchNorm {} => self.normalise(out, inputs),
+            Op::LayerNormBackward { .. } | Op::RmsNormBackward { .. } | Op::BatchNormBackward {} => {
+                self.normalise_backward(out, inputs)
+            }
+            Op::BatchMoments {} => self.batch_moments(out, inputs),
             Op::SliceScatter { dim, start, end, step } => {
                 self.copy_into(out, inputs, 0)?;
                 let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };

@@ -8,6 +8,9 @@
 //! | [`softmax`]   | softmax and log_softmax along a dim                                      |
 //! | [`order`]     | positions of extrema, sorting orders and scans along a dim                |
 //! | [`nll`]       | the gather of nll_loss                                                   |
+//! | [`product`]   | matrix products in batches                                               |
+//! | [`norm`]      | normalisation over groups, forward and backward                          |
+//! | [`resample`]  | pooling and resizing of planes                                           |
 //!
 //! An [`Operand`] is a pointer with dtype, sizes and strides. Every kernel is `unsafe` for the same
 //! reason, stated once in [`Operand`]; each says in addition how operands may overlap.
@@ -19,10 +22,13 @@ mod drive;
 mod element;
 mod isa;
 pub mod nll;
+pub mod norm;
 mod operand;
 pub mod order;
 pub mod pointwise;
+pub mod product;
 pub mod reduce;
+pub mod resample;
 pub mod softmax;
 #[cfg(test)]
 mod tests;
@@ -36,5 +42,6 @@ pub use pointwise::{
     Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,
     select,
 };
+pub use product::bmm;
 pub use reduce::{Reduction, reduce};
 pub use softmax::softmax;

@@ -1,0 +1,333 @@
+//! Rules of normalisation: over the last dims, over groups of channels, over everything but the channels.
+
+use smallvec::smallvec;
+
+use crate::samples::{Domain, Sample, SampleArg};
+use crate::types::{checked, common_device, same_dtype, tensor};
+use crate::{
+    DType, Dims, Emit, EmitExt, GradCall, Op, Result, Scalar, Shape, TensorTy, Ty, Tys, Value, Values, Why,
+};
+
+type Rule = Result<Tys, Why>;
+type Grads = Result<Vec<Option<Value>>>;
+type Cx<'a> = &'a mut dyn Emit;
+
+fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
+    let t = tensor(args, i, argument)?;
+    match t.dtype.is_float() {
+        true => Ok(t),
+        false => Err(Why::DType { argument, expected: "floating point", got: t.dtype }),
+    }
+}
+
+fn number(args: &[Ty], i: usize) -> Result<(), Why> {
+    match args[i].is_scalar() {
+        true => Ok(()),
+        false => Err(Why::Operand { argument: "eps", expected: "a number" }),
+    }
+}
+
+/// Checks x, eps and what scales and shifts the result.
+fn affine(args: &[Ty], shape: &[usize]) -> Rule {
+    let x = float(args, 0, "x")?;
+    number(args, 1)?;
+    let device = common_device(args)?;
+    for (i, argument) in (2..args.len()).zip(["weight", "bias"]) {
+        let t = float(args, i, argument)?;
+        same_dtype(argument, x, t)?;
+        if t.shape[..] != *shape {
+            return Err(Why::Other(format!(
+                "{argument} has shape {}, must have {}",
+                t.shape,
+                Shape::from(shape)
+            )));
+        }
+    }
+    Ok(smallvec![Ty::Tensor(TensorTy { device, ..x.clone() })])
+}
+
+pub(crate) fn layer_norm_type(op: &Op, args: &[Ty]) -> Rule {
+    let x = float(args, 0, "x")?;
+    let (Op::LayerNorm { dims } | Op::RmsNorm { dims }) = *op else { return Ok(smallvec![args[0].clone()]) };
+    let rank = x.shape.rank();
+    if dims == 0 || dims > rank {
+        return Err(Why::Dim { dim: dims as i64, rank });
+    }
+    affine(args, &x.shape[rank - dims..])
+}
+
+fn channels(args: &[Ty]) -> Result<usize, Why> {
+    let x = float(args, 0, "x")?;
+    match x.shape.get(1) {
+        Some(&channels) => Ok(channels),
+        None => Err(Why::Rank { argument: "x", expected: "2 or more", got: x.shape.rank() }),
+    }
+}
+
+pub(crate) fn group_norm_type(op: &Op, args: &[Ty]) -> Rule {
+    let count = channels(args)?;
+    let Op::GroupNorm { groups } = *op else { return Ok(smallvec![args[0].clone()]) };
+    if groups == 0 || !count.is_multiple_of(groups) {
+        return Err(Why::Other(format!("{count} channels don't fall into {groups} groups")));
+    }
+    affine(args, &[count])
+}
+
+pub(crate) fn batch_norm_type(_: &Op, args: &[Ty]) -> Rule {
+    affine(args, &[channels(args)?])
+}
+
+pub(crate) fn backward_type(op: &Op, args: &[Ty]) -> Rule {
+    let (grad, x) = (float(args, 0, "grad")?, float(args, 1, "x")?);
+    number(args, 2)?;
+    common_device(args)?;
+    same_dtype("x", grad, x)?;
+    if grad.shape != x.shape {
+        return Err(Why::Broadcast { left: grad.shape.clone(), right: x.shape.clone() });
+    }
+    match *op {
+        Op::LayerNormBackward { dims } | Op::RmsNormBackward { dims }
+            if dims == 0 || dims > x.shape.rank() =>
+        {
+            Err(Why::Dim { dim: dims as i64, rank: x.shape.rank() })
+        }
+        Op::BatchNormBackward {} => channels(args).map(|_| smallvec![args[0].clone()]),
+        _ => Ok(smallvec![args[0].clone()]),
+    }
+}
+
+pub(crate) fn batch_moments_type(_: &Op, args: &[Ty]) -> Rule {
+    let x = float(args, 0, "x")?;
+    checked(TensorTy { shape: Shape::from([2, channels(args)?]), ..x.clone() })
+}
+
+/// The dims an op normalises over.
+fn over(op: &Op, rank: usize) -> Dims {
+    match *op {
+        Op::LayerNorm { dims }
+        | Op::LayerNormBackward { dims }
+        | Op::RmsNorm { dims }
+        | Op::RmsNormBackward { dims } => (rank.saturating_sub(dims)..rank).collect(),
+        _ => (0..rank).filter(|&d| d != 1).collect(),
+    }
+}
+
+fn is_centred(op: &Op) -> bool {
+    !matches!(op, Op::RmsNorm { .. } | Op::RmsNormBackward { .. })
+}
+
+/// The normalised x and 1 / √(mean square + eps).
+fn normalised(cx: Cx<'_>, op: &Op, x: Value, eps: Value) -> Result<(Value, Value)> {
+    let dims = over(op, cx.tensor_ty(x).shape.rank());
+    let centred = match is_centred(op) {
+        true => {
+            let mean = cx.mean(x, dims.clone(), true)?;
+            cx.sub(x, mean)?
+        }
+        false => x,
+    };
+    let square = cx.mul(centred, centred)?;
+    let variance = cx.mean(square, dims, true)?;
+    let raised = cx.add(variance, eps)?;
+    let scale = cx.rsqrt(raised)?;
+    Ok((cx.mul(centred, scale)?, scale))
+}
+
+/// y · weight + bias, for those that are there.
+fn scaled(cx: Cx<'_>, y: Value, affine: &[Value], shape: Option<Shape>) -> Result<Values> {
+    let mut y = y;
+    for (i, &operand) in affine.iter().enumerate() {
+        let operand = match &shape {
+            Some(shape) => cx.reshape(operand, shape.clone())?,
+            None => operand,
+        };
+        y = if i == 0 { cx.mul(y, operand)? } else { cx.add(y, operand)? };
+    }
+    Ok(smallvec![y])
+}
+
+pub(crate) fn layer_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let (y, _) = normalised(cx, op, args[0], args[1])?;
+    scaled(cx, y, &args[2..], None)
+}
+
+/// The shape in which a vector of channels broadcasts against x.
+fn by_channel(x: &Shape) -> Shape {
+    (1..x.rank()).map(|d| if d == 1 { x[1] } else { 1 }).collect()
+}
+
+pub(crate) fn batch_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let (y, _) = normalised(cx, op, args[0], args[1])?;
+    let shape = by_channel(&cx.tensor_ty(args[0]).shape);
+    scaled(cx, y, &args[2..], Some(shape))
+}
+
+/// layer_norm over rows that hold one group of one sample each.
+pub(crate) fn group_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let Op::GroupNorm { groups } = *op else { return Ok(smallvec![args[0]]) };
+    let shape = cx.tensor_ty(args[0]).shape;
+    let length = shape[1..].iter().product::<usize>() / groups;
+    let rows = cx.reshape(args[0], Shape::from([shape[0] * groups, length]))?;
+    let y = cx.layer_norm(rows, args[1], 1)?;
+    let y = cx.reshape(y, shape.clone())?;
+    scaled(cx, y, &args[2..], Some(by_channel(&shape)))
+}
+
+/// scale · (g − mean g − y · mean(g · y)) with the normalised y; without centring, mean g is left out.
+pub(crate) fn backward(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let (g, x) = (args[0], args[1]);
+    let dims = over(op, cx.tensor_ty(x).shape.rank());
+    let (y, scale) = normalised(cx, op, x, args[2])?;
+    let product = cx.mul(g, y)?;
+    let slope = cx.mean(product, dims.clone(), true)?;
+    let along = cx.mul(y, slope)?;
+    let rest = match is_centred(op) {
+        true => {
+            let mean = cx.mean(g, dims, true)?;
+            cx.sub(g, mean)?
+        }
+        false => g,
+    };
+    let rest = cx.sub(rest, along)?;
+    Ok(smallvec![cx.mul(rest, scale)?])
+}
+
+pub(crate) fn batch_moments(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let x = args[0];
+    let shape = cx.tensor_ty(x).shape;
+    let dims = over(op, shape.rank());
+    let mean = cx.mean(x, dims.clone(), true)?;
+    let centred = cx.sub(x, mean)?;
+    let square = cx.mul(centred, centred)?;
+    let variance = cx.mean(square, dims, true)?;
+    let row = Shape::from([1, shape[1]]);
+    let (mean, variance) = (cx.reshape(mean, row.clone())?, cx.reshape(variance, row)?);
+    Ok(smallvec![cx.cat(&[mean, variance], 0)?])
+}
+
+/// The gradients of x and of what scales and shifts, which are broadcast as `shape`; `plain` is the op without
+/// them, `back` the row that gives the gradient of its x.
+fn gradients(cx: Cx<'_>, call: &GradCall<'_>, plain: Op, back: Op, shape: Option<Shape>) -> Grads {
+    let Some(g) = call.grads[0] else { return Ok(vec![None; call.inputs.len()]) };
+    let (x, eps) = (call.inputs[0], call.inputs[1]);
+    let gx = match (call.wants(0), call.inputs.get(2)) {
+        (false, _) => None,
+        (true, None) => Some(cx.emit_one(back, &[g, x, eps])?),
+        (true, Some(&weight)) => {
+            let weight = match &shape {
+                Some(shape) => cx.reshape(weight, shape.clone())?,
+                None => weight,
+            };
+            let scaled = cx.mul(g, weight)?;
+            Some(cx.emit_one(back, &[scaled, x, eps])?)
+        }
+    };
+    let mut grads = vec![gx, None];
+    for (i, &operand) in call.inputs.iter().enumerate().skip(2) {
+        if !call.wants(i) {
+            grads.push(None);
+            continue;
+        }
+        let mut part = g;
+        if i == 2 {
+            let y = cx.emit_one(plain.clone(), &[x, eps])?;
+            part = cx.mul(g, y)?;
+        }
+        // Over the last dims a gradient of x's shape is fitted by itself.
+        grads.push(Some(match &shape {
+            Some(_) => {
+                let rank = cx.tensor_ty(x).shape.rank();
+                let sum = cx.sum(part, (0..rank).filter(|&d| d != 1).collect(), false)?;
+                let own = cx.tensor_ty(operand).shape;
+                cx.reshape(sum, own)?
+            }
+            None => part,
+        }));
+    }
+    Ok(grads)
+}
+
+pub(crate) fn layer_norm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let Op::LayerNorm { dims } = *call.op else { return Ok(vec![None; call.inputs.len()]) };
+    gradients(cx, call, call.op.clone(), Op::LayerNormBackward { dims }, None)
+}
+
+pub(crate) fn rms_norm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let Op::RmsNorm { dims } = *call.op else { return Ok(vec![None; call.inputs.len()]) };
+    gradients(cx, call, call.op.clone(), Op::RmsNormBackward { dims }, None)
+}
+
+pub(crate) fn batch_norm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let shape = by_channel(&cx.tensor_ty(call.inputs[0]).shape);
+    gradients(cx, call, call.op.clone(), Op::BatchNormBackward {}, Some(shape))
+}
+
+fn call(op: Op, shapes: &[&[usize]], eps_at: Option<usize>) -> Sample {
+    let mut args: Vec<SampleArg> =
+        shapes.iter().map(|s| SampleArg::Tensor(Shape::from(*s), Domain::Any)).collect();
+    if let Some(at) = eps_at {
+        args.insert(at, SampleArg::Number(Scalar::Float(1e-3)));
+    }
+    Sample { op, args, dtypes: &[DType::F32, DType::F64] }
+}
+
+const ROWS: &[(&[usize], usize)] =
+    &[(&[4, 37], 1), (&[2, 3, 5], 2), (&[7], 1), (&[0, 3], 1), (&[2, 3, 300], 1)];
+
+fn over_rows(op: fn(usize) -> Op, operands: usize) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for &(shape, dims) in ROWS {
+        let own = &shape[shape.len() - dims..];
+        let all = [shape, own, own];
+        for count in 1..=operands {
+            samples.push(call(op(dims), &all[..count], Some(1)));
+        }
+    }
+    samples
+}
+
+pub(crate) fn layer_norm_samples() -> Vec<Sample> {
+    over_rows(|dims| Op::LayerNorm { dims }, 3)
+}
+
+pub(crate) fn rms_norm_samples() -> Vec<Sample> {
+    over_rows(|dims| Op::RmsNorm { dims }, 2)
+}
+
+pub(crate) fn layer_norm_backward_samples() -> Vec<Sample> {
+    ROWS.iter().map(|&(s, dims)| call(Op::LayerNormBackward { dims }, &[s, s], Some(2))).collect()
+}
+
+pub(crate) fn rms_norm_backward_samples() -> Vec<Sample> {
+    ROWS.iter().map(|&(s, dims)| call(Op::RmsNormBackward { dims }, &[s, s], Some(2))).collect()
+}
+
+pub(crate) fn group_norm_samples() -> Vec<Sample> {
+    vec![
+        call(Op::GroupNorm { groups: 2 }, &[&[3, 4, 5]], Some(1)),
+        call(Op::GroupNorm { groups: 3 }, &[&[2, 6, 3, 2], &[6]], Some(1)),
+        call(Op::GroupNorm { groups: 1 }, &[&[2, 4, 2, 3], &[4], &[4]], Some(1)),
+        call(Op::GroupNorm { groups: 4 }, &[&[1, 4, 7], &[4], &[4]], Some(1)),
+        call(Op::GroupNorm { groups: 2 }, &[&[0, 4, 3]], Some(1)),
+    ]
+}
+
+pub(crate) fn batch_norm_samples() -> Vec<Sample> {
+    vec![
+        call(Op::BatchNorm {}, &[&[5, 4]], Some(1)),
+        call(Op::BatchNorm {}, &[&[3, 4, 7], &[4]], Some(1)),
+        call(Op::BatchNorm {}, &[&[2, 3, 4, 5], &[3], &[3]], Some(1)),
+        call(Op::BatchNorm {}, &[&[1, 2, 9, 1], &[2], &[2]], Some(1)),
+        call(Op::BatchNorm {}, &[&[3, 0, 2]], Some(1)),
+    ]
+}
+
+const CHANNELS: &[&[usize]] = &[&[5, 4], &[3, 4, 7], &[2, 3, 4, 5], &[1, 2, 9, 1], &[3, 0, 2]];
+
+pub(crate) fn batch_norm_backward_samples() -> Vec<Sample> {
+    CHANNELS.iter().map(|s| call(Op::BatchNormBackward {}, &[s, s], Some(2))).collect()
+}
+
+pub(crate) fn batch_moments_samples() -> Vec<Sample> {
+    CHANNELS.iter().map(|s| call(Op::BatchMoments {}, &[s], None)).collect()
+}

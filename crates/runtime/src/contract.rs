@@ -1,0 +1,411 @@
+//! Products of matrices whose elements lie anywhere a row offset and a column offset add up to.
+//!
+//! A convolution is such a product: the pixel under a tap lies at *offset of the output pixel* + *offset of
+//! the tap* in the padded image, so no matrix of columns is ever written. The smaller operand is packed into
+//! panels as wide as a register tile, the other is read where it lies.
+//!
+//! ```text
+//! for each block of rows and group of panels (on one thread)
+//!   for each stretch of the inner dim               the panel's stretch stays in the first-level cache
+//!     for each panel, for each tile of rows         accumulators in registers
+//! ```
+
+use parking_lot::Mutex;
+
+use crate::cpu::Isa;
+use crate::pool::{AllocError, Buffer};
+use crate::scratch;
+use crate::threads::{self, Shared, parallel_for};
+
+/// A matrix in memory: element `(i, j)` is at `base + rows[i] + columns[j]`, counted in elements.
+#[derive(Debug, Clone, Copy)]
+pub struct Lattice<'a, T> {
+    /// What offsets count from.
+    pub base: *mut T,
+    /// Offsets of the rows.
+    pub rows: &'a [isize],
+    /// Offsets of the columns.
+    pub columns: &'a [isize],
+}
+
+impl<T> Lattice<'_, T> {
+    fn transposed(self) -> Self {
+        Lattice { base: self.base, rows: self.columns, columns: self.rows }
+    }
+}
+
+/// Steps of the inner dim between two visits of the result: a panel's stretch is 32 KiB.
+const STRETCH: usize = 256;
+/// Rows of a block: its part of the operand that is read in place stays in the second-level cache.
+const BLOCK: usize = 256;
+/// Panels of a group.
+const GROUP: usize = 4;
+/// Items for each thread, so that a slower core gets fewer.
+const BALANCE: usize = 4;
+
+/// One product with its packed operand.
+#[derive(Clone, Copy)]
+struct Task<'a, T> {
+    dst: Lattice<'a, T>,
+    lhs: Lattice<'a, T>,
+    panels: *const T,
+    tile: Tile<T>,
+}
+
+/// `dst = lhs · rhs`.
+///
+/// # Safety
+/// `lhs` has as many rows as `dst`, `rhs` as many columns, and `lhs` as many columns as `rhs` rows. All
+/// elements are valid: those of `dst` to write, of the others to read. No two elements of `dst` share
+/// memory, and none with an operand.
+pub unsafe fn contract<T: Real>(
+    dst: Lattice<'_, T>,
+    lhs: Lattice<'_, T>,
+    rhs: Lattice<'_, T>,
+) -> Result<(), AllocError> {
+    debug_assert_eq!((dst.rows.len(), dst.columns.len()), (lhs.rows.len(), rhs.columns.len()));
+    debug_assert_eq!(lhs.columns.len(), rhs.rows.len());
+    if dst.rows.is_empty() || dst.columns.is_empty() {
+        return Ok(());
+    }
+    let (dst, lhs, rhs) = match dst.rows.len() < dst.columns.len() {
+        true => (dst.transposed(), rhs.transposed(), lhs.transposed()),
+        false => (dst, lhs, rhs),
+    };
+    let tile = T::tile();
+    let count = dst.columns.len().div_ceil(tile.width);
+    let packed = Buffer::alloc((count * lhs.columns.len() * tile.width * size_of::<T>()).max(1))?;
+    let panels = packed.as_ptr().cast::<T>();
+    // SAFETY: the buffer has room for every panel, and the operand's elements are valid.
+    unsafe { pack(rhs, panels, tile.width) };
+
+    let (height, group) = blocks(dst.rows.len(), count, tile.rows);
+    let (row_blocks, groups) = (dst.rows.len().div_ceil(height), count.div_ceil(group));
+    let task = Shared(Task { dst, lhs, panels, tile });
+    let failure = Mutex::new(None);
+    parallel_for(row_blocks * groups, 1, |begin, end| {
+        let task = task.get();
+        let kept = scratch::with(height * group * tile.width * size_of::<T>(), |result| {
+            for item in begin..end {
+                let (i, first) = (item % row_blocks * height, item / row_blocks * group);
+                let rows = i..(i + height).min(task.dst.rows.len());
+                // SAFETY: the block lies inside the product, blocks are disjoint, and the scratch has room
+                // for one.
+                unsafe { block(&task, rows, first..(first + group).min(count), result.cast()) };
+            }
+        });
+        if let Err(error) = kept {
+            *failure.lock() = Some(error);
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+/// Rows of a block and panels of a group: as large as the caches like, but enough of them for all threads.
+fn blocks(rows: usize, panels: usize, tile: usize) -> (usize, usize) {
+    let wanted = if threads::count() == 1 { 1 } else { BALANCE * threads::count() };
+    let (mut height, mut group) = (BLOCK, GROUP.min(panels));
+    while rows.div_ceil(height) * panels.div_ceil(group) < wanted && (height > 4 * tile || group > 1) {
+        if group > 1 { group /= 2 } else { height /= 2 }
+    }
+    (height.min(rows.next_multiple_of(tile)), group)
+}
+
+/// Packs a matrix into panels of `width` columns, each row of a panel contiguous, the last panel filled up
+/// with zeros.
+///
+/// # Safety
+/// The elements are valid, and `panels` has room for all of them.
+unsafe fn pack<T: Real>(rhs: Lattice<'_, T>, panels: *mut T, width: usize) {
+    let depth = rhs.rows.len();
+    let count = rhs.columns.len().div_ceil(width);
+    let chunks = depth.div_ceil(STRETCH);
+    let shared = Shared((rhs, panels));
+    let grain = (1usize << 14).div_ceil(STRETCH * width);
+    parallel_for(count * chunks, grain, |begin, end| {
+        let (rhs, panels) = shared.get();
+        for item in begin..end {
+            let (panel, from) = (item / chunks, item % chunks * STRETCH);
+            let columns = &rhs.columns[panel * width..((panel + 1) * width).min(rhs.columns.len())];
+            let rows = &rhs.rows[from..(from + STRETCH).min(depth)];
+            // SAFETY: this stretch of this panel, which no other item writes.
+            unsafe {
+                let to = panels.add((panel * depth + from) * width);
+                if columns.windows(2).all(|pair| pair[1] == pair[0] + 1) {
+                    pack_runs(rhs.base, rows, columns, to, width);
+                } else {
+                    pack_scattered(rhs.base, rows, columns, to, width);
+                }
+            }
+        }
+    });
+}
+
+/// # Safety
+/// That of [`pack`]; columns are consecutive.
+unsafe fn pack_runs<T: Real>(base: *const T, rows: &[isize], columns: &[isize], to: *mut T, width: usize) {
+    for (p, &row) in rows.iter().enumerate() {
+        // SAFETY: a row of the panel; the caller's promise.
+        unsafe {
+            let line = std::slice::from_raw_parts_mut(to.add(p * width), width);
+            let from = std::slice::from_raw_parts(base.offset(row + columns[0]), columns.len());
+            line[..from.len()].copy_from_slice(from);
+            line[from.len()..].fill(T::ZERO);
+        }
+    }
+}
+
+/// # Safety
+/// That of [`pack`].
+unsafe fn pack_scattered<T: Real>(
+    base: *const T,
+    rows: &[isize],
+    columns: &[isize],
+    to: *mut T,
+    width: usize,
+) {
+    for (p, &row) in rows.iter().enumerate() {
+        // SAFETY: a row of the panel; the caller's promise.
+        unsafe {
+            let line = std::slice::from_raw_parts_mut(to.add(p * width), width);
+            let from = base.offset(row);
+            for (place, &column) in line.iter_mut().zip(columns) {
+                *place = *from.offset(column);
+            }
+            line[columns.len()..].fill(T::ZERO);
+        }
+    }
+}
+
+/// Computes one block of the result in `result` and puts it where it belongs.
+///
+/// # Safety
+/// That of [`contract`]; `result` has room for the block.
+unsafe fn block<T: Real>(
+    task: &Task<'_, T>,
+    rows: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+    result: *mut T,
+) {
+    let Task { dst, lhs, tile, .. } = *task;
+    let depth = lhs.columns.len();
+    let pitch = panels.len() * tile.width;
+    if depth == 0 {
+        // SAFETY: the scratch has room for the block.
+        unsafe { std::slice::from_raw_parts_mut(result, rows.len() * pitch).fill(T::ZERO) };
+    }
+    for from in (0..depth).step_by(STRETCH) {
+        let inner = &lhs.columns[from..(from + STRETCH).min(depth)];
+        for (at, panel) in panels.clone().enumerate() {
+            let stripe = Stripe {
+                base: lhs.base,
+                rows: &lhs.rows[rows.clone()],
+                inner,
+                panel: task.panels.wrapping_add((panel * depth + from) * tile.width),
+                result: result.wrapping_add(at * tile.width),
+                pitch,
+                accumulate: from > 0,
+            };
+            // SAFETY: rows and inner offsets of the operand, a packed stretch, and a part of the scratch.
+            unsafe { (tile.run)(&stripe) };
+        }
+    }
+    let rows = &dst.rows[rows];
+    let first = panels.start * tile.width;
+    let columns = &dst.columns[first..(panels.end * tile.width).min(dst.columns.len())];
+    let at = |i: usize, j: usize| result.wrapping_add(i * pitch + j);
+    // The inner loop runs along memory.
+    if rows.len() > 1 && rows[1] == rows[0] + 1 {
+        for (j, &column) in columns.iter().enumerate() {
+            for (i, &row) in rows.iter().enumerate() {
+                // SAFETY: an element of the block.
+                unsafe { *dst.base.offset(row + column) = *at(i, j) };
+            }
+        }
+    } else {
+        for (i, &row) in rows.iter().enumerate() {
+            for (j, &column) in columns.iter().enumerate() {
+                // SAFETY: an element of the block.
+                unsafe { *dst.base.offset(row + column) = *at(i, j) };
+            }
+        }
+    }
+}
+
+/// Rows of the operand that is read in place, times a stretch of one panel.
+#[derive(Debug)]
+pub struct Stripe<'a, T> {
+    base: *const T,
+    rows: &'a [isize],
+    inner: &'a [isize],
+    panel: *const T,
+    result: *mut T,
+    /// Distance between rows of the result.
+    pitch: usize,
+    accumulate: bool,
+}
+
+/// A register tile: its size, and the loop that fills it for all rows of a stripe.
+#[derive(Debug, Clone, Copy)]
+pub struct Tile<T> {
+    rows: usize,
+    width: usize,
+    run: unsafe fn(&Stripe<'_, T>),
+}
+
+/// A float type with register tiles.
+pub trait Real: Copy + Send + Sync + PartialOrd + std::ops::Add<Output = Self> + 'static {
+    /// A zero.
+    const ZERO: Self;
+    /// The machine's tile.
+    fn tile() -> Tile<Self>;
+    /// `a · b + c`, rounded once if `FUSED`.
+    fn multiply_add<const FUSED: bool>(a: Self, b: Self, c: Self) -> Self;
+}
+
+/// # Safety
+/// That of [`block`]: all elements of the stripe are valid.
+#[inline(always)]
+unsafe fn stripe<T: Real, const R: usize, const W: usize, const FUSED: bool>(stripe: &Stripe<'_, T>) {
+    let count = stripe.rows.len();
+    let mut i = 0;
+    // SAFETY: as many rows as are left.
+    unsafe {
+        while i + R <= count {
+            tile::<T, R, W, FUSED>(stripe, i);
+            i += R;
+        }
+        if i + 4 <= count {
+            tile::<T, 4, W, FUSED>(stripe, i);
+            i += 4;
+        }
+        if i + 2 <= count {
+            tile::<T, 2, W, FUSED>(stripe, i);
+            i += 2;
+        }
+        if i < count {
+            tile::<T, 1, W, FUSED>(stripe, i);
+        }
+    }
+}
+
+/// # Safety
+/// That of [`stripe`]; it has rows `i..i + R`.
+#[inline(always)]
+unsafe fn tile<T: Real, const R: usize, const W: usize, const FUSED: bool>(stripe: &Stripe<'_, T>, i: usize) {
+    let mut sums = [[T::ZERO; W]; R];
+    let rows: [*const T; R] = std::array::from_fn(|r| stripe.base.wrapping_offset(stripe.rows[i + r]));
+    for (p, &inner) in stripe.inner.iter().enumerate() {
+        // SAFETY: a row of the panel's stretch, and an element of each row.
+        unsafe {
+            let line = &*stripe.panel.add(p * W).cast::<[T; W]>();
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let factor = *row.offset(inner);
+                for (sum, &x) in sums.iter_mut().zip(line) {
+                    *sum = T::multiply_add::<FUSED>(factor, x, *sum);
+                }
+            }
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        // SAFETY: a row of the result, which is written before it is read.
+        unsafe {
+            let place = stripe.result.add((i + r) * stripe.pitch).cast::<[T; W]>();
+            if stripe.accumulate {
+                for (place, &sum) in (*place).iter_mut().zip(sums) {
+                    *place = *place + sum;
+                }
+            } else {
+                *place = *sums;
+            }
+        }
+    }
+}
+
+macro_rules! real {
+    ($ty:ty, $avx512:literal, $avx2:literal, $plain:literal) => {
+        impl Real for $ty {
+            const ZERO: $ty = 0.0;
+
+            fn tile() -> Tile<$ty> {
+                #[cfg(target_arch = "x86_64")]
+                {
+                    #[target_feature(enable = "avx512f,avx512vl,fma")]
+                    unsafe fn avx512(task: &Stripe<'_, $ty>) {
+                        // SAFETY: the caller's promise is passed on.
+                        unsafe { stripe::<$ty, 8, $avx512, true>(task) }
+                    }
+                    #[target_feature(enable = "avx2,fma")]
+                    unsafe fn avx2(task: &Stripe<'_, $ty>) {
+                        // SAFETY: the caller's promise is passed on.
+                        unsafe { stripe::<$ty, 4, $avx2, true>(task) }
+                    }
+                    // `best` never names more than the machine has.
+                    match Isa::best() {
+                        Isa::Avx512 => return Tile { rows: 8, width: $avx512, run: avx512 },
+                        Isa::Avx2 => return Tile { rows: 4, width: $avx2, run: avx2 },
+                        Isa::Plain => {}
+                    }
+                }
+                Tile { rows: 4, width: $plain, run: stripe::<$ty, 4, $plain, false> }
+            }
+
+            #[inline(always)]
+            fn multiply_add<const FUSED: bool>(a: $ty, b: $ty, c: $ty) -> $ty {
+                if FUSED { a.mul_add(b, c) } else { a * b + c }
+            }
+        }
+    };
+}
+
+real!(f32, 32, 16, 8);
+real!(f64, 16, 8, 4);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Any placement of rows and columns, small and large sizes, both orientations.
+    #[test]
+    fn products_of_scattered_matrices() {
+        let mut words = 0u64;
+        let mut next = move || {
+            words += 1;
+            crate::random::philox(words, 9)[0] as usize
+        };
+        for (m, n, k) in [(1, 1, 1), (3, 5, 0), (37, 70, 19), (300, 33, 600), (65, 290, 300), (8, 32, 256)] {
+            let mut table = |len: usize, step: usize, jitter: usize| -> Vec<isize> {
+                (0..len)
+                    .map(|i| (i * step + if jitter == 0 { 0 } else { next() % jitter }) as isize)
+                    .collect()
+            };
+            let (lhs_rows, lhs_columns) = (table(m, 2 * k + 3, 3), table(k, 2, 1));
+            let (rhs_rows, rhs_columns) = (table(k, n + 2, 2), table(n, 1, 0));
+            let (dst_rows, dst_columns) = (table(m, 1, 0), table(n, m + 1, 1));
+            let mut lhs: Vec<f64> =
+                (0..m * (2 * k + 3) + 2 * k + 9).map(|_| (next() % 17) as f64 - 8.0).collect();
+            let mut rhs: Vec<f64> = (0..(k + 1) * (n + 2) + n).map(|_| (next() % 13) as f64 - 6.0).collect();
+            let mut dst = vec![f64::NAN; (n + 1) * (m + 1)];
+            // SAFETY: the vectors hold everything the tables reach, and results lie apart.
+            unsafe {
+                contract(
+                    Lattice { base: dst.as_mut_ptr(), rows: &dst_rows, columns: &dst_columns },
+                    Lattice { base: lhs.as_mut_ptr(), rows: &lhs_rows, columns: &lhs_columns },
+                    Lattice { base: rhs.as_mut_ptr(), rows: &rhs_rows, columns: &rhs_columns },
+                )
+                .unwrap();
+            }
+            for i in 0..m {
+                for j in 0..n {
+                    let exact: f64 = (0..k)
+                        .map(|p| {
+                            lhs[(lhs_rows[i] + lhs_columns[p]) as usize]
+                                * rhs[(rhs_rows[p] + rhs_columns[j]) as usize]
+                        })
+                        .sum();
+                    assert_eq!(dst[(dst_rows[i] + dst_columns[j]) as usize], exact, "{m} {n} {k} at {i} {j}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,549 @@
+//! Convolution over one or two spatial dims, and its two gradients, on dense memory.
+//!
+//! All three are products of matrices that lie at sums of offsets ([`contract`]): images are padded by a copy
+//! (where there is padding), and the pixel under a tap is then at *offset of the position* + *offset of the
+//! tap*. The gradient of the input with a stride falls apart into one product for each phase of the stride,
+//! none of which multiplies by the zeros between the steps. Convolutions with one input channel a group are
+//! done directly.
+
+use parking_lot::Mutex;
+
+use crate::contract::{Lattice, Real, contract};
+use crate::pool::{AllocError, Buffer};
+use crate::threads::{self, Shared, parallel_for};
+
+/// Sizes of a convolution. A pair is vertical, horizontal; over one dim the vertical part is trivial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Images.
+    pub batch: usize,
+    /// Channels of the input.
+    pub channels: usize,
+    /// Channels of the output.
+    pub filters: usize,
+    /// Size of the input.
+    pub input: [usize; 2],
+    /// Size of the output.
+    pub output: [usize; 2],
+    /// Size of the kernel.
+    pub kernel: [usize; 2],
+    /// Distance between positions of the kernel.
+    pub stride: [usize; 2],
+    /// Zeros on each side.
+    pub padding: [usize; 2],
+    /// Distance between taps.
+    pub dilation: [usize; 2],
+    /// Groups of channels that don't mix.
+    pub groups: usize,
+}
+
+impl Geometry {
+    fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    fn is_depthwise(&self) -> bool {
+        self.groups == self.channels && self.groups > 1
+    }
+
+    /// Runs a product for each group: groups side by side if there are many, else each on all threads.
+    fn each_group(&self, product: impl Fn(usize) -> Result<(), AllocError> + Sync) -> Result<(), AllocError> {
+        if self.groups < 2 * threads::count() {
+            return (0..self.groups).try_for_each(product);
+        }
+        let failure = Mutex::new(None);
+        parallel_for(self.groups, 1, |begin, end| {
+            if let Err(error) = (begin..end).try_for_each(&product) {
+                *failure.lock() = Some(error);
+            }
+        });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+}
+
+/// Planes in memory, a padded copy or the original.
+struct Planes<T> {
+    base: *mut T,
+    size: [usize; 2],
+    _copy: Option<Buffer>,
+}
+
+impl<T: Real> Planes<T> {
+    fn area(&self) -> usize {
+        self.size[0] * self.size[1]
+    }
+
+    /// `count` planes with zeros around them.
+    ///
+    /// # Safety
+    /// `planes` points to that many planes of this size.
+    unsafe fn padded(
+        planes: *mut T,
+        count: usize,
+        size: [usize; 2],
+        before: [usize; 2],
+        after: [usize; 2],
+    ) -> Result<Planes<T>, AllocError> {
+        if before == [0, 0] && after == [0, 0] {
+            return Ok(Planes { base: planes, size, _copy: None });
+        }
+        let wide: [usize; 2] = std::array::from_fn(|d| before[d] + size[d] + after[d]);
+        let area = wide[0] * wide[1];
+        let copy = Buffer::alloc((count * area * size_of::<T>()).max(1))?;
+        let base = copy.as_ptr().cast::<T>();
+        let shared = Shared((planes, base));
+        parallel_for(count, (1usize << 14).div_ceil(area.max(1)), |begin, end| {
+            let (planes, base) = shared.get();
+            for plane in begin..end {
+                // SAFETY: a plane of each, which no other thread touches.
+                unsafe {
+                    let to = std::slice::from_raw_parts_mut(base.add(plane * area), area);
+                    let from =
+                        std::slice::from_raw_parts(planes.add(plane * size[0] * size[1]), size[0] * size[1]);
+                    to.fill(T::ZERO);
+                    for row in 0..size[0] {
+                        to[(row + before[0]) * wide[1] + before[1]..][..size[1]]
+                            .copy_from_slice(&from[row * size[1]..][..size[1]]);
+                    }
+                }
+            }
+        });
+        Ok(Planes { base, size: wide, _copy: Some(copy) })
+    }
+}
+
+/// Offsets of positions `(image, row, column)`, with these distances between them.
+fn positions(batch: usize, size: [usize; 2], distance: [usize; 3]) -> Vec<isize> {
+    let mut offsets = Vec::with_capacity(batch * size[0] * size[1]);
+    for n in 0..batch {
+        for i in 0..size[0] {
+            let row = n * distance[0] + i * distance[1];
+            offsets.extend((0..size[1]).map(|j| (row + j * distance[2]) as isize));
+        }
+    }
+    offsets
+}
+
+/// Offsets of `channels` things at a distance, each with the same taps, the taps innermost.
+fn with_taps(channels: usize, distance: usize, taps: &[usize]) -> Vec<isize> {
+    (0..channels).flat_map(|c| taps.iter().map(move |tap| (c * distance + tap) as isize)).collect()
+}
+
+/// `count` offsets at a distance.
+fn strided(count: usize, distance: usize) -> Vec<isize> {
+    (0..count).map(|i| (i * distance) as isize).collect()
+}
+
+/// Offsets of the taps in an image this wide.
+fn taps(g: &Geometry, width: usize) -> Vec<usize> {
+    let row = |r: usize| (0..g.kernel[1]).map(move |s| r * g.dilation[0] * width + s * g.dilation[1]);
+    (0..g.kernel[0]).flat_map(row).collect()
+}
+
+/// `out[n, o, p] = Σ x[n, c, p·stride + tap] · weight[o, c, tap]`.
+///
+/// # Safety
+/// `out` `[batch, filters, output]`, `x` `[batch, channels, input]` and `weight`
+/// `[filters, channels / groups, kernel]` are dense; `out` overlaps nothing. The sizes fit together.
+pub unsafe fn forward<T: Real>(
+    g: &Geometry,
+    out: *mut T,
+    x: *const T,
+    weight: *const T,
+) -> Result<(), AllocError> {
+    if g.is_depthwise() {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { depthwise::forward(g, out, x, weight) };
+        return Ok(());
+    }
+    // SAFETY: the input's planes.
+    let image = unsafe { Planes::padded(x.cast_mut(), g.batch * g.channels, g.input, g.padding, g.padding)? };
+    let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
+    let (area, pixels) = (image.area(), g.output[0] * g.output[1]);
+    let steps = [g.channels * area, g.stride[0] * image.size[1], g.stride[1]];
+    let under = positions(g.batch, g.output, steps);
+    let inner = with_taps(channels, area, &taps(g, image.size[1]));
+    let (weights, weight_columns) = (strided(inner.len(), 1), strided(filters, inner.len()));
+    let places = positions(g.batch, g.output, [g.filters * pixels, g.output[1], 1]);
+    let planes = strided(filters, pixels);
+    let shared = Shared((out, image.base, weight.cast_mut()));
+    g.each_group(|group| {
+        let (out, image, weight) = shared.get();
+        let dst =
+            Lattice { base: out.wrapping_add(group * filters * pixels), rows: &places, columns: &planes };
+        let lhs =
+            Lattice { base: image.wrapping_add(group * channels * area), rows: &under, columns: &inner };
+        let base = weight.wrapping_add(group * filters * inner.len());
+        // SAFETY: every position with every tap lies inside the padded image; groups' results are disjoint.
+        unsafe { contract(dst, lhs, Lattice { base, rows: &weights, columns: &weight_columns }) }
+    })
+}
+
+/// The taps that meet the positions of one phase along one dim: number of the tap, and the position in the
+/// output that the first of them meets.
+fn phase(g: &Geometry, d: usize, first: usize) -> Vec<(usize, isize)> {
+    (0..g.kernel[d])
+        .filter_map(|tap| {
+            let at = (first + g.padding[d]) as isize - (tap * g.dilation[d]) as isize;
+            (at.rem_euclid(g.stride[d] as isize) == 0).then(|| (tap, at.div_euclid(g.stride[d] as isize)))
+        })
+        .collect()
+}
+
+/// Positions of one phase along one dim.
+fn phase_size(g: &Geometry, d: usize, first: usize) -> usize {
+    g.input[d].saturating_sub(first).div_ceil(g.stride[d])
+}
+
+/// `out[n, c, i] = Σ grad[n, o, p] · weight[o, c, tap]` over all `p`, `tap` with `p·stride + tap = i`.
+///
+/// # Safety
+/// `out` `[batch, channels, input]`, `grad` `[batch, filters, output]` and `weight` are dense; `out` overlaps
+/// nothing. The sizes fit together.
+pub unsafe fn input_gradient<T: Real>(
+    g: &Geometry,
+    out: *mut T,
+    grad: *const T,
+    weight: *const T,
+) -> Result<(), AllocError> {
+    if g.is_depthwise() {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { depthwise::input_gradient(g, out, grad, weight) };
+        return Ok(());
+    }
+    // How far phases reach beyond the output.
+    let mut before = [0usize; 2];
+    let mut after = [0usize; 2];
+    for d in 0..2 {
+        for first in 0..g.stride[d].min(g.input[d]) {
+            for (_, at) in phase(g, d, first) {
+                let end = at + phase_size(g, d, first) as isize - g.output[d] as isize;
+                before[d] = before[d].max(usize::try_from(-at).unwrap_or(0));
+                after[d] = after[d].max(usize::try_from(end).unwrap_or(0));
+            }
+        }
+    }
+    // SAFETY: the gradient's planes.
+    let field = unsafe { Planes::padded(grad.cast_mut(), g.batch * g.filters, g.output, before, after)? };
+    let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
+    let (area, pixels) = (field.area(), g.input[0] * g.input[1]);
+    let planes = strided(channels, pixels);
+    let weight_columns = strided(channels, g.taps());
+    for top in 0..g.stride[0].min(g.input[0]) {
+        for left in 0..g.stride[1].min(g.input[1]) {
+            let (rows, columns) = (phase(g, 0, top), phase(g, 1, left));
+            let size = [phase_size(g, 0, top), phase_size(g, 1, left)];
+            let mut meets = Vec::with_capacity(rows.len() * columns.len());
+            let mut tap_places = Vec::with_capacity(rows.len() * columns.len());
+            for &(r, row) in &rows {
+                for &(s, column) in &columns {
+                    let row = (row + before[0] as isize) as usize;
+                    let column = (column + before[1] as isize) as usize;
+                    meets.push(row * field.size[1] + column);
+                    tap_places.push(r * g.kernel[1] + s);
+                }
+            }
+            let under = positions(g.batch, size, [g.filters * area, field.size[1], 1]);
+            let inner = with_taps(filters, area, &meets);
+            let weights = with_taps(filters, channels * g.taps(), &tap_places);
+            let distance = [g.channels * pixels, g.stride[0] * g.input[1], g.stride[1]];
+            let places = positions(g.batch, size, distance);
+            let shared = Shared((out, field.base, weight.cast_mut()));
+            g.each_group(|group| {
+                let (out, field, weight) = shared.get();
+                let base = out.wrapping_add(group * channels * pixels + top * g.input[1] + left);
+                let dst = Lattice { base, rows: &places, columns: &planes };
+                let base = field.wrapping_add(group * filters * area);
+                let lhs = Lattice { base, rows: &under, columns: &inner };
+                let base = weight.wrapping_add(group * filters * channels * g.taps());
+                // SAFETY: every position with every tap of its phase lies inside the padded gradient; results
+                // of groups and phases are disjoint.
+                unsafe { contract(dst, lhs, Lattice { base, rows: &weights, columns: &weight_columns }) }
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// `out[o, c, tap] = Σ x[n, c, p·stride + tap] · grad[n, o, p]` over all images and positions.
+///
+/// # Safety
+/// `out` `[filters, channels / groups, kernel]`, `x` and `grad` are dense; `out` overlaps nothing. The sizes
+/// fit together.
+pub unsafe fn weight_gradient<T: Real>(
+    g: &Geometry,
+    out: *mut T,
+    x: *const T,
+    grad: *const T,
+) -> Result<(), AllocError> {
+    if g.is_depthwise() {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { depthwise::weight_gradient(g, out, x, grad) };
+        return Ok(());
+    }
+    // SAFETY: the input's planes.
+    let image = unsafe { Planes::padded(x.cast_mut(), g.batch * g.channels, g.input, g.padding, g.padding)? };
+    let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
+    let (area, pixels) = (image.area(), g.output[0] * g.output[1]);
+    let under = with_taps(channels, area, &taps(g, image.size[1]));
+    let steps = [g.channels * area, g.stride[0] * image.size[1], g.stride[1]];
+    let inner = positions(g.batch, g.output, steps);
+    let grads = positions(g.batch, g.output, [g.filters * pixels, g.output[1], 1]);
+    let planes = strided(filters, pixels);
+    let (places, weight_columns) = (strided(under.len(), 1), strided(filters, under.len()));
+    let shared = Shared((out, image.base, grad.cast_mut()));
+    g.each_group(|group| {
+        let (out, image, grad) = shared.get();
+        let base = out.wrapping_add(group * filters * under.len());
+        let dst = Lattice { base, rows: &places, columns: &weight_columns };
+        let lhs =
+            Lattice { base: image.wrapping_add(group * channels * area), rows: &under, columns: &inner };
+        let base = grad.wrapping_add(group * filters * pixels);
+        // SAFETY: every position with every tap lies inside the padded image; groups' results are disjoint.
+        unsafe { contract(dst, lhs, Lattice { base, rows: &grads, columns: &planes }) }
+    })
+}
+
+/// One input channel a group: a plane at a time, a tap at a time, along whole rows.
+mod depthwise {
+    use super::Geometry;
+    use crate::contract::Real;
+    use crate::threads::{Shared, parallel_for};
+
+    /// The positions along one dim at which a tap lies inside the input.
+    fn inside(g: &Geometry, d: usize, tap: usize) -> std::ops::Range<usize> {
+        let shift = tap * g.dilation[d];
+        let begin = g.padding[d].saturating_sub(shift).div_ceil(g.stride[d]);
+        let end = match (g.input[d] + g.padding[d]).checked_sub(shift + 1) {
+            Some(last) => (last / g.stride[d] + 1).min(g.output[d]),
+            None => 0,
+        };
+        begin.min(end)..end
+    }
+
+    /// Calls `body(tap, output row's first place, input row's first place, length)` for every row of every tap:
+    /// output places follow each other, input places lie a stride apart.
+    #[inline(always)]
+    fn rows(g: &Geometry, mut body: impl FnMut(usize, usize, usize, usize)) {
+        for r in 0..g.kernel[0] {
+            for s in 0..g.kernel[1] {
+                let columns = inside(g, 1, s);
+                if columns.is_empty() {
+                    continue;
+                }
+                let left = columns.start * g.stride[1] + s * g.dilation[1] - g.padding[1];
+                for row in inside(g, 0, r) {
+                    let top = row * g.stride[0] + r * g.dilation[0] - g.padding[0];
+                    let (out, at) = (row * g.output[1] + columns.start, top * g.input[1] + left);
+                    body(r * g.kernel[1] + s, out, at, columns.len());
+                }
+            }
+        }
+    }
+
+    /// The number of elements of a plane of the input, of the output and of the kernel.
+    fn areas(g: &Geometry) -> [usize; 3] {
+        [g.input, g.output, g.kernel].map(|size| size[0] * size[1])
+    }
+
+    /// Filters that read one channel.
+    fn spread(g: &Geometry) -> usize {
+        g.filters / g.channels
+    }
+
+    fn grain(g: &Geometry) -> usize {
+        let [_, pixels, taps] = areas(g);
+        (1usize << 15).div_ceil((pixels * taps).max(1))
+    }
+
+    /// # Safety
+    /// That of the outer function of this name; so for all here.
+    pub(super) unsafe fn forward<T: Real>(g: &Geometry, out: *mut T, x: *const T, weight: *const T) {
+        let [area, pixels, taps] = areas(g);
+        let shared = Shared((out, x, weight));
+        parallel_for(g.batch * g.filters, grain(g), |begin, end| {
+            let (out, x, weight) = shared.get();
+            for plane in begin..end {
+                let (n, o) = (plane / g.filters, plane % g.filters);
+                let channel = n * g.channels + o / spread(g);
+                // SAFETY: whole planes; the output's belongs to this item.
+                let (out, x, weight) = unsafe {
+                    (
+                        std::slice::from_raw_parts_mut(out.add(plane * pixels), pixels),
+                        std::slice::from_raw_parts(x.add(channel * area), area),
+                        std::slice::from_raw_parts(weight.add(o * taps), taps),
+                    )
+                };
+                out.fill(T::ZERO);
+                rows(g, |tap, to, from, length| {
+                    let (to, from) = (&mut out[to..][..length], x[from..].iter().step_by(g.stride[1]));
+                    for (to, &x) in to.iter_mut().zip(from) {
+                        *to = T::multiply_add::<false>(weight[tap], x, *to);
+                    }
+                });
+            }
+        });
+    }
+
+    /// # Safety
+    /// That of the outer function of this name.
+    pub(super) unsafe fn input_gradient<T: Real>(
+        g: &Geometry,
+        out: *mut T,
+        grad: *const T,
+        weight: *const T,
+    ) {
+        let [area, pixels, taps] = areas(g);
+        let shared = Shared((out, grad, weight));
+        parallel_for(g.batch * g.channels, grain(g), |begin, end| {
+            let (out, grad, weight) = shared.get();
+            for plane in begin..end {
+                let (n, c) = (plane / g.channels, plane % g.channels);
+                // SAFETY: a whole plane that belongs to this item.
+                let out = unsafe { std::slice::from_raw_parts_mut(out.add(plane * area), area) };
+                out.fill(T::ZERO);
+                for o in c * spread(g)..(c + 1) * spread(g) {
+                    // SAFETY: whole planes.
+                    let (grad, weight) = unsafe {
+                        (
+                            std::slice::from_raw_parts(grad.add((n * g.filters + o) * pixels), pixels),
+                            std::slice::from_raw_parts(weight.add(o * taps), taps),
+                        )
+                    };
+                    rows(g, |tap, from, to, length| {
+                        let to = out[to..].iter_mut().step_by(g.stride[1]);
+                        for (to, &x) in to.zip(&grad[from..][..length]) {
+                            *to = T::multiply_add::<false>(weight[tap], x, *to);
+                        }
+                    });
+                }
+            }
+        });
+    }
+
+    /// # Safety
+    /// That of the outer function of this name.
+    pub(super) unsafe fn weight_gradient<T: Real>(g: &Geometry, out: *mut T, x: *const T, grad: *const T) {
+        let [area, pixels, taps] = areas(g);
+        let shared = Shared((out, x, grad));
+        parallel_for(g.filters, 1, |begin, end| {
+            let (out, x, grad) = shared.get();
+            for o in begin..end {
+                // SAFETY: a kernel that belongs to this item.
+                let out = unsafe { std::slice::from_raw_parts_mut(out.add(o * taps), taps) };
+                out.fill(T::ZERO);
+                for n in 0..g.batch {
+                    let channel = n * g.channels + o / spread(g);
+                    // SAFETY: whole planes.
+                    let (x, grad) = unsafe {
+                        (
+                            std::slice::from_raw_parts(x.add(channel * area), area),
+                            std::slice::from_raw_parts(grad.add((n * g.filters + o) * pixels), pixels),
+                        )
+                    };
+                    rows(g, |tap, at, from, length| {
+                        let from = x[from..].iter().step_by(g.stride[1]);
+                        let mut lanes = [T::ZERO; 8];
+                        for (i, (&g, &x)) in grad[at..][..length].iter().zip(from).enumerate() {
+                            lanes[i % 8] = T::multiply_add::<false>(g, x, lanes[i % 8]);
+                        }
+                        out[tap] = lanes.iter().fold(out[tap], |sum, &lane| sum + lane);
+                    });
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(seed: u64, count: usize) -> Vec<f64> {
+        (0..count as u64).map(|i| f64::from(crate::random::philox(i, seed)[0] % 15) - 7.0).collect()
+    }
+
+    /// Every tap of every position: indices of out, x and weight.
+    fn each(g: &Geometry, mut body: impl FnMut(usize, usize, usize)) {
+        let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
+        for n in 0..g.batch {
+            for o in 0..g.filters {
+                for p in 0..g.output[0] * g.output[1] {
+                    for c in 0..channels {
+                        for t in 0..g.taps() {
+                            let at = |d: usize, p: usize, t: usize| {
+                                (p * g.stride[d] + t * g.dilation[d]).checked_sub(g.padding[d])
+                            };
+                            let (row, column) = (
+                                at(0, p / g.output[1], t / g.kernel[1]),
+                                at(1, p % g.output[1], t % g.kernel[1]),
+                            );
+                            let (Some(row), Some(column)) = (row, column) else { continue };
+                            if row >= g.input[0] || column >= g.input[1] {
+                                continue;
+                            }
+                            let channel = n * g.channels + o / filters * channels + c;
+                            body(
+                                (n * g.filters + o) * g.output[0] * g.output[1] + p,
+                                (channel * g.input[0] + row) * g.input[1] + column,
+                                (o * channels + c) * g.taps() + t,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn all_three_against_plain_loops() {
+        let cases: &[[usize; 13]] = &[
+            // batch, channels, filters, groups, input, kernel, stride, padding, dilation (vertical) + width
+            [2, 3, 5, 1, 9, 3, 1, 1, 1, 7, 3, 1, 1],
+            [1, 4, 6, 2, 8, 3, 2, 1, 1, 9, 2, 3, 0],
+            [2, 2, 3, 1, 11, 3, 1, 2, 2, 12, 3, 2, 2],
+            [1, 1, 1, 1, 5, 1, 1, 0, 1, 5, 1, 1, 0],
+            [3, 6, 6, 6, 7, 3, 2, 1, 1, 6, 3, 1, 1],
+            [2, 4, 8, 4, 5, 3, 3, 2, 2, 9, 2, 2, 1],
+            [1, 3, 40, 1, 1, 1, 1, 0, 1, 64, 5, 2, 2],
+            [2, 33, 17, 1, 6, 2, 3, 0, 1, 6, 2, 3, 0],
+            [1, 8, 16, 4, 6, 3, 1, 1, 1, 6, 3, 1, 1],
+        ];
+        for case in cases {
+            let [batch, channels, filters, groups, h, kh, sh, ph, dilation, w, kw, sw, pw] = *case;
+            let size = |i: usize, k: usize, s: usize, p: usize| (i + 2 * p - dilation * (k - 1) - 1) / s + 1;
+            let g = Geometry {
+                batch,
+                channels,
+                filters,
+                input: [h, w],
+                output: [size(h, kh, sh, ph), size(w, kw, sw, pw)],
+                kernel: [kh, kw],
+                stride: [sh, sw],
+                padding: [ph, pw],
+                dilation: [dilation; 2],
+                groups,
+            };
+            let x = values(1, batch * channels * h * w);
+            let weight = values(2, filters * channels / groups * g.taps());
+            let grad = values(3, batch * filters * g.output[0] * g.output[1]);
+            let mut want = (vec![0.0; grad.len()], vec![0.0; x.len()], vec![0.0; weight.len()]);
+            each(&g, |o, i, w| {
+                want.0[o] += x[i] * weight[w];
+                want.1[i] += grad[o] * weight[w];
+                want.2[w] += grad[o] * x[i];
+            });
+            let nan = |n: usize| vec![f64::NAN; n];
+            let mut got = (nan(grad.len()), nan(x.len()), nan(weight.len()));
+            // SAFETY: dense vectors of the sizes the geometry says.
+            unsafe {
+                forward(&g, got.0.as_mut_ptr(), x.as_ptr(), weight.as_ptr()).unwrap();
+                input_gradient(&g, got.1.as_mut_ptr(), grad.as_ptr(), weight.as_ptr()).unwrap();
+                weight_gradient(&g, got.2.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
+            }
+            assert_eq!(got.0, want.0, "forward {g:?}");
+            assert_eq!(got.1, want.1, "input {g:?}");
+            assert_eq!(got.2, want.2, "weight {g:?}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Eager execution of products in batches, convolution, pooling, resizing and normalisation.
+
+use kiln_ir::table::resample;
+use kiln_ir::{DType, Op, Result, Shape, Why};
+use kiln_runtime::AllocError;
+use kiln_runtime::convolution::{self, Geometry};
+
+use super::{Input, Job, operand};
+use crate::kernels::norm::{self, Affine, Groups, Normalisation};
+use crate::kernels::{self, resample as planes};
+use crate::tensor::Ready;
+
+/// Runs a body with `$T` the Rust type of a float dtype.
+macro_rules! with_float {
+    ($job:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            got => return Err($job.fail(Why::DType { argument: "x", expected: "f32 or f64", got })),
+        }
+    };
+}
+
+fn pair(list: &[usize], fill: usize) -> [usize; 2] {
+    match *list {
+        [width] => [fill, width],
+        [height, width, ..] => [height, width],
+        [] => [fill, fill],
+    }
+}
+
+impl Job<'_> {
+    fn fail(&self, why: Why) -> kiln_ir::Error {
+        self.op.error(self.tys, why, self.loc)
+    }
+
+    fn memory(&self, error: AllocError) -> kiln_ir::Error {
+        self.fail(Why::Memory { bytes: 0, reason: error.to_string() })
+    }
+
+    pub(super) fn bmm(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (x, y) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        // SAFETY: `out` is fresh, the operands are locked for reading; the type rule checked shapes and dtypes.
+        let done = unsafe { kernels::bmm(&operand(out), &operand(x), &operand(y)) };
+        done.ok_or_else(|| {
+            self.fail(Why::DType { argument: "x", expected: "f32, f64 or i64", got: out.dtype })
+        })
+    }
+
+    /// A convolution or one of its gradients.
+    pub(super) fn convolution(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (first, second) = (self.dense(self.tensor(inputs, 0)?)?, self.dense(self.tensor(inputs, 1)?)?);
+        let (a, b, c) = (&first.layout.shape, &second.layout.shape, &out.layout.shape);
+        let (input, weight, output) = match self.op {
+            Op::ConvolutionInputGradient { .. } => (c, b, a),
+            Op::ConvolutionWeightGradient { .. } => (a, c, b),
+            _ => (a, b, c),
+        };
+        let (Op::Convolution { stride, padding, dilation, groups }
+        | Op::ConvolutionInputGradient { stride, padding, dilation, groups, .. }
+        | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = self.op
+        else {
+            return Ok(());
+        };
+        let geometry = Geometry {
+            batch: input[0],
+            channels: input[1],
+            filters: weight[0],
+            input: pair(&input[2..], 1),
+            output: pair(&output[2..], 1),
+            kernel: pair(&weight[2..], 1),
+            stride: pair(stride, 1),
+            padding: pair(padding, 0),
+            dilation: pair(dilation, 1),
+            groups: *groups,
+        };
+        with_float!(self, out.dtype, T => {
+            let (to, left, right) =
+                (out.pointer().cast::<T>(), first.pointer().cast::<T>(), second.pointer().cast::<T>());
+            // SAFETY: all are dense, `out` is fresh, the others are locked for reading or fresh; the type rule
+            // checked that the sizes fit together.
+            let done = unsafe {
+                match self.op {
+                    Op::ConvolutionInputGradient { .. } => {
+                        convolution::input_gradient(&geometry, to, left, right)
+                    }
+                    Op::ConvolutionWeightGradient { .. } => {
+                        convolution::weight_gradient(&geometry, to, left, right)
+                    }
+                    _ => convolution::forward(&geometry, to, left, right),
+                }
+            };
+            done.map_err(|error| self.memory(error))?;
+        });
+        match inputs.get(2) {
+            Some(Input::Tensor(bias)) => {
+                let mut shape = Shape::from([weight[0]]);
+                (2..output.rank()).for_each(|_| shape.push(1));
+                let bias = self.as_shape(bias, shape)?;
+                self.function(kiln_ir::math::Function::Add, out, &[Input::Tensor(out), Input::Tensor(&bias)])
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn max_pool(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let x = self.dense(self.tensor(inputs, 0)?)?;
+        let Op::MaxPool2dIndices { kernel, stride, padding, dilation, .. } = self.op else { return Ok(()) };
+        let (input, output) = (&x.layout.shape, &out.layout.shape);
+        let windows = planes::Windows {
+            input: pair(&input[2..], 1),
+            output: pair(&output[2..], 1),
+            kernel: pair(kernel, 1),
+            stride: pair(stride, 1),
+            padding: pair(padding, 0),
+            dilation: pair(dilation, 1),
+        };
+        let (count, to, from) = (input[0] * input[1], out.pointer().cast::<i64>(), x.pointer());
+        // SAFETY: both are dense, `out` is fresh, `x` locked for reading; the type rule made the sizes.
+        unsafe {
+            match x.dtype {
+                DType::F32 => planes::max_pool_indices(count, &windows, to, from.cast::<f32>()),
+                DType::F64 => planes::max_pool_indices(count, &windows, to, from.cast::<f64>()),
+                DType::I64 => planes::max_pool_indices(count, &windows, to, from.cast::<i64>()),
+                got => {
+                    return Err(self.fail(Why::DType { argument: "x", expected: "f32, f64 or i64", got }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pooling by means and resizing, and their gradients.
+    pub(super) fn resample(&self, out: &Ready, inputs: &[Input], backward: bool) -> Result<()> {
+        let x = self.dense(self.tensor(inputs, 0)?)?;
+        let (input, output) = match backward {
+            true => (&out.layout.shape, &x.layout.shape),
+            false => (&x.layout.shape, &out.layout.shape),
+        };
+        let count = input[0] * input[1];
+        let Some(axes) = resample::axes(self.op, pair(&input[2..], 1), pair(&output[2..], 1)) else {
+            return Ok(());
+        };
+        with_float!(self, out.dtype, T => {
+            let (to, from) = (out.pointer().cast::<T>(), x.pointer().cast::<T>());
+            // SAFETY: both are dense, `out` is fresh, `x` locked for reading; the type rule made the sizes.
+            unsafe {
+                match backward {
+                    true => planes::resample_backward(count, &axes, to, from),
+                    false => planes::resample(count, &axes, to, from),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// The groups in which an op normalises a tensor of this shape.
+    fn groups(&self, shape: &Shape) -> Groups {
+        match *self.op {
+            Op::LayerNorm { dims }
+            | Op::LayerNormBackward { dims }
+            | Op::RmsNorm { dims }
+            | Op::RmsNormBackward { dims } => {
+                let (outer, inner) = shape.split_at(shape.rank() - dims);
+                let length: usize = inner.iter().product();
+                let count = if length == 0 { 0 } else { outer.iter().product() };
+                Groups { count, group: length, segments: 1, segment: 0, length }
+            }
+            _ => {
+                let length: usize = shape[2..].iter().product();
+                Groups {
+                    count: shape[1],
+                    group: length,
+                    segments: shape[0],
+                    segment: shape[1] * length,
+                    length,
+                }
+            }
+        }
+    }
+
+    fn normalisation(&self, shape: &Shape, eps: f64) -> Normalisation {
+        let centred = !matches!(self.op, Op::RmsNorm { .. } | Op::RmsNormBackward { .. });
+        Normalisation { groups: self.groups(shape), centred, eps }
+    }
+
+    pub(super) fn normalise(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let x = self.dense(self.tensor(inputs, 0)?)?;
+        let what = self.normalisation(&x.layout.shape, Job::number(inputs, 1).as_f64());
+        let mut affine = Vec::new();
+        for i in 2..inputs.len() {
+            affine.push(self.dense(self.tensor(inputs, i)?)?);
+        }
+        with_float!(self, out.dtype, T => {
+            let part = |i: usize| match affine.get(i) {
+                None => Affine::None,
+                Some(t) if matches!(self.op, Op::BatchNorm {}) => Affine::Group(t.pointer().cast::<T>().cast_const()),
+                Some(t) => Affine::Element(t.pointer().cast::<T>().cast_const()),
+            };
+            let (to, from) = (out.pointer().cast::<T>(), x.pointer().cast::<T>());
+            // SAFETY: all are dense, `out` is fresh, the others locked for reading or fresh; the type rule
+            // checked weight and bias.
+            unsafe { norm::normalise(&what, to, from, part(0), part(1)) };
+        });
+        Ok(())
+    }
+
+    pub(super) fn normalise_backward(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (grad, x) = (self.dense(self.tensor(inputs, 0)?)?, self.dense(self.tensor(inputs, 1)?)?);
+        let what = self.normalisation(&x.layout.shape, Job::number(inputs, 2).as_f64());
+        with_float!(self, out.dtype, T => {
+            let (to, grad, x) =
+                (out.pointer().cast::<T>(), grad.pointer().cast::<T>(), x.pointer().cast::<T>());
+            // SAFETY: all are dense and of one shape; `out` is fresh, the others locked for reading or fresh.
+            unsafe { norm::normalise_backward(&what, to, grad, x) };
+        });
+        Ok(())
+    }
+
+    pub(super) fn batch_moments(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let x = self.dense(self.tensor(inputs, 0)?)?;
+        let groups = self.groups(&x.layout.shape);
+        with_float!(self, out.dtype, T => {
+            // SAFETY: `out` is fresh and has two elements a channel, `x` is dense and locked for reading.
+            unsafe { norm::moments(&groups, out.pointer().cast::<T>(), x.pointer().cast::<T>()) };
+        });
+        Ok(())
+    }
+}

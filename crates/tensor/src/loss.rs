@@ -1,0 +1,277 @@
+//! Losses, in PyTorch's terms. Each is a composition of ops, reduced over its elements or samples.
+
+use kiln_ir::{DType, Error, Loc, Op, Reduction, Result, Scalar, Why};
+
+use crate::Tensor;
+use crate::dispatch::dispatch_tensor;
+use crate::hook::Arg;
+
+/// What cross-entropy and nll_loss look at, besides scores and targets.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy<'a> {
+    /// Weight of each class.
+    pub weight: Option<&'a Tensor>,
+    /// The class whose samples don't count.
+    pub ignore_index: i64,
+    /// How the samples' losses are reduced.
+    pub reduction: Reduction,
+    /// How much of each target is spread evenly over all classes.
+    pub label_smoothing: f64,
+}
+
+impl Default for CrossEntropy<'_> {
+    fn default() -> Self {
+        CrossEntropy { weight: None, ignore_index: -100, reduction: Reduction::Mean, label_smoothing: 0.0 }
+    }
+}
+
+/// Class targets, made ready to look up.
+struct Targets {
+    /// Which samples count, `[m]`.
+    counted: Tensor,
+    /// The classes, `[m, 1]`, 0 for samples that don't count.
+    classes: Tensor,
+}
+
+impl Tensor {
+    #[track_caller]
+    fn reduced(&self, reduction: Reduction) -> Result<Tensor> {
+        match reduction {
+            Reduction::None => Ok(self.clone()),
+            Reduction::Mean => self.mean(),
+            Reduction::Sum => self.sum(),
+        }
+    }
+
+    /// (x − target)²
+    #[track_caller]
+    pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        let difference = self.sub(target)?;
+        difference.mul(&difference)?.reduced(reduction)
+    }
+
+    /// |x − target|
+    #[track_caller]
+    pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        self.sub(target)?.abs()?.reduced(reduction)
+    }
+
+    /// ½ d² / beta where d = |x − target| is below beta, else d − ½ beta.
+    #[track_caller]
+    pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
+        if beta < 0.0 {
+            let why = Why::Number { argument: "beta", expected: "0 or more", got: beta };
+            return Err(Error::op("smooth_l1_loss", why, Loc::caller()));
+        }
+        if beta == 0.0 {
+            return self.l1_loss(target, reduction);
+        }
+        let size = self.sub(target)?.abs()?;
+        let bent = size.mul(&size)?.mul(0.5 / beta)?;
+        size.lt(beta)?.where_self(&bent, &size.sub(0.5 * beta)?)?.reduced(reduction)
+    }
+
+    /// ½ d² where d = |x − target| is at most delta, else delta · (d − ½ delta).
+    #[track_caller]
+    pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
+        if delta.is_nan() || delta <= 0.0 {
+            let why = Why::Number { argument: "delta", expected: "more than 0", got: delta };
+            return Err(Error::op("huber_loss", why, Loc::caller()));
+        }
+        let size = self.sub(target)?.abs()?;
+        let bent = size.mul(&size)?.mul(0.5)?;
+        let straight = size.sub(0.5 * delta)?.mul(delta)?;
+        size.le(delta)?.where_self(&bent, &straight)?.reduced(reduction)
+    }
+
+    /// −(target · log x + (1 − target) · log(1 − x)) for probabilities x, times weight; logarithms stop at −100.
+    #[track_caller]
+    pub fn binary_cross_entropy(
+        &self,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let loc = Loc::caller();
+        if self.shape() != target.shape() {
+            let why =
+                Why::Sizes { what: "elements of x and target", left: self.numel(), right: target.numel() };
+            return Err(Error::op("binary_cross_entropy", why, loc));
+        }
+        let log = |x: &Tensor| -> Result<Tensor> { x.log()?.maximum(-100.0) };
+        let rest = self.neg()?.add(1.0)?;
+        let (yes, no) = (log(self)?, log(&rest)?);
+        // (target − 1) · log(1 − x) − target · log x
+        let loss = target.sub(1.0)?.mul(&no)?.sub(&target.mul(&yes)?)?;
+        let loss = match weight {
+            Some(weight) => loss.mul(weight)?,
+            None => loss,
+        };
+        loss.reduced(reduction)
+    }
+
+    /// Binary cross-entropy of σ(x), without the loss of precision; positive targets count `pos_weight` times.
+    #[track_caller]
+    pub fn binary_cross_entropy_with_logits(
+        &self,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        pos_weight: Option<&Tensor>,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let loc = Loc::caller();
+        if self.shape() != target.shape() {
+            let why =
+                Why::Sizes { what: "elements of x and target", left: self.numel(), right: target.numel() };
+            return Err(Error::op("binary_cross_entropy_with_logits", why, loc));
+        }
+        let pos_weight = pos_weight.map_or(Arg::Number(Scalar::Float(1.0)), Arg::Tensor);
+        let args = [Arg::Tensor(self), Arg::Tensor(target), pos_weight];
+        let loss = dispatch_tensor(&Op::BinaryCrossEntropyWithLogits {}, &args, false, loc)?;
+        let loss = match weight {
+            Some(weight) => loss.mul(weight)?,
+            None => loss,
+        };
+        loss.reduced(reduction)
+    }
+
+    /// target · (log target − x) for log-probabilities x; the target too may be given by its logarithm. For
+    /// PyTorch's `batchmean` divide the sum by the number of samples.
+    #[track_caller]
+    pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
+        if log_target {
+            return target.exp()?.mul(&target.sub(self)?)?.reduced(reduction);
+        }
+        // 0 · log 0 = 0, in the gradient too.
+        let none = target.eq(0.0)?;
+        let entropy = target.mul(&none.where_self(1.0, target)?.log()?)?;
+        entropy.sub(&target.mul(self)?)?.reduced(reduction)
+    }
+
+    /// Scores `[n, c]`, `[n, c, …]` or `[c]` as a matrix with a row for each sample, and the shape of the samples.
+    fn class_rows(&self, name: &str, loc: Loc) -> Result<(Tensor, Vec<usize>)> {
+        let shape = self.shape();
+        match shape.rank() {
+            0 => Err(Error::op(name, Why::Rank { argument: "input", expected: "1 or more", got: 0 }, loc)),
+            1 => Ok((self.unsqueeze(0)?, Vec::new())),
+            2 => Ok((self.clone(), vec![shape[0]])),
+            rank => {
+                let mut order: Vec<i64> = (0..rank as i64).filter(|&d| d != 1).collect();
+                order.push(1);
+                let mut samples = shape.to_vec();
+                let classes = samples.remove(1);
+                let rows: usize = samples.iter().product();
+                Ok((self.permute(&order[..])?.reshape([rows, classes])?, samples))
+            }
+        }
+    }
+
+    /// Class numbers of these samples, `[m]`.
+    fn class_targets(&self, name: &str, samples: &[usize], loc: Loc) -> Result<Tensor> {
+        if self.dtype() != DType::I64 {
+            let why = Why::DType { argument: "target", expected: "i64 class numbers", got: self.dtype() };
+            return Err(Error::op(name, why, loc));
+        }
+        if self.shape()[..] != *samples {
+            let why = Why::Broadcast { left: samples.into(), right: self.shape() };
+            return Err(Error::op(name, why, loc));
+        }
+        self.reshape([self.numel()])
+    }
+
+    fn look_up(&self, ignore_index: i64) -> Result<Targets> {
+        let counted = self.ne(ignore_index)?;
+        let classes = counted.where_self(self, 0i64)?.reshape([-1, 1])?;
+        Ok(Targets { counted, classes })
+    }
+
+    /// `[m]` losses as the samples lie, or reduced; a mean is over `weights` if there are any.
+    fn by_sample(&self, samples: &[usize], reduction: Reduction, weights: Option<&Tensor>) -> Result<Tensor> {
+        match (reduction, weights) {
+            (Reduction::None, _) => self.reshape(samples),
+            (Reduction::Sum, _) => self.sum(),
+            (Reduction::Mean, Some(weights)) => self.sum()?.div(&weights.sum()?),
+            (Reduction::Mean, None) => self.mean(),
+        }
+    }
+
+    /// −weight[target] · x[target] for log-probabilities `[n, c]`, `[n, c, …]` or `[c]` and class numbers.
+    #[track_caller]
+    pub fn nll_loss_with(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let CrossEntropy { weight, ignore_index, reduction, .. } = options;
+        let (rows, samples) = self.class_rows("nll_loss", loc)?;
+        let target = target.class_targets("nll_loss", &samples, loc)?;
+        let Some(weight) = weight else {
+            let op = Op::NllLoss { reduction, ignore_index };
+            let loss = dispatch_tensor(&op, &[Arg::Tensor(&rows), Arg::Tensor(&target)], false, loc)?;
+            return if reduction == Reduction::None { loss.reshape(&samples[..]) } else { Ok(loss) };
+        };
+        let (losses, weights) = rows.weighted_nll(&target.look_up(ignore_index)?, Some(weight))?;
+        losses.by_sample(&samples, reduction, Some(&weights))
+    }
+
+    /// The losses of rows of log-probabilities, and what each sample weighs: both `[m]`, zero where it does not
+    /// count.
+    fn weighted_nll(&self, targets: &Targets, weight: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        let picked = self.gather(1, &targets.classes)?.reshape([-1])?;
+        let ty = picked.ty();
+        let weights = match weight {
+            Some(weight) => weight.gather(0, &targets.classes.reshape([-1])?)?,
+            None => Tensor::full_of(ty.shape, 1.0, ty.dtype, &ty.device)?,
+        };
+        let weights = targets.counted.where_self(&weights, 0.0)?;
+        let losses = targets.counted.where_self(&picked.mul(&weights)?.neg()?, 0.0)?;
+        Ok((losses, weights))
+    }
+
+    /// Cross-entropy of scores `[n, c]`, `[n, c, …]` or `[c]` with all options. Targets are class numbers, or
+    /// probabilities of the scores' shape and dtype.
+    #[track_caller]
+    pub fn cross_entropy_of(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let CrossEntropy { weight, ignore_index, reduction, label_smoothing: smoothing } = options;
+        if !(0.0..=1.0).contains(&smoothing) {
+            let why =
+                Why::Number { argument: "label_smoothing", expected: "between 0 and 1", got: smoothing };
+            return Err(Error::op("cross_entropy", why, loc));
+        }
+        let (rows, samples) = self.class_rows("cross_entropy", loc)?;
+        let classes = rows.shape()[1] as f64;
+        if target.dtype().is_float() {
+            if target.shape() != self.shape() {
+                let why = Why::Broadcast { left: self.shape(), right: target.shape() };
+                return Err(Error::op("cross_entropy", why, loc));
+            }
+            let mut target = target.class_rows("cross_entropy", loc)?.0;
+            if smoothing > 0.0 {
+                target = target.mul(1.0 - smoothing)?.add(smoothing / classes)?;
+            }
+            let mut terms = rows.log_softmax(1)?.mul(&target)?;
+            if let Some(weight) = weight {
+                terms = terms.mul(weight)?;
+            }
+            return terms.sum_dim(1, false)?.neg()?.by_sample(&samples, reduction, None);
+        }
+        let target = target.class_targets("cross_entropy", &samples, loc)?;
+        if weight.is_none() && smoothing == 0.0 {
+            let op = Op::CrossEntropy { reduction, ignore_index };
+            let loss = dispatch_tensor(&op, &[Arg::Tensor(&rows), Arg::Tensor(&target)], false, loc)?;
+            return if reduction == Reduction::None { loss.reshape(&samples[..]) } else { Ok(loss) };
+        }
+        let targets = target.look_up(ignore_index)?;
+        let log_probability = rows.log_softmax(1)?;
+        let (losses, weights) = log_probability.weighted_nll(&targets, weight)?;
+        if smoothing == 0.0 {
+            return losses.by_sample(&samples, reduction, Some(&weights));
+        }
+        let spread = match weight {
+            Some(weight) => log_probability.mul(weight)?,
+            None => log_probability,
+        };
+        let spread = spread.sum_dim(1, false)?.neg()?;
+        let spread = targets.counted.where_self(&spread, 0.0)?;
+        let mixed = losses.mul(1.0 - smoothing)?.add(&spread.mul(smoothing / classes)?)?;
+        mixed.by_sample(&samples, reduction, Some(&weights))
+    }
+}
