@@ -186,44 +186,39 @@ pub(crate) fn clamp_max_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Valu
 }
 
 pub(crate) fn clamp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // x inside the limits (edges count), the limit that took its place else; max wins over min.
     let (g, x, min, max) = (g!(call), call.inputs[0], call.inputs[1], call.inputs[2]);
-    let zero = cx.number(0.0)?;
-    let gx = match call.wants(0) {
-        true => {
-            let (above, below) = (cx.ge(x, min)?, cx.le(x, max)?);
-            let inside = cx.logical_and(above, below)?;
-            Some(cx.where_(inside, g, zero)?)
-        }
-        false => None,
-    };
-    let gmin = match call.wants(1) {
-        true => {
-            let (ordered, less) = (cx.lt(min, max)?, cx.lt(x, min)?);
-            let hit = cx.logical_and(ordered, less)?;
-            Some(cx.where_(hit, g, zero)?)
-        }
-        false => None,
-    };
-    let gmax = match call.wants(2) {
-        true => {
-            let (crossed, more) = (cx.lt(max, min)?, cx.gt(x, max)?);
-            let hit = cx.logical_or(crossed, more)?;
-            Some(cx.where_(hit, g, zero)?)
-        }
-        false => None,
-    };
-    Ok(vec![gx, gmin, gmax])
+    if cx.ty(min).is_scalar() && cx.ty(max).is_scalar() {
+        // Strictly between numbers.
+        let zero = cx.number(0.0)?;
+        let (above, below) = (cx.gt(x, min)?, cx.lt(x, max)?);
+        let inside = cx.logical_and(above, below)?;
+        return Ok(vec![Some(cx.where_(inside, g, zero)?), None, None]);
+    }
+    let raised = cx.maximum(x, min)?;
+    let (graised, gmax) = parted(cx, raised, max, g, false)?;
+    let (gx, gmin) = parted(cx, x, min, graised, true)?;
+    Ok(vec![Some(gx), Some(gmin), Some(gmax)])
 }
 
-/// x where it keeps its place, the limit elsewhere.
+/// g parted between x and a limit as `maximum` (for a lower one) or `minimum` part it: ties share.
+fn parted(cx: Cx<'_>, x: Value, limit: Value, g: Value, lower: bool) -> Result<(Value, Value)> {
+    let (zero, half) = (cx.number(0.0)?, cx.number(0.5)?);
+    let (less, more, tie) = (cx.lt(x, limit)?, cx.gt(x, limit)?, cx.eq(x, limit)?);
+    let shared = cx.mul(g, half)?;
+    let g = cx.where_(tie, shared, g)?;
+    let (x_loses, limit_loses) = if lower { (less, more) } else { (more, less) };
+    Ok((cx.where_(x_loses, zero, g)?, cx.where_(limit_loses, zero, g)?))
+}
+
+/// A number lets through what lies beyond it, a tensor shares ties.
 fn limit(cx: Cx<'_>, call: &GradCall<'_>, lower: bool) -> Grads {
     let (g, x, limit, zero) = (g!(call), call.inputs[0], call.inputs[1], cx.number(0.0)?);
-    let kept = if lower { cx.ge(x, limit)? } else { cx.le(x, limit)? };
-    let gx = if call.wants(0) { Some(cx.where_(kept, g, zero)?) } else { None };
-    let beyond = if lower { cx.lt(x, limit)? } else { cx.gt(x, limit)? };
-    let glimit = if call.wants(1) { Some(cx.where_(beyond, g, zero)?) } else { None };
-    Ok(vec![gx, glimit])
+    if cx.ty(limit).is_scalar() {
+        let kept = if lower { cx.gt(x, limit)? } else { cx.lt(x, limit)? };
+        return Ok(vec![Some(cx.where_(kept, g, zero)?), None]);
+    }
+    let (gx, glimit) = parted(cx, x, limit, g, lower)?;
+    Ok(vec![Some(gx), Some(glimit)])
 }
 
 pub(crate) fn clamp_min(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
