@@ -212,6 +212,10 @@ pub(crate) fn erfinv(x: f64) -> f64 {
 
 /// log |Γ(x)| as the limit of Gauss's product, with the first terms of its error.
 pub(crate) fn lgamma(x: f64) -> f64 {
+    if x < 0.0 {
+        let turned = std::f64::consts::PI / (std::f64::consts::PI * (x % 2.0)).sin().abs();
+        return if x == x.floor() { f64::INFINITY } else { turned.ln() - lgamma(1.0 - x) };
+    }
     let (mut z, mut sum) = (x, 0.0);
     while z < 40.0 {
         sum -= z.abs().ln();
@@ -223,6 +227,10 @@ pub(crate) fn lgamma(x: f64) -> f64 {
 
 /// The derivative of [`lgamma`].
 pub(crate) fn digamma(x: f64) -> f64 {
+    if x < 0.0 {
+        let turned = std::f64::consts::PI / (std::f64::consts::PI * (x % 1.0)).tan();
+        return if x == x.floor() { f64::NAN } else { digamma(1.0 - x) - turned };
+    }
     let (mut z, mut sum) = (x, 0.0);
     while z < 40.0 {
         sum -= 1.0 / z;
@@ -233,6 +241,10 @@ pub(crate) fn digamma(x: f64) -> f64 {
 
 /// The derivative of [`digamma`].
 pub(crate) fn trigamma(x: f64) -> f64 {
+    if x < 0.0 {
+        let turned = std::f64::consts::PI / (std::f64::consts::PI * (x % 1.0)).sin();
+        return if x == x.floor() { f64::INFINITY } else { turned * turned - trigamma(1.0 - x) };
+    }
     let (mut z, mut sum) = (x, 0.0);
     while z < 40.0 {
         sum += 1.0 / (z * z);

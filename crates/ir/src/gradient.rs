@@ -143,11 +143,11 @@ pub(crate) fn pow(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     Ok(vec![gx, gy])
 }
 
-/// The winner gets the gradient; a tie is shared equally.
+/// The winner gets the gradient; a tie is shared equally. Beside NaN nobody loses.
 fn winner(
     cx: Cx<'_>,
     call: &GradCall<'_>,
-    x_wins: fn(&mut dyn Emit, Value, Value) -> Result<Value>,
+    x_loses: fn(&mut dyn Emit, Value, Value) -> Result<Value>,
 ) -> Grads {
     let (g, x, y) = (g!(call), call.inputs[0], call.inputs[1]);
     let (zero, half) = (cx.number(0.0)?, cx.number(0.5)?);
@@ -155,19 +155,19 @@ fn winner(
     let shared = cx.mul(g, half)?;
     let mut grads = Vec::new();
     for (a, b) in [(x, y), (y, x)] {
-        let wins = x_wins(cx, a, b)?;
-        let alone = cx.where_(wins, g, zero)?;
+        let loses = x_loses(cx, a, b)?;
+        let alone = cx.where_(loses, zero, g)?;
         grads.push(Some(cx.where_(tie, shared, alone)?));
     }
     Ok(grads)
 }
 
 pub(crate) fn maximum(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    winner(cx, call, |cx, a, b| cx.gt(a, b))
+    winner(cx, call, |cx, a, b| cx.lt(a, b))
 }
 
 pub(crate) fn minimum(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    winner(cx, call, |cx, a, b| cx.lt(a, b))
+    winner(cx, call, |cx, a, b| cx.gt(a, b))
 }
 
 pub(crate) fn neg(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {

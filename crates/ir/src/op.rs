@@ -5,7 +5,8 @@ use crate::eval::{
 };
 use crate::math::Function;
 use crate::table::{
-    activations, choices, contractions, convolution, functions, nn, norms, resample, rounding,
+    activations, choices, contractions, convolution, functions, nn, norms, order, reductions, resample,
+    rounding,
 };
 use crate::{
     Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Reduction,

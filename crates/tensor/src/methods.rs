@@ -118,14 +118,14 @@ fn normalise_dims(op: &str, dims: impl IntoDims, rank: usize, loc: Loc) -> Resul
 }
 
 /// Dims of a reduction, in order.
-fn reduced_dims(op: &str, dims: impl IntoDims, rank: usize, loc: Loc) -> Result<Dims> {
+pub(crate) fn reduced_dims(op: &str, dims: impl IntoDims, rank: usize, loc: Loc) -> Result<Dims> {
     let mut dims = normalise_dims(op, dims, rank, loc)?;
     dims.sort_unstable();
     Ok(dims)
 }
 
 impl Tensor {
-    fn unary(&self, op: Op, loc: Loc) -> Result<Tensor> {
+    pub(crate) fn unary(&self, op: Op, loc: Loc) -> Result<Tensor> {
         dispatch_tensor(&op, &[Arg::Tensor(self)], false, loc)
     }
 }

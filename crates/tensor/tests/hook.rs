@@ -130,6 +130,14 @@ fn every_row_of_the_table() -> Result<()> {
     Ok(())
 }
 
+/// Whether an op takes an f32 tensor and `further` operands of this type: some want numbers, some no floats.
+fn takes(name: &str, x: &TensorTy, further: usize, operand: &kiln_ir::Ty) -> bool {
+    let op = Op::parse(name, &mut |_| None).unwrap();
+    let mut tys = vec![kiln_ir::Ty::Tensor(x.clone())];
+    tys.resize(1 + further, operand.clone());
+    op.infer(&tys).is_ok()
+}
+
 macro_rules! pointwise_methods {
     ($( $(#[doc = $doc:literal])*
         [$class:ident $method:ident $inplace:ident] $name:literal $Variant:ident
@@ -144,16 +152,22 @@ macro_rules! pointwise_method {
             let (x, in_place) = (t(&[0.5, 0.25]), concat!($name, "_"));
             // Tensors and numbers as further operands; as methods, in place, of expressions, over lists.
             $( let $arg = t(&[0.5, 1.0]); )*
-            if !matches!($name, "addcmul" | "addcdiv") {
+            let further: &[&str] = &[$(stringify!($arg)),*];
+            let further = further.len();
+            let tensor = x.ty();
+            if !matches!($name, "addcmul" | "addcdiv") && takes($name, &tensor, further, &tensor.clone().into()) {
                 passes(&[$name], || x.$method($(&$arg),*));
                 passes(&[in_place], || t(&[0.5, 0.25]).$inplace($(&$arg),*).map(drop));
             }
-            if !matches!($name, "lerp" | "addcmul" | "addcdiv") {
+            let number = kiln_ir::Ty::Scalar(kiln_ir::ScalarKind::Float);
+            if !matches!($name, "lerp" | "addcmul" | "addcdiv") && takes($name, &tensor, further, &number) {
                 passes(&[$name], || x.$method($( { let _ = &$arg; 0.5 } ),*));
                 passes(&[in_place], || t(&[0.5, 0.25]).$inplace($( { let _ = &$arg; 0.5 } ),*).map(drop));
                 let list = || Tensor::list([&x, &x]);
                 $( let $arg = Tensor::list([&$arg, &$arg]); )*
-                passes(&[concat!("foreach_", $name)], || foreach::$method(&list(), $(&$arg),*));
+                if takes($name, &tensor, further, &tensor.clone().into()) {
+                    passes(&[concat!("foreach_", $name)], || foreach::$method(&list(), $(&$arg),*));
+                }
                 passes(&[concat!("foreach_", $name, "_")], || {
                     foreach::$inplace(&Tensor::list([&t(&[0.5, 0.25]), &t(&[0.5])]), $( { let _ = &$arg; 0.5 } ),*)
                 });

@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn programs_are_sound_and_cover_the_table() {
         let mut seen = vec![false; Op::ROWS.len()];
-        for seed in 0..200 {
+        for seed in 0..800 {
             let program = generate(seed, 25);
             program.graph.verify(Stage::Functional, "generate").unwrap();
             program.graph.nodes.iter().for_each(|n| seen[n.op.index()] = true);

@@ -1,6 +1,8 @@
 //! Evaluation of what is not element by element: views, reductions, products, picks, creation and losses,
 //! each as its definition in plain loops.
 
+mod order;
+
 use kiln_ir::{DType, Dims, Op, Reduction, Shape, Why, broadcast};
 
 use crate::{Array, Data, Precision, philox};
@@ -214,7 +216,7 @@ pub(crate) fn evaluate(
         }
         other => match crate::nn::evaluate(other, args, shape, dtype) {
             Some(array) => rounded(array),
-            None => return Err(Why::Other(format!("the evaluator has no definition of {}", other.name()))),
+            None => return order::evaluate(other, args, shape, dtype, precision),
         },
     })
 }

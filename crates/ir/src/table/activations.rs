@@ -4,7 +4,7 @@ use crate::decompose::one as result;
 use crate::gradient::{Cx, Grads, g};
 use crate::samples::{Any, FLOATS, calls, t};
 use crate::types::{Rule, common_device, one, tensor};
-use crate::{EmitExt, GradCall, Op, Result, Sample, ScalarKind, Shape, Ty, Value, Values, Why};
+use crate::{DType, EmitExt, GradCall, Op, Result, Sample, ScalarKind, Shape, Ty, Value, Values, Why};
 
 /// selu's factors.
 pub(crate) const SELU_ALPHA: f64 = 1.6732632423543772;
@@ -74,7 +74,7 @@ macro_rules! rows_activations {
                   eval: Eval::float(|a| if a[0].abs() <= a[1] { 0.0 } else { a[0] }), samples: || samples::activation(&[0.5]) };
             /// x moved towards 0 by lambd
             [pointwise softshrink softshrink_] "softshrink" Softshrink (x, lambd) () {}
-                { ty: activations::ty, grad: Grad::Decompose, decompose: Some(activations::softshrink_steps),
+                { ty: activations::ty, grad: Grad::Fn(activations::softshrink), saves: Saves::Inputs, decompose: Some(activations::softshrink_steps),
                   eval: Eval::float(|a| if a[0] > a[1] { a[0] - a[1] } else if a[0] < -a[1] { a[0] + a[1] } else { a[0] * 0.0 }),
                   samples: || samples::activation(&[0.5]) };
             /// x − tanh x
@@ -107,6 +107,9 @@ macro_rules! rows_activations {
 /// A float tensor, and numbers.
 pub(crate) fn ty(_: &Op, args: &[Ty]) -> Rule {
     crate::table::choices::numbers_from(args, 1, "every parameter")?;
+    if args.contains(&Ty::Scalar(ScalarKind::Bool)) {
+        return Err(Why::DType { argument: "every number", expected: "not a truth value", got: DType::Bool });
+    }
     match &args[0] {
         Ty::Tensor(x) if !x.dtype.is_float() => {
             Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype })
@@ -183,6 +186,13 @@ fn positive_or(cx: Cx<'_>, x: Value, positive: Value, other: Value) -> Result<Va
     cx.where_(above, positive, other)
 }
 
+/// `bent` where x is 0 or less, `straight` elsewhere, at NaN too.
+fn unless_negative(cx: Cx<'_>, x: Value, bent: Value, straight: Value) -> Result<Value> {
+    let zero = cx.number(0.0)?;
+    let below = cx.le(x, zero)?;
+    cx.where_(below, bent, straight)
+}
+
 pub(crate) fn elu_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     let below = negative_part(cx, args[0])?;
     let e = cx.expm1(below)?;
@@ -196,7 +206,7 @@ pub(crate) fn elu(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let e = cx.exp(below)?;
     let slope = cx.mul(e, call.inputs[1])?;
     let bent = cx.mul(g, slope)?;
-    first(call, positive_or(cx, x, g, bent))
+    first(call, unless_negative(cx, x, bent, g))
 }
 
 pub(crate) fn celu_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -213,7 +223,7 @@ pub(crate) fn celu(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let below = cx.div(below, call.inputs[1])?;
     let e = cx.exp(below)?;
     let bent = cx.mul(g, e)?;
-    first(call, positive_or(cx, x, g, bent))
+    first(call, unless_negative(cx, x, bent, g))
 }
 
 pub(crate) fn selu_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -230,7 +240,7 @@ pub(crate) fn selu(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let e = cx.exp(below)?;
     let slope = cx.mul(e, factor)?;
     let bent = cx.mul(g, slope)?;
-    first(call, positive_or(cx, x, straight, bent))
+    first(call, unless_negative(cx, x, bent, straight))
 }
 
 pub(crate) fn leaky_relu_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -257,9 +267,17 @@ fn between(cx: Cx<'_>, x: Value, low: Value, high: Value, g: Value) -> Result<Va
     cx.where_(inside, g, zero)
 }
 
+/// 0 at the limits and beyond them, g elsewhere, at NaN too.
+fn unless_limited(cx: Cx<'_>, x: Value, low: Value, high: Value, g: Value) -> Result<Value> {
+    let zero = cx.number(0.0)?;
+    let (below, above) = (cx.le(x, low)?, cx.ge(x, high)?);
+    let grad = cx.where_(below, zero, g)?;
+    cx.where_(above, zero, grad)
+}
+
 pub(crate) fn hardtanh(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
-    first(call, between(cx, call.inputs[0], call.inputs[1], call.inputs[2], g))
+    first(call, unless_limited(cx, call.inputs[0], call.inputs[1], call.inputs[2], g))
 }
 
 pub(crate) fn relu6_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -269,7 +287,7 @@ pub(crate) fn relu6_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> 
 
 pub(crate) fn relu6(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, low, high) = (g!(call), cx.number(0.0)?, cx.number(6.0)?);
-    first(call, between(cx, call.inputs[0], low, high, g))
+    first(call, unless_limited(cx, call.inputs[0], low, high, g))
 }
 
 /// min(max(x + 3, 0), 6)
@@ -304,9 +322,9 @@ pub(crate) fn hardswish(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let slope = cx.div(x, three)?;
     let slope = cx.add(slope, half)?;
     let bent = cx.mul(g, slope)?;
-    let (low, high) = (cx.le(x, minus)?, cx.ge(x, three)?);
-    let grad = cx.where_(low, zero, bent)?;
-    first(call, cx.where_(high, g, grad))
+    let (low, middle) = (cx.le(x, minus)?, cx.lt(x, three)?);
+    let grad = cx.where_(middle, bent, g)?;
+    first(call, cx.where_(low, zero, grad))
 }
 
 pub(crate) fn hardshrink_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -323,6 +341,13 @@ pub(crate) fn softshrink_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Val
     let nothing = cx.mul(x, zero)?; // NaN stays
     let low = cx.where_(below, more, nothing)?;
     result(cx.where_(above, less, low))
+}
+
+pub(crate) fn softshrink(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, zero) = (g!(call), cx.number(0.0)?);
+    let size = cx.abs(call.inputs[0])?;
+    let small = cx.le(size, call.inputs[1])?;
+    first(call, cx.where_(small, zero, g))
 }
 
 pub(crate) fn tanhshrink_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {

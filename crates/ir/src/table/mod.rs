@@ -27,6 +27,7 @@ pub(crate) mod functions;
 mod lists;
 pub(crate) mod nn;
 pub(crate) mod norms;
+pub(crate) mod order;
 pub(crate) mod reductions;
 pub mod resample;
 pub(crate) mod rounding;

@@ -26,6 +26,7 @@ pub(crate) enum Input<'a> {
 }
 
 mod integer;
+mod order;
 
 struct Job<'a> {
     op: &'a Op,
@@ -56,6 +57,7 @@ pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
                 | Op::Detach {}
                 | Op::Sum { .. }
                 | Op::Amax { .. }
+                | Op::Amin { .. }
                 | Op::Mean { .. }
                 | Op::Softmax { .. }
                 | Op::LogSoftmax { .. }
@@ -339,6 +341,8 @@ impl Job<'_> {
             | Op::Detach {} => self.copy_into(out, inputs, 0),
             Op::Sum { dims, .. } => self.reduce(kernels::Reduction::Sum, out, inputs, dims),
             Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
+            Op::Amin { dims, .. } => self.reduce(kernels::Reduction::Amin, out, inputs, dims),
+            Op::Prod { dims, .. } => self.reduce(kernels::Reduction::Prod, out, inputs, dims),
             Op::Mean { dims, .. } => self.mean(out, inputs, dims),
             Op::Softmax { dim } => self.softmax(false, out, inputs, *dim),
             Op::LogSoftmax { dim } => self.softmax(true, out, inputs, *dim),
@@ -394,7 +398,9 @@ impl Job<'_> {
             Op::NllLoss { .. } => self.nll_loss(out, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?),
             Op::CrossEntropy { .. } => self.cross_entropy(out, inputs),
             // Scalar functions ran above, and what has a decomposition doesn't get here: `has_kernel`.
-            _ => Err(self.op.error(self.tys, Why::Other("has no kernel".into()), self.loc)),
+            _ => self.along(out, inputs).unwrap_or_else(|| {
+                Err(self.op.error(self.tys, Why::Other("has no kernel".into()), self.loc))
+            }),
         }
     }
 
@@ -406,7 +412,7 @@ impl Job<'_> {
             Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
-            Class::Index => matches!(self.op, Op::GatherBackward { .. }),
+            Class::Index => !matches!(self.op, Op::Cat { .. } | Op::SliceScatter { .. } | Op::Gather { .. }),
             Class::Pointwise | Class::View | Class::Create | Class::Constant | Class::List => false,
         };
         let is_narrow = |input: &Input| matches!(input, Input::Tensor(t) if t.dtype.is_narrow());

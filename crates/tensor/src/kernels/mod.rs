@@ -6,6 +6,7 @@
 //! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
 //! | [`softmax`]   | softmax and log_softmax along a dim                                      |
+//! | [`order`]     | positions of extrema, sorting orders and scans along a dim                |
 //! | [`nll`]       | the gather of nll_loss                                                   |
 //! | [`product`]   | matrix products in batches                                               |
 //! | [`norm`]      | normalisation over groups, forward and backward                          |
@@ -24,6 +25,7 @@ mod narrow;
 pub mod nll;
 pub mod norm;
 mod operand;
+pub mod order;
 pub mod pointwise;
 pub mod product;
 pub mod reduce;
@@ -36,6 +38,7 @@ pub use convert::{arange, convert, fill};
 pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;
 pub use operand::Operand;
+pub use order::{Lines, Position, Scan, positions, scan};
 pub use pointwise::{
     Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,
     select,

@@ -1,4 +1,4 @@
-//! Reductions over any set of dims: sum and amax.
+//! Reductions over any set of dims: sum, product, amax and amin.
 //!
 //! [Note: accuracy and order]
 //! f32 sums run in many f32 lanes over short stretches, which are then added in f64: at least as accurate as
@@ -23,6 +23,10 @@ pub enum Reduction {
     Sum,
     /// The largest element; NaN if there is one. Of nothing: the dtype's least value.
     Amax,
+    /// The smallest element; NaN if there is one. Of nothing: the dtype's largest value.
+    Amin,
+    /// The product. Integers wrap; booleans are multiplied as i64.
+    Prod,
 }
 
 /// `out = reduction of input over dims`.
@@ -31,7 +35,7 @@ pub enum Reduction {
 ///
 /// # Safety
 /// The contract of [`Operand`]; dims are distinct and in range; the output has the input's dtype or what that
-/// is computed in (i64 for a sum of booleans) and overlaps nothing.
+/// is computed in (i64 for a sum or product of booleans) and overlaps nothing.
 pub unsafe fn reduce(reduction: Reduction, out: &Operand, input: &Operand, dims: &[usize]) {
     debug_assert!(out.is_contiguous());
     if out.dtype.is_narrow() {
@@ -55,6 +59,14 @@ pub unsafe fn reduce(reduction: Reduction, out: &Operand, input: &Operand, dims:
             (Reduction::Amax, DType::F64) => run::<AmaxF64>(out, input, dims),
             (Reduction::Amax, DType::Bool) => run::<AmaxBool>(out, input, dims),
             (Reduction::Amax, _) => run::<AmaxI64>(out, input, dims),
+            (Reduction::Amin, DType::F32) => run::<AminF32>(out, input, dims),
+            (Reduction::Amin, DType::F64) => run::<AminF64>(out, input, dims),
+            (Reduction::Amin, DType::Bool) => run::<AminBool>(out, input, dims),
+            (Reduction::Amin, _) => run::<AminI64>(out, input, dims),
+            (Reduction::Prod, DType::F32) => run::<ProdF32>(out, input, dims),
+            (Reduction::Prod, DType::F64) => run::<ProdF64>(out, input, dims),
+            (Reduction::Prod, DType::Bool) => run::<ProdBool>(out, input, dims),
+            (Reduction::Prod, _) => run::<ProdI64>(out, input, dims),
         }
     }
 }
@@ -132,6 +144,17 @@ reducer!(AmaxF64: f64, f64, f64, f64; f64::NEG_INFINITY, f64::NEG_INFINITY; |x| 
     |a, b| if (b > a) | b.is_nan() { b } else { a });
 reducer!(AmaxI64: i64, i64, i64, i64; i64::MIN, i64::MIN; |x| x; |a, b| if b > a { b } else { a });
 reducer!(AmaxBool: Bool, Bool, Bool, Bool; 0, 0; |x| x; |a, b| a | b);
+reducer!(AminF32: f32, f32, f32, f32; f32::INFINITY, f32::INFINITY; |x| x;
+    |a, b| if (b < a) | b.is_nan() { b } else { a });
+reducer!(AminF64: f64, f64, f64, f64; f64::INFINITY, f64::INFINITY; |x| x;
+    |a, b| if (b < a) | b.is_nan() { b } else { a });
+reducer!(AminI64: i64, i64, i64, i64; i64::MAX, i64::MAX; |x| x; |a, b| if b < a { b } else { a });
+reducer!(AminBool: Bool, Bool, Bool, Bool; 1, 1; |x| x; |a, b| a & b);
+// In f64, so that large and small factors of f32 may come in any order.
+reducer!(ProdF32: f32, f64, f64, f32; 1.0, 1.0; |x| f64::from(x); |a, b| a * b);
+reducer!(ProdF64: f64, f64, f64, f64; 1.0, 1.0; |x| x; |a, b| a * b);
+reducer!(ProdI64: i64, i64, i64, i64; 1, 1; |x| x; |a, b| a.wrapping_mul(b));
+reducer!(ProdBool: Bool, i64, i64, i64; 1, 1; |x| i64::from(x); |a, b| a * b);
 
 // The maximum of numbers: one instruction, where NaN may or may not show.
 reducer!(LargestF32: f32, f32, f32, f32; f32::NEG_INFINITY, f32::NEG_INFINITY; |x| x;

@@ -445,7 +445,8 @@ fn half_unit(dtype: DType) -> f64 {
 
 fn check_reduce(reduction: Reduction, dtype: DType, shape: &[usize], layout: Layout, dims: &[usize]) {
     let mut input = Array::new(dtype, shape, layout, 5);
-    if dtype.is_float() && reduction == Reduction::Sum {
+    let totals = matches!(reduction, Reduction::Sum | Reduction::Prod);
+    if dtype.is_float() && totals {
         for i in 0..input.memory.len() - 1 {
             if !input.read(i).float().is_finite() {
                 input.write(i, Item::Float(1.5));
@@ -453,7 +454,7 @@ fn check_reduce(reduction: Reduction, dtype: DType, shape: &[usize], layout: Lay
         }
     }
     let (out_shape, groups) = groups(&input, dims);
-    let counted = !dtype.is_float() && reduction == Reduction::Sum;
+    let counted = !dtype.is_float() && totals;
     let out_dtype = if counted { DType::I64 } else { dtype };
     let mut out = Array::new(out_dtype, &out_shape, Layout::Contiguous, 1);
     // SAFETY: operands made for this call.
@@ -475,6 +476,24 @@ fn check_reduce(reduction: Reduction, dtype: DType, shape: &[usize], layout: Lay
                 };
                 let right = (got - exact).abs() <= epsilon * size || got == dtype.round(exact);
                 assert!(right, "{what}: {got}, not {exact}");
+            }
+            (Reduction::Prod, Item::Int(got)) => {
+                assert_eq!(got, items.iter().fold(1i64, |a, x| a.wrapping_mul(x.int())), "{what}");
+            }
+            (Reduction::Prod, Item::Float(got)) => {
+                let exact: f64 = items.iter().map(|x| x.float()).product();
+                let exact = if dtype == DType::F32 { f64::from(exact as f32) } else { exact };
+                let close = got == exact || (got - exact).abs() <= 1e-6 * exact.abs();
+                assert!(close || (got.is_nan() && exact.is_nan()), "{what}: {got}, not {exact}");
+            }
+            (Reduction::Amin, Item::Int(got)) => {
+                let most = if dtype == DType::Bool { 1 } else { i64::MAX };
+                assert_eq!(got, items.iter().map(|x| x.int()).min().unwrap_or(most), "{what}");
+            }
+            (Reduction::Amin, Item::Float(got)) => {
+                let nan = items.iter().any(|x| x.float().is_nan());
+                let smallest = items.iter().map(|x| x.float()).fold(f64::INFINITY, f64::min);
+                assert!(if nan { got.is_nan() } else { got == smallest }, "{what}: {got}, not {smallest}");
             }
             (Reduction::Amax, Item::Int(got)) => {
                 let least = dtype.wrap(if dtype == DType::Bool { 0 } else { i64::MIN });
@@ -500,7 +519,7 @@ fn reductions() {
         (&[6, 5, 40], &[&[0], &[1], &[2], &[0, 2], &[1, 2], &[0, 1], &[0, 1, 2]]),
         (&[3, 2, 5, 4], &[&[1, 3], &[0, 2]]),
     ];
-    for reduction in [Reduction::Sum, Reduction::Amax] {
+    for reduction in [Reduction::Sum, Reduction::Amax, Reduction::Amin, Reduction::Prod] {
         for dtype in DType::ALL {
             for (shape, sets) in shapes {
                 for dims in *sets {

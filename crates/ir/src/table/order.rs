@@ -1,0 +1,186 @@
+//! Rows: scans and order along one dim.
+
+use crate::gradient::{Cx, Grads, g, one};
+use crate::samples::{ALL, Any, NUMBERS, t, with_op};
+use crate::types::{Rule, one as only, tensor};
+use crate::{DType, EmitExt, GradCall, Op, Result, Sample, Shape, TensorTy, Ty, Value, Why};
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! rows_order {
+    ($callback:ident [$($rows:tt)*]) => {
+        $crate::rows_contractions! { $callback [
+            $($rows)*
+
+            /// Where the largest element of one dim is, the first of several; NaN is the largest
+            [index argmax _none] "argmax" Argmax (x) () { dim: usize, keepdim: bool }
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
+                  samples: || order::positions(|dim, keepdim| Op::Argmax { dim, keepdim }) };
+            /// Where the smallest element of one dim is, the first of several; NaN is the smallest
+            [index argmin _none] "argmin" Argmin (x) () { dim: usize, keepdim: bool }
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
+                  samples: || order::positions(|dim, keepdim| Op::Argmin { dim, keepdim }) };
+            /// Where the median of one dim is, the lower of two; the first NaN if there is one
+            [index median_index _none] "median_index" MedianIndex (x) () { dim: usize, keepdim: bool }
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
+                  samples: || order::positions(|dim, keepdim| Op::MedianIndex { dim, keepdim }) };
+            /// The order that sorts one dim, equals as they were; NaN is the largest
+            [index argsort _none] "argsort" Argsort (x) () { dim: usize, descending: bool }
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural, samples: order::argsort_samples };
+            /// Where the k largest or smallest of one dim are, in order; NaN is the largest
+            [index topk_index _none] "topk_index" TopkIndex (x) () { k: usize, dim: usize, largest: bool }
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural, samples: order::topk_samples };
+            /// Sums of all elements of one dim up to each, or from each on
+            [index cumsum _none] "cumsum" Cumsum (x) () { dim: usize, reverse: bool }
+                { ty: order::ty, grad: Grad::Fn(order::cumsum), eval: Eval::Structural,
+                  samples: || order::scans(samples::ALL, |dim, reverse| Op::Cumsum { dim, reverse }) };
+            /// Products of all elements of one dim up to each
+            [index cumprod _none] "cumprod" Cumprod (x) () { dim: usize }
+                { ty: order::ty, grad: Grad::Fn(order::cumprod), saves: Saves::InputsAndOutputs, eval: Eval::Structural,
+                  samples: || order::scans(samples::ALL, |dim, _| Op::Cumprod { dim }) };
+            /// log Σ exp of all elements of one dim up to each, or from each on
+            [index logcumsumexp _none] "logcumsumexp" Logcumsumexp (x) () { dim: usize, reverse: bool }
+                { ty: order::ty, grad: Grad::Fn(order::logcumsumexp), saves: Saves::InputsAndOutputs, eval: Eval::Structural,
+                  samples: || order::scans(samples::FLOATS, |dim, reverse| Op::Logcumsumexp { dim, reverse }) };
+        ]}
+    };
+}
+
+const CASES: &[(&[usize], usize)] = &[
+    (&[5], 0),
+    (&[4, 37], 1),
+    (&[4, 37], 0),
+    (&[2, 3, 17], 1),
+    (&[], 0),
+    (&[0, 3], 1),
+    (&[3, 1], 1),
+    (&[2, 300], 1),
+];
+
+pub(crate) fn positions(op: fn(usize, bool) -> Op) -> Vec<Sample> {
+    CASES
+        .iter()
+        .enumerate()
+        .map(|(i, (s, dim))| with_op(op(*dim, i % 2 == 1), NUMBERS, vec![t(s, Any)]))
+        .collect()
+}
+
+pub(crate) fn argsort_samples() -> Vec<Sample> {
+    let op = |i: usize, dim| Op::Argsort { dim, descending: i % 2 == 1 };
+    CASES.iter().enumerate().map(|(i, (s, dim))| with_op(op(i, *dim), ALL, vec![t(s, Any)])).collect()
+}
+
+pub(crate) fn topk_samples() -> Vec<Sample> {
+    let size = |shape: &[usize], dim: usize| shape.get(dim).copied().unwrap_or(1);
+    let op = |i: usize, k, dim| Op::TopkIndex { k, dim, largest: i % 2 == 1 };
+    CASES
+        .iter()
+        .enumerate()
+        .map(|(i, (s, dim))| with_op(op(i, size(s, *dim).div_ceil(2), *dim), NUMBERS, vec![t(s, Any)]))
+        .collect()
+}
+
+pub(crate) fn scans(dtypes: &'static [DType], op: fn(usize, bool) -> Op) -> Vec<Sample> {
+    let mut all: Vec<Sample> = CASES
+        .iter()
+        .enumerate()
+        .map(|(i, (s, dim))| with_op(op(*dim, i % 2 == 1), dtypes, vec![t(s, Any)]))
+        .collect();
+    all.push(with_op(op(0, true), dtypes, vec![t(&[3, 0], Any)]));
+    all
+}
+
+pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
+    let x = tensor(args, 0, "x")?;
+    let (rank, wide) = (x.shape.rank(), if x.dtype.is_float() { x.dtype } else { DType::I64 });
+    let (Op::Argmax { dim, .. }
+    | Op::Argmin { dim, .. }
+    | Op::MedianIndex { dim, .. }
+    | Op::Argsort { dim, .. }
+    | Op::TopkIndex { dim, .. }
+    | Op::Cumsum { dim, .. }
+    | Op::Cumprod { dim }
+    | Op::Logcumsumexp { dim, .. }) = *op
+    else {
+        return only(x.clone());
+    };
+    if dim >= rank.max(1) {
+        return Err(Why::Dim { dim: dim as i64, rank });
+    }
+    let size = x.shape.get(dim).copied().unwrap_or(1);
+    let (dtype, shape): (DType, Shape) = match *op {
+        Op::Argmax { keepdim, .. } | Op::Argmin { keepdim, .. } | Op::MedianIndex { keepdim, .. } => {
+            if x.dtype == DType::Bool {
+                return Err(Why::DType { argument: "x", expected: "a number", got: x.dtype });
+            }
+            if size == 0 {
+                return Err(Why::Other(format!("dim {dim} has no elements to choose from")));
+            }
+            let dims = if rank == 0 { crate::Dims::default() } else { crate::Dims::from(dim) };
+            (DType::I64, x.shape.reduced(&dims, keepdim))
+        }
+        Op::Argsort { .. } => (DType::I64, x.shape.clone()),
+        Op::TopkIndex { k, .. } => {
+            if k > size {
+                return Err(Why::Index { index: k as i64, size });
+            }
+            let mut shape = x.shape.clone();
+            if rank > 0 {
+                shape[dim] = k;
+            }
+            (DType::I64, shape)
+        }
+        Op::Logcumsumexp { .. } if !x.dtype.is_float() => {
+            return Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype });
+        }
+        _ => (wide, x.shape.clone()),
+    };
+    only(TensorTy { dtype, device: x.device, shape })
+}
+
+pub(crate) fn cumsum(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, Op::Cumsum { dim, reverse }) = (g!(call), call.op) else { return Ok(vec![None]) };
+    one(cx.cumsum(g, *dim, !reverse))
+}
+
+pub(crate) fn cumprod(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    // Before the first zero Σ g·y / x from there on; at it the same with 1 in its place; nothing behind it.
+    let (g, &Op::Cumprod { dim }) = (g!(call), call.op) else { return Ok(vec![None]) };
+    let (x, zero, unit) = (call.inputs[0], cx.number(0.0)?, cx.number(1.0)?);
+    let (none, once) = (cx.number(crate::Scalar::Int(0))?, cx.number(crate::Scalar::Int(1))?);
+    let nothing = cx.eq(x, zero)?;
+    let seen = cx.cumsum(nothing, dim, false)?;
+    let before = cx.eq(seen, none)?;
+    let single = cx.eq(seen, once)?;
+    let first = cx.logical_and(nothing, single)?;
+    let product = cx.mul(g, call.y())?;
+    let product = cx.cumsum(product, dim, true)?;
+    let divisor = cx.where_(nothing, unit, x)?;
+    let plain = cx.div(product, divisor)?;
+    let filled = cx.where_(first, unit, x)?;
+    let products = cx.cumprod(filled, dim)?;
+    let at_zero = cx.mul(g, products)?;
+    let at_zero = cx.cumsum(at_zero, dim, true)?;
+    let rest = cx.where_(first, at_zero, zero)?;
+    one(cx.where_(before, plain, rest))
+}
+
+/// exp(x + log Σ from each on of `weights`·exp(−y)), for weights ≥ 0.
+fn weighted(cx: Cx<'_>, weights: Value, x: Value, y: Value, dim: usize, reverse: bool) -> Result<Value> {
+    let log = cx.log(weights)?;
+    let log = cx.sub(log, y)?;
+    let sum = cx.logcumsumexp(log, dim, reverse)?;
+    let sum = cx.add(sum, x)?;
+    cx.exp(sum)
+}
+
+pub(crate) fn logcumsumexp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    // exp(x)·Σ g·exp(−y) from each on, positive and negative g apart, in logarithms
+    let (g, &Op::Logcumsumexp { dim, reverse }) = (g!(call), call.op) else { return Ok(vec![None]) };
+    let (x, y, zero) = (call.inputs[0], call.y(), cx.number(0.0)?);
+    let minus = cx.neg(g)?;
+    let (up, down) = (cx.maximum(g, zero)?, cx.maximum(minus, zero)?);
+    let up = weighted(cx, up, x, y, dim, !reverse)?;
+    let down = weighted(cx, down, x, y, dim, !reverse)?;
+    one(cx.sub(up, down))
+}
