@@ -32,7 +32,7 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
                 Domain::Any => rng.normal(),
                 Domain::Positive => away(rng.normal().abs()),
                 Domain::NonZero => away(rng.normal()),
-                Domain::Index(bound) => rng.below(bound) as f64,
+                Domain::Index(bound) | Domain::Distinct(bound) => rng.below(bound) as f64,
             })
             .collect()
     };
@@ -40,6 +40,10 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
         (DType::Bool, _) => Tensor::from_vec((0..n).map(|_| rng.one_in(2)).collect(), shape),
         (DType::I64, Domain::Index(bound)) => {
             Tensor::from_vec((0..n).map(|_| rng.below(bound) as i64).collect(), shape)
+        }
+        (DType::I64, Domain::Distinct(bound)) => {
+            let order = rng.permutation(bound);
+            Tensor::from_vec((0..n).map(|i| order[i % bound] as i64).collect(), shape)
         }
         (DType::I64, Domain::Any) => {
             // Beyond what a float holds, too.

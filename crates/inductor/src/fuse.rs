@@ -9,7 +9,7 @@ use kiln_ir::{Def, Graph, Op, Strides, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::WhyNot;
-use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, lower_group};
+use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
 use crate::table::Table;
 use crate::views::{View, is_row_major, view_of};
 
@@ -182,8 +182,8 @@ impl<'g> Fusion<'g> {
                 continue;
             }
             match &node.op {
-                Op::Mm {} | Op::GatherBackward { .. } | Op::List {} => {
-                    for &arg in &node.args {
+                op if is_library(op) || matches!(op, Op::List {}) => {
+                    for &arg in node.args.iter().filter(|&&arg| self.graph.ty(arg).as_tensor().is_some()) {
                         let base = match node.op {
                             Op::List {} => self.element(arg).base,
                             _ => self.base(arg),
@@ -485,10 +485,7 @@ impl<'g> Fusion<'g> {
         let mut units: Vec<Unit> = (0..groups).map(Unit::Kernel).collect();
         units.extend((0..self.tables.len()).map(Unit::Table));
         for n in (0..self.graph.nodes.len()).filter(|&n| self.live[n]) {
-            let op = &self.graph.nodes[n].op;
-            let by_library =
-                matches!(op, Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. });
-            if by_library {
+            if is_library(&self.graph.nodes[n].op) {
                 units.push(Unit::Library(n));
             }
         }

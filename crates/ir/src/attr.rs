@@ -24,6 +24,21 @@ pub enum Approximate {
     Tanh,
 }
 
+/// What becomes of several values that meet at one place.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ScatterReduce {
+    /// Their sum.
+    Sum,
+    /// Their product.
+    Prod,
+    /// Their mean (of integers: rounded down).
+    Mean,
+    /// The largest; NaN if there is one.
+    Amax,
+    /// The smallest; NaN if there is one.
+    Amin,
+}
+
 /// A kind of attribute: how it prints, and how that text is read.
 pub trait Attribute: Sized {
     /// The text form.
@@ -157,6 +172,29 @@ impl Attribute for Approximate {
         match text {
             "none" => Some(Approximate::None),
             "tanh" => Some(Approximate::Tanh),
+            _ => None,
+        }
+    }
+}
+
+impl Attribute for ScatterReduce {
+    fn print(&self) -> String {
+        match self {
+            ScatterReduce::Sum => "sum",
+            ScatterReduce::Prod => "prod",
+            ScatterReduce::Mean => "mean",
+            ScatterReduce::Amax => "amax",
+            ScatterReduce::Amin => "amin",
+        }
+        .to_string()
+    }
+    fn parse(text: &str) -> Option<ScatterReduce> {
+        match text {
+            "sum" => Some(ScatterReduce::Sum),
+            "prod" => Some(ScatterReduce::Prod),
+            "mean" => Some(ScatterReduce::Mean),
+            "amax" => Some(ScatterReduce::Amax),
+            "amin" => Some(ScatterReduce::Amin),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@ use crate::{Approximate, Dims, Emit, EmitExt, Op, Reduction, Result, Scalar, Sha
 
 type Cx<'a> = &'a mut dyn Emit;
 
-fn one(value: Result<Value>) -> Result<Values> {
+pub(crate) fn one(value: Result<Value>) -> Result<Values> {
     Ok(smallvec![value?])
 }
 

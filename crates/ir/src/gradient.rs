@@ -5,7 +5,7 @@
 
 use crate::{Approximate, Dims, Emit, EmitExt, GradCall, Op, Reduction, Result, Scalar, Shape, Ty, Value};
 
-type Grads = Result<Vec<Option<Value>>>;
+pub(crate) type Grads = Result<Vec<Option<Value>>>;
 type Cx<'a> = &'a mut dyn Emit;
 
 /// Sums a gradient over the dims that broadcasting added or repeated and converts it to the operand's dtype.
@@ -41,11 +41,11 @@ impl GradCall<'_> {
         Ok(grads)
     }
 
-    fn g(&self) -> Option<Value> {
+    pub(crate) fn g(&self) -> Option<Value> {
         self.grads[0]
     }
 
-    fn y(&self) -> Value {
+    pub(crate) fn y(&self) -> Value {
         self.outputs[0]
     }
 }
@@ -59,9 +59,10 @@ macro_rules! g {
         }
     };
 }
+pub(crate) use g;
 
 /// A rule with one operand.
-fn one(grad: Result<Value>) -> Grads {
+pub(crate) fn one(grad: Result<Value>) -> Grads {
     Ok(vec![Some(grad?)])
 }
 
@@ -520,7 +521,7 @@ pub(crate) fn slice(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     one(cx.slice_scatter(zeros, g, *dim, *start, *end, *step))
 }
 
-fn zeros_like(cx: Cx<'_>, x: Value) -> Result<Value> {
+pub(crate) fn zeros_like(cx: Cx<'_>, x: Value) -> Result<Value> {
     let ty = cx.tensor_ty(x);
     let zero = cx.number(0.0)?;
     cx.full(zero, ty.shape, ty.dtype, ty.device)

@@ -2,9 +2,10 @@
 
 use crate::eval::{alpha, alpha_int, erf, eval_gelu, int_pow, nan_max, power_class};
 use crate::math::Function;
+use crate::table::{indexing, padding, shapes};
 use crate::{
     Approximate, Attribute, DType, Device, Dims, Emit, Error, Eval, Loc, OpError, Reduction, Result, Sample,
-    Scalar, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
+    Scalar, ScatterReduce, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.
@@ -109,6 +110,8 @@ pub enum Saves {
     Nothing,
     /// The operands.
     Inputs,
+    /// The operands that are indices or masks: those that no gradient flows through.
+    Indices,
     /// The results.
     Outputs,
     /// Both.
@@ -116,9 +119,18 @@ pub enum Saves {
 }
 
 impl Saves {
-    /// Whether operands are read.
+    /// Whether all operands are read.
     pub fn inputs(self) -> bool {
         matches!(self, Saves::Inputs | Saves::InputsAndOutputs)
+    }
+
+    /// Whether operands of this type are read.
+    pub fn input(self, ty: &Ty) -> bool {
+        match self {
+            Saves::Inputs | Saves::InputsAndOutputs => true,
+            Saves::Indices => ty.is_scalar() || ty.as_tensor().is_some_and(|t| !t.dtype.is_float()),
+            Saves::Nothing | Saves::Outputs => false,
+        }
     }
 
     /// Whether results are read.

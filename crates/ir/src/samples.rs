@@ -14,6 +14,8 @@ pub enum Domain {
     NonZero,
     /// Small integers (class numbers, indices) below a bound.
     Index(usize),
+    /// Small integers below a bound, no two alike (as long as there are enough).
+    Distinct(usize),
 }
 
 /// An operand of a sample call.
@@ -41,9 +43,9 @@ pub struct Sample {
 use Domain::{Any, Index, NonZero, Positive};
 use SampleArg::{Fixed, Number, Tensor};
 
-const ALL: &[DType] = &DType::ALL;
-const NUMBERS: &[DType] = &[DType::I64, DType::F32, DType::F64];
-const FLOATS: &[DType] = &[DType::F32, DType::F64];
+pub(crate) const ALL: &[DType] = &DType::ALL;
+pub(crate) const NUMBERS: &[DType] = &[DType::I64, DType::F32, DType::F64];
+pub(crate) const FLOATS: &[DType] = &[DType::F32, DType::F64];
 
 const UNARY_SHAPES: &[&[usize]] = &[&[], &[0], &[5], &[3, 1], &[4, 37], &[2, 3, 17]];
 const BINARY_SHAPES: &[(&[usize], &[usize])] = &[
@@ -60,15 +62,15 @@ fn hole() -> Op {
     Op::Neg {}
 }
 
-fn t(shape: &[usize], domain: Domain) -> SampleArg {
+pub(crate) fn t(shape: &[usize], domain: Domain) -> SampleArg {
     Tensor(Shape::from(shape), domain)
 }
 
-fn calls(dtypes: &'static [DType], args: Vec<Vec<SampleArg>>) -> Vec<Sample> {
+pub(crate) fn calls(dtypes: &'static [DType], args: Vec<Vec<SampleArg>>) -> Vec<Sample> {
     args.into_iter().map(|args| Sample { op: hole(), args, dtypes }).collect()
 }
 
-fn with_op(op: Op, dtypes: &'static [DType], args: Vec<SampleArg>) -> Sample {
+pub(crate) fn with_op(op: Op, dtypes: &'static [DType], args: Vec<SampleArg>) -> Sample {
     Sample { op, args, dtypes }
 }
 

@@ -9,24 +9,24 @@ use crate::{
     result_dtype,
 };
 
-type Rule = Result<Tys, Why>;
+pub(crate) type Rule = Result<Tys, Why>;
 
-fn one(ty: impl Into<Ty>) -> Rule {
+pub(crate) fn one(ty: impl Into<Ty>) -> Rule {
     Ok(smallvec![ty.into()])
 }
 
-fn tensor<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
+pub(crate) fn tensor<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     args[i].as_tensor().ok_or(Why::Operand { argument, expected: "a tensor" })
 }
 
-fn checked(ty: TensorTy) -> Rule {
+pub(crate) fn checked(ty: TensorTy) -> Rule {
     match ty.shape.checked_numel().and_then(|n| n.checked_mul(ty.dtype.size())) {
         Some(bytes) if bytes <= isize::MAX as usize => one(ty),
         _ => Err(Why::TooLarge { shape: ty.shape }),
     }
 }
 
-fn common_device(args: &[Ty]) -> Result<Device, Why> {
+pub(crate) fn common_device(args: &[Ty]) -> Result<Device, Why> {
     let mut device = None;
     for t in args.iter().filter_map(Ty::as_tensor) {
         match device {
@@ -188,7 +188,7 @@ pub(crate) fn copy(_: &Op, args: &[Ty]) -> Rule {
     one(x.clone())
 }
 
-fn check_dims(dims: &Dims, rank: usize) -> Result<(), Why> {
+pub(crate) fn check_dims(dims: &Dims, rank: usize) -> Result<(), Why> {
     for (i, &dim) in dims.iter().enumerate() {
         if dim >= rank {
             return Err(Why::Dim { dim: dim as i64, rank });
@@ -388,7 +388,7 @@ pub(crate) fn slice_scatter(op: &Op, args: &[Ty]) -> Rule {
     one(x.clone())
 }
 
-fn same_kind_of(x: &TensorTy, src: &TensorTy) -> Result<(), Why> {
+pub(crate) fn same_kind_of(x: &TensorTy, src: &TensorTy) -> Result<(), Why> {
     match x.dtype == src.dtype {
         true => Ok(()),
         false => {
@@ -433,7 +433,7 @@ pub(crate) fn gather(op: &Op, args: &[Ty]) -> Rule {
     one(TensorTy { shape: index.shape.clone(), ..x.clone() })
 }
 
-fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(), Why> {
+pub(crate) fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(), Why> {
     if index.dtype != DType::I64 {
         return Err(Why::DType { argument: "index", expected: "i64", got: index.dtype });
     }

@@ -201,8 +201,14 @@ impl Executable {
                     shape: &ready.layout.shape,
                     strides: &ready.layout.strides,
                 };
-                // SAFETY: as above; the result has the buffer's shape by the type rule.
-                unsafe { kernels::convert(&operand(out, pointers), &from) };
+                let mut to = operand(out, pointers);
+                // A reshape of the result may be what the buffer is for: then it is dense.
+                let strides = ready.layout.shape.contiguous_strides();
+                if to.shape != from.shape {
+                    (to.shape, to.strides) = (from.shape, &strides);
+                }
+                // SAFETY: as above; the result has as many elements as the buffer by the type rule.
+                unsafe { kernels::convert(&to, &from) };
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ mod array;
 mod eval;
 mod finite;
 pub mod golden;
+mod indexing;
 mod philox;
 mod programs;
 mod rng;

@@ -2,8 +2,8 @@
 //! drawn at random and kept if the type rule takes them, so that a new row needs nothing here.
 
 use kiln_ir::{
-    Approximate, Class, DType, Device, Dims, Domain, Emit, EmitExt, Graph, Op, Reduction, Scalar, Shape,
-    TensorTy, Ty, Value, Write, broadcast,
+    Approximate, Class, DType, Device, Dims, Domain, Emit, EmitExt, Graph, Op, Reduction, SampleArg, Scalar,
+    Shape, TensorTy, Ty, Value, Write, broadcast,
 };
 
 use crate::{Argument, Rng, random_argument, random_array};
@@ -114,7 +114,7 @@ impl Generator {
     }
 
     fn step(&mut self) -> Option<Value> {
-        match self.rng.below(16) {
+        match self.rng.below(19) {
             0..=5 => self.pointwise(),
             6 => self.convert(),
             7..=8 => self.view(),
@@ -123,8 +123,49 @@ impl Generator {
             12 => self.index(),
             13 => self.creation(),
             14 => self.loss(),
-            _ => self.list(),
+            15 => self.list(),
+            _ => self.sample(),
         }
+    }
+
+    /// A sample call of a row, its first operand a value of the program where one fits.
+    fn sample(&mut self) -> Option<Value> {
+        let row = self.rng.pick(Op::ROWS);
+        let samples = row.sample_calls();
+        if samples.is_empty() {
+            return None;
+        }
+        let sample = self.rng.pick(&samples).clone();
+        let dtype = *self.rng.pick(sample.dtypes);
+        let types: Vec<Option<(TensorTy, Domain)>> = sample
+            .args
+            .iter()
+            .map(|arg| match arg {
+                SampleArg::Tensor(shape, domain) => Some((TensorTy::new(dtype, shape), *domain)),
+                SampleArg::Fixed(dtype, shape, domain) => Some((TensorTy::new(*dtype, shape), *domain)),
+                SampleArg::Number(_) => None,
+            })
+            .collect();
+        if types.iter().flatten().any(|(ty, _)| ty.shape.numel() > MOST_ELEMENTS) {
+            return None;
+        }
+        let mut args = Vec::new();
+        for (arg, ty) in sample.args.iter().zip(types) {
+            args.push(match (arg, ty) {
+                (_, Some((ty, Domain::Any))) if args.is_empty() => {
+                    let known = self.value(|t| t.as_tensor() == Some(&ty));
+                    known.unwrap_or_else(|| self.input(Ty::Tensor(ty)))
+                }
+                (_, Some((ty, domain))) => {
+                    let array = random_array(&mut self.rng, &ty, domain);
+                    self.inputs.push(array.into());
+                    self.graph.input(Ty::Tensor(ty))
+                }
+                (SampleArg::Number(x), None) => self.graph.number(*x).ok()?,
+                _ => return None,
+            });
+        }
+        self.emit(sample.op, &args)
     }
 
     fn pointwise(&mut self) -> Option<Value> {
@@ -390,7 +431,7 @@ mod tests {
     #[test]
     fn programs_are_sound_and_cover_the_table() {
         let mut seen = vec![false; Op::ROWS.len()];
-        for seed in 0..200 {
+        for seed in 0..400 {
             let program = generate(seed, 25);
             program.graph.verify(Stage::Functional, "generate").unwrap();
             program.graph.nodes.iter().for_each(|n| seen[n.op.index()] = true);

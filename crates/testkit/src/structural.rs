@@ -8,7 +8,7 @@ use crate::{Array, Data, Precision, philox};
 type Result<T> = std::result::Result<T, Why>;
 
 /// Calls `f` with every coordinate of a shape, in row-major order.
-fn coordinates(shape: &[usize], mut f: impl FnMut(&[usize])) {
+pub(crate) fn coordinates(shape: &[usize], mut f: impl FnMut(&[usize])) {
     let mut at = vec![0; shape.len()];
     for _ in 0..shape.iter().product() {
         f(&at);
@@ -23,12 +23,12 @@ fn coordinates(shape: &[usize], mut f: impl FnMut(&[usize])) {
 }
 
 /// The row-major position of a coordinate.
-fn position(shape: &[usize], at: &[usize]) -> usize {
+pub(crate) fn position(shape: &[usize], at: &[usize]) -> usize {
     shape.iter().zip(at).fold(0, |p, (&size, &i)| p * size + i)
 }
 
 /// The elements of `x` at the coordinates that `source` names for each coordinate of the result.
-fn pick(x: &Array, shape: &Shape, mut source: impl FnMut(&[usize]) -> Vec<usize>) -> Array {
+pub(crate) fn pick(x: &Array, shape: &Shape, mut source: impl FnMut(&[usize]) -> Vec<usize>) -> Array {
     let mut positions = Vec::with_capacity(shape.numel());
     coordinates(shape, |at| positions.push(position(&x.shape, &source(at))));
     x.take(shape.clone(), positions.into_iter())
@@ -182,11 +182,11 @@ pub(crate) fn evaluate(
             let log_probability = softmax(&args[0], args[0].shape.rank() - 1, true);
             rounded(nll_loss(&log_probability, &args[1], shape, *reduction, *ignore_index)?)
         }
-        other => return Err(Why::Other(format!("the evaluator has no definition of {}", other.name()))),
+        other => return crate::indexing::evaluate(other, args, shape, dtype, precision),
     })
 }
 
-fn numbers(dtype: DType, shape: &Shape, float: Vec<f64>, int: Vec<i64>) -> Array {
+pub(crate) fn numbers(dtype: DType, shape: &Shape, float: Vec<f64>, int: Vec<i64>) -> Array {
     match dtype.is_float() {
         true => Array::floats(dtype, shape, |i| float[i]),
         false => Array::ints(dtype, shape, |i| int[i]),
@@ -205,7 +205,7 @@ fn join(a: &Array, b: &Array) -> Array {
     Array { dtype: a.dtype, device: a.device, shape: Shape::from([a.numel() + b.numel()]), data }
 }
 
-fn check_index(index: &Array, size: usize) -> Result<()> {
+pub(crate) fn check_index(index: &Array, size: usize) -> Result<()> {
     match (0..index.numel()).map(|i| index.int(i)).find(|&i| i < 0 || i >= size as i64) {
         Some(index) => Err(Why::Index { index, size }),
         None => Ok(()),

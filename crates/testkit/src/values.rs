@@ -8,20 +8,27 @@ use crate::{Argument, Array, Precision, Program, Rng};
 /// A random tensor whose elements lie in a domain.
 pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
     let away = |x: f64| if x < 0.0 { x - 0.25 } else { x + 0.25 };
+    let distinct = match domain {
+        Domain::Distinct(bound) => rng.permutation(bound),
+        _ => Vec::new(),
+    };
     let array = match (ty.dtype, domain) {
+        (DType::I64, Domain::Distinct(bound)) => {
+            Array::ints(DType::I64, &ty.shape, |i| distinct[i % bound] as i64)
+        }
         (DType::Bool, _) => Array::ints(DType::Bool, &ty.shape, |_| rng.below(2) as i64),
         (DType::I64, domain) => Array::ints(DType::I64, &ty.shape, |_| match domain {
             Domain::Any => rng.below(9) as i64 - 4,
             Domain::Positive => rng.below(4) as i64 + 1,
             Domain::NonZero => (rng.below(4) as i64 + 1) * if rng.one_in(2) { -1 } else { 1 },
-            Domain::Index(bound) => rng.below(bound) as i64,
+            Domain::Index(bound) | Domain::Distinct(bound) => rng.below(bound) as i64,
         }),
         (dtype, domain) => Array::floats(dtype, &ty.shape, |_| {
             let x = match domain {
                 Domain::Any => rng.normal(),
                 Domain::Positive => away(rng.normal().abs()),
                 Domain::NonZero => away(rng.normal()),
-                Domain::Index(bound) => rng.below(bound) as f64,
+                Domain::Index(bound) | Domain::Distinct(bound) => rng.below(bound) as f64,
             };
             round(x, dtype, Precision::Rounded)
         }),

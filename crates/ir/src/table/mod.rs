@@ -21,10 +21,12 @@ mod arithmetic;
 mod contractions;
 mod creation;
 mod functions;
+pub(crate) mod indexing;
 mod lists;
 mod nn;
+pub(crate) mod padding;
 mod reductions;
-mod shapes;
+pub(crate) mod shapes;
 
 /// Hands every row of the op table to the macro `$callback`. See the [module](crate::table) for the grammar.
 #[macro_export]
