@@ -241,8 +241,8 @@ macro_rules! define_ops {
             #[inline]
             pub fn index(&self) -> usize {
                 #[allow(non_camel_case_types, dead_code)]
-                enum Index { $($Variant),* }
-                match self { $( Op::$Variant { .. } => Index::$Variant as usize, )* }
+                enum Row { $($Variant),* }
+                match self { $( Op::$Variant { .. } => Row::$Variant as usize, )* }
             }
 
             /// The attributes as text: `("dims", "[0]")`.

@@ -57,6 +57,12 @@ pub enum Indexer {
 }
 
 impl Indexer {
+    /// Elements `start..end`, for ends that count from the end of the dim: clippy takes the literal `1..-1` for a
+    /// mistake.
+    pub fn range(start: i64, end: i64) -> Indexer {
+        Indexer::from(start..end)
+    }
+
     /// Every `step`-th element of a range: `Indexer::from(..).by(2)`. Other indexers stay as they are.
     pub fn by(self, step: usize) -> Indexer {
         match self {

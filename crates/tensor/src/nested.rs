@@ -75,11 +75,11 @@ impl Tensor {
     /// let x = Tensor::new(&[[1.0f32, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu)?;
     /// assert_eq!(x.shape().to_vec(), [3, 2]);
     /// assert_eq!(x.to_vec2::<f32>()?[1], [3.0, 4.0]);
-    /// assert!(Tensor::new(vec![vec![1i64], vec![2, 3]], &Device::Cpu).is_err());
+    /// assert!(Tensor::new(&vec![vec![1i64], vec![2, 3]], &Device::Cpu).is_err());
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn new<D: Nested>(data: D, device: &Device) -> Result<Tensor> {
+    pub fn new<D: Nested + ?Sized>(data: &D, device: &Device) -> Result<Tensor> {
         let loc = Loc::caller();
         if *device != Device::Cpu {
             return Err(Error::op("new", Why::Device { device: *device }, loc));

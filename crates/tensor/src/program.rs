@@ -78,6 +78,9 @@ pub enum Failure {
         /// The code.
         code: i32,
     },
+    /// An op that runs eagerly inside the program refused what it was given: an index out of range. Like
+    /// kernels that check, such steps come before the first change of an input.
+    Refused(Error),
     /// Anything else.
     Error(Error),
 }
@@ -153,7 +156,10 @@ impl Executable {
             results.truncate(first);
             match stopped {
                 Stopped::Status { step, code } => Failure::Status { step, code },
-                Stopped::Host(error) => Failure::Error(error),
+                Stopped::Host(error) => match error.why() {
+                    None | Some(Why::Memory { .. }) => Failure::Error(error),
+                    Some(_) => Failure::Refused(error),
+                },
                 Stopped::Memory(error) => {
                     let why = Why::Memory { bytes: self.program.arena_bytes, reason: error.to_string() };
                     Failure::Error(Error::op("compiled program", why, Loc::UNKNOWN))

@@ -60,8 +60,8 @@ fn creation() -> Result<()> {
     assert_eq!(Tensor::linspace(3.0, 1.0, 1, &CPU)?.to_vec1::<f32>()?, [3.0]);
     let deep = Tensor::new(&[[[1i64], [2]], [[3], [4]]], &CPU)?;
     assert_eq!(deep.to_vec3::<i64>()?, [[[1], [2]], [[3], [4]]]);
-    assert_eq!(Tensor::new(2.5f64, &CPU)?.item::<f64>()?, 2.5);
-    assert!(Tensor::new(vec![vec![1.0f32], vec![]], &CPU).is_err());
+    assert_eq!(Tensor::new(&2.5f64, &CPU)?.item::<f64>()?, 2.5);
+    assert!(Tensor::new(&vec![vec![1.0f32], vec![]], &CPU).is_err());
     assert!(deep.to_vec2::<i64>().is_err());
     Ok(())
 }
