@@ -450,9 +450,9 @@ impl Translator<'_> {
                 let (dim, start, end, step) = (*dim, *start, *end, *step);
                 self.emit(Op::SliceScatter { dim, start, end, step }, &[source, value])
             }
-            Op::AsStrided { shape, strides, offset } => {
-                let (shape, strides) = (shape.clone(), strides.clone());
-                self.emit(Op::AsStridedScatter { shape, strides, offset: *offset }, &[source, value])
+            Op::AsStrided { view, offset } => {
+                let (view, offset) = (view.clone(), *offset);
+                self.emit(Op::AsStridedScatter { view, offset }, &[source, value])
             }
             Op::Diagonal { offset, dim1, dim2 } => {
                 let (offset, dim1, dim2) = (*offset, *dim1, *dim2);

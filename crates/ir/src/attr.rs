@@ -39,6 +39,27 @@ pub enum ScatterReduce {
     Amin,
 }
 
+/// Two numbers for each dim: sizes with their strides, widths before with widths after.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Pairs(Box<[(usize, usize)]>);
+
+impl Pairs {
+    /// The numbers of both lists, side by side (as far as the shorter one goes).
+    pub fn new(firsts: &[usize], seconds: &[usize]) -> Pairs {
+        Pairs(firsts.iter().copied().zip(seconds.iter().copied()).collect())
+    }
+
+    /// The first numbers.
+    pub fn firsts(&self) -> Shape {
+        self.0.iter().map(|pair| pair.0).collect()
+    }
+
+    /// The second numbers.
+    pub fn seconds(&self) -> Shape {
+        self.0.iter().map(|pair| pair.1).collect()
+    }
+}
+
 /// A kind of attribute: how it prints, and how that text is read.
 pub trait Attribute: Sized {
     /// The text form.
@@ -88,6 +109,17 @@ impl Attribute for Shape {
     }
     fn parse(text: &str) -> Option<Shape> {
         parse_list(text).map(Shape::from)
+    }
+}
+
+impl Attribute for Pairs {
+    fn print(&self) -> String {
+        self.0.iter().flat_map(|pair| [pair.0, pair.1]).collect::<Shape>().to_string()
+    }
+    fn parse(text: &str) -> Option<Pairs> {
+        let numbers = parse_list(text)?;
+        let pairs = numbers.chunks_exact(2);
+        pairs.remainder().is_empty().then(|| Pairs(pairs.map(|pair| (pair[0], pair[1])).collect()))
     }
 }
 

@@ -4,7 +4,8 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Approximate, DType, Device, Dims, Op, Reduction, Result, Scalar, ScatterReduce, Shape, TensorTy, Ty,
+    Approximate, DType, Device, Dims, Op, Pairs, Reduction, Result, Scalar, ScatterReduce, Shape, TensorTy,
+    Ty,
 };
 
 /// A value in a graph, or in whatever an emitter keeps.

@@ -108,9 +108,9 @@ impl Layout {
                 layout.strides[*dim] *= *step as isize;
                 Some(layout)
             }
-            Op::AsStrided { shape, strides, offset } if self.is_contiguous() => Some(Layout {
-                shape: shape.clone(),
-                strides: strides.iter().map(|&s| s as isize).collect(),
+            Op::AsStrided { view, offset } if self.is_contiguous() => Some(Layout {
+                shape: view.firsts(),
+                strides: view.seconds().iter().map(|&s| s as isize).collect(),
                 offset: self.offset + offset,
             }),
             // Positions are row-major ones, which other layouts don't have in one piece.

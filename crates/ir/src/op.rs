@@ -4,8 +4,8 @@ use crate::eval::{alpha, alpha_int, erf, eval_gelu, int_pow, nan_max, power_clas
 use crate::math::Function;
 use crate::table::{indexing, padding, shapes};
 use crate::{
-    Approximate, Attribute, DType, Device, Dims, Emit, Error, Eval, Loc, OpError, Reduction, Result, Sample,
-    Scalar, ScatterReduce, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
+    Approximate, Attribute, DType, Device, Dims, Emit, Error, Eval, Loc, OpError, Pairs, Reduction, Result,
+    Sample, Scalar, ScatterReduce, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.

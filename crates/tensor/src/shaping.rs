@@ -1,6 +1,6 @@
 //! Shapes and views: methods that look at the same elements in another way, repeat, cut or turn them.
 
-use kiln_ir::{Dims, Error, Loc, Op, Result, Scalar, Shape, Why};
+use kiln_ir::{Dims, Error, Loc, Op, Pairs, Result, Scalar, Shape, Why};
 
 use crate::Tensor;
 use crate::dispatch::dispatch_tensor;
@@ -348,7 +348,8 @@ impl Tensor {
     #[track_caller]
     pub fn as_strided(&self, sizes: &[usize], strides: &[usize], offset: usize) -> Result<Tensor> {
         let loc = Loc::caller();
-        let op = Op::AsStrided { shape: Shape::from(sizes), strides: Shape::from(strides), offset };
+        let op = Op::AsStrided { view: Pairs::new(sizes, strides), offset };
+        same_length(sizes, strides, "as_strided", loc)?;
         match self.is_contiguous()? {
             true => self.unary(op, loc),
             false => {
@@ -367,8 +368,10 @@ impl Tensor {
         strides: &[usize],
         offset: usize,
     ) -> Result<Tensor> {
-        let op = Op::AsStridedScatter { shape: Shape::from(sizes), strides: Shape::from(strides), offset };
-        dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(src)], false, Loc::caller())
+        let loc = Loc::caller();
+        same_length(sizes, strides, "as_strided_scatter", loc)?;
+        let op = Op::AsStridedScatter { view: Pairs::new(sizes, strides), offset };
+        dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(src)], false, loc)
     }
 
     /// This tensor with one slice of a dim replaced by `src`.
@@ -428,8 +431,8 @@ impl Tensor {
     #[track_caller]
     pub fn pad(&self, widths: &[i64], value: impl Into<Scalar>) -> Result<Tensor> {
         let loc = Loc::caller();
-        let (inner, before, after) = self.widths("constant_pad_nd", widths, loc)?;
-        let op = Op::ConstantPadNd { before, after };
+        let (inner, widths) = self.widths("constant_pad_nd", widths, loc)?;
+        let op = Op::ConstantPadNd { widths };
         dispatch_tensor(&op, &[Arg::Tensor(&inner), Operand::from(value.into()).arg()], false, loc)
     }
 
@@ -437,27 +440,27 @@ impl Tensor {
     #[track_caller]
     pub fn reflection_pad(&self, widths: &[i64]) -> Result<Tensor> {
         let loc = Loc::caller();
-        let (inner, before, after) = self.widths("reflection_pad", widths, loc)?;
-        inner.unary(Op::ReflectionPad { before, after }, loc)
+        let (inner, widths) = self.widths("reflection_pad", widths, loc)?;
+        inner.unary(Op::ReflectionPad { widths }, loc)
     }
 
     /// [`pad`](Tensor::pad) with the outermost elements repeated.
     #[track_caller]
     pub fn replication_pad(&self, widths: &[i64]) -> Result<Tensor> {
         let loc = Loc::caller();
-        let (inner, before, after) = self.widths("replication_pad", widths, loc)?;
-        inner.unary(Op::ReplicationPad { before, after }, loc)
+        let (inner, widths) = self.widths("replication_pad", widths, loc)?;
+        inner.unary(Op::ReplicationPad { widths }, loc)
     }
 
     /// What negative widths leave of the tensor, and the widths before and after each dim.
-    fn widths(&self, op: &str, widths: &[i64], loc: Loc) -> Result<(Tensor, Shape, Shape)> {
+    fn widths(&self, op: &str, widths: &[i64], loc: Loc) -> Result<(Tensor, Pairs)> {
         let shape = self.shape();
         let rank = shape.rank();
         if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {
             let why = Why::Sizes { what: "widths and twice the dims", left: widths.len(), right: 2 * rank };
             return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
         }
-        let (mut before, mut after): (Shape, Shape) = (vec![0; rank].into(), vec![0; rank].into());
+        let (mut before, mut after) = (vec![0; rank], vec![0; rank]);
         let mut inner = self.clone();
         for (i, pair) in widths.chunks(2).enumerate() {
             let d = rank - 1 - i;
@@ -472,7 +475,7 @@ impl Tensor {
             }
             (before[d], after[d]) = (pair[0].max(0) as usize, pair[1].max(0) as usize);
         }
-        Ok((inner, before, after))
+        Ok((inner, Pairs::new(&before, &after)))
     }
 
     /// [.., C·r², H, W] as [.., C, H·r, W·r]: channels become pixels.
@@ -541,5 +544,15 @@ pub(crate) fn known_dim(t: &Tensor, op: &str, dim: i64, loc: Loc) -> Result<usiz
     match t.rank() {
         0 => Err(Op::Detach {}.error(&[t.ty().into()], Why::Dim { dim, rank: 0 }, loc).named(op)),
         rank => normalise_dim(op, dim, rank, loc),
+    }
+}
+
+fn same_length(sizes: &[usize], strides: &[usize], op: &str, loc: Loc) -> Result<()> {
+    match sizes.len() == strides.len() {
+        true => Ok(()),
+        false => {
+            let why = Why::Sizes { what: "sizes and strides", left: sizes.len(), right: strides.len() };
+            Err(Error::op(op, why, loc))
+        }
     }
 }

@@ -17,11 +17,11 @@ pub(crate) fn evaluate(
 ) -> Result<Array> {
     let rounded = |array: Array| array.convert(dtype, precision);
     Ok(match op {
-        Op::AsStrided { strides, offset, .. } => {
-            args[0].take(shape.clone(), strided(shape, strides, *offset).into_iter())
+        Op::AsStrided { view, offset } => {
+            args[0].take(shape.clone(), strided(shape, &view.seconds(), *offset).into_iter())
         }
-        Op::AsStridedScatter { shape: window, strides, offset } => {
-            replaced(&args[0], &args[1], &strided(window, strides, *offset))
+        Op::AsStridedScatter { view, offset } => {
+            replaced(&args[0], &args[1], &strided(&view.firsts(), &view.seconds(), *offset))
         }
         Op::Diagonal { offset, dim1, dim2 } => {
             pick(&args[0], shape, |at| on_diagonal(at, *offset, *dim1, *dim2))
@@ -63,7 +63,8 @@ pub(crate) fn evaluate(
             });
             replaced(&args[0], &zeros(dtype, &Shape::from(places.len())), &places)
         }
-        Op::ConstantPadNd { before, .. } => {
+        Op::ConstantPadNd { widths } => {
+            let before = widths.firsts();
             let filled = expand(&args[1].convert(dtype, precision), shape);
             let mut places = Vec::new();
             coordinates(&args[0].shape, |at| {
@@ -72,7 +73,8 @@ pub(crate) fn evaluate(
             });
             replaced(&filled, &args[0], &places)
         }
-        Op::ReflectionPad { before, .. } | Op::ReplicationPad { before, .. } => {
+        Op::ReflectionPad { widths } | Op::ReplicationPad { widths } => {
+            let before = widths.firsts();
             let mirrored = matches!(op, Op::ReflectionPad { .. });
             let sizes = args[0].shape.clone();
             pick(&args[0], shape, |at| {

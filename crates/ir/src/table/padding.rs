@@ -8,15 +8,15 @@ macro_rules! rows_padding {
             $($rows)*
 
             /// x with a number before and after its elements
-            [index constant_pad_nd _none] "constant_pad_nd" ConstantPadNd (x, value) () { before: Shape, after: Shape }
+            [index constant_pad_nd _none] "constant_pad_nd" ConstantPadNd (x, value) () { widths: Pairs }
                 { ty: padding::constant_type, grad: Grad::Fn(padding::constant_grad), level: Level::Composite,
                   decompose: Some(padding::constant), eval: Eval::Structural, samples: padding::constant_samples };
             /// x with its elements mirrored at both ends
-            [index reflection_pad _none] "reflection_pad" ReflectionPad (x) () { before: Shape, after: Shape }
+            [index reflection_pad _none] "reflection_pad" ReflectionPad (x) () { widths: Pairs }
                 { ty: padding::repeating_type, grad: Grad::Decompose, level: Level::Composite,
                   decompose: Some(padding::repeating), eval: Eval::Structural, samples: padding::reflection_samples };
             /// x with its first and last elements repeated
-            [index replication_pad _none] "replication_pad" ReplicationPad (x) () { before: Shape, after: Shape }
+            [index replication_pad _none] "replication_pad" ReplicationPad (x) () { widths: Pairs }
                 { ty: padding::repeating_type, grad: Grad::Decompose, level: Level::Composite,
                   decompose: Some(padding::repeating), eval: Eval::Structural, samples: padding::replication_samples };
         ]}
@@ -28,17 +28,17 @@ use crate::gradient::{Grads, g};
 use crate::samples::{ALL, t, with_op};
 use crate::types::{Rule, checked, tensor};
 use crate::{
-    Domain, Emit, EmitExt, GradCall, Op, Result, Sample, SampleArg, Scalar, Shape, TensorTy, Ty, Value,
-    Values, Why,
+    Domain, Emit, EmitExt, GradCall, Op, Pairs, Result, Sample, SampleArg, Scalar, Shape, TensorTy, Ty,
+    Value, Values, Why,
 };
 
 type Cx<'a> = &'a mut dyn Emit;
 
-fn widths(op: &Op) -> Option<(&Shape, &Shape)> {
+fn widths(op: &Op) -> Option<(Shape, Shape)> {
     match op {
-        Op::ConstantPadNd { before, after }
-        | Op::ReflectionPad { before, after }
-        | Op::ReplicationPad { before, after } => Some((before, after)),
+        Op::ConstantPadNd { widths } | Op::ReflectionPad { widths } | Op::ReplicationPad { widths } => {
+            Some((widths.firsts(), widths.seconds()))
+        }
         _ => None,
     }
 }
@@ -46,7 +46,7 @@ fn widths(op: &Op) -> Option<(&Shape, &Shape)> {
 fn padded(op: &Op, x: &TensorTy) -> Rule {
     let Some((before, after)) = widths(op) else { return crate::types::one(x.clone()) };
     let rank = x.shape.rank();
-    for widths in [before, after] {
+    for widths in [&before, &after] {
         if widths.rank() != rank {
             return Err(Why::Sizes { what: "padded dims and dims there", left: widths.rank(), right: rank });
         }
@@ -146,22 +146,22 @@ const PADS: &[(&[usize], &[usize], &[usize])] = &[
     (&[0, 2], &[0, 1], &[0, 1]),
 ];
 
-type Make = fn(Shape, Shape) -> Op;
+type Make = fn(Pairs) -> Op;
 
 fn samples(op: Make, extra: Vec<SampleArg>) -> Vec<Sample> {
     PADS.iter()
         .map(|&(shape, before, after)| {
             let args = [vec![t(shape, Domain::Any)], extra.clone()].concat();
-            with_op(op(Shape::from(before), Shape::from(after)), ALL, args)
+            with_op(op(Pairs::new(before, after)), ALL, args)
         })
         .collect()
 }
 
 pub(crate) fn constant_samples() -> Vec<Sample> {
-    let op: Make = |before, after| Op::ConstantPadNd { before, after };
+    let op: Make = |widths| Op::ConstantPadNd { widths };
     let mut all = samples(op, vec![SampleArg::Number(Scalar::Int(1))]);
     all.push(with_op(
-        op(Shape::default(), Shape::default()),
+        op(Pairs::default()),
         ALL,
         vec![t(&[], Domain::Any), SampleArg::Number(Scalar::Int(0))],
     ));
@@ -169,9 +169,9 @@ pub(crate) fn constant_samples() -> Vec<Sample> {
 }
 
 pub(crate) fn reflection_samples() -> Vec<Sample> {
-    samples(|before, after| Op::ReflectionPad { before, after }, Vec::new())
+    samples(|widths| Op::ReflectionPad { widths }, Vec::new())
 }
 
 pub(crate) fn replication_samples() -> Vec<Sample> {
-    samples(|before, after| Op::ReplicationPad { before, after }, Vec::new())
+    samples(|widths| Op::ReplicationPad { widths }, Vec::new())
 }

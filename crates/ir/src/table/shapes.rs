@@ -24,11 +24,11 @@ macro_rules! rows_shapes {
             [view slice _none] "slice" Slice (x) () { dim: usize, start: usize, end: usize, step: usize }
                 { ty: types::slice, grad: Grad::Fn(gradient::slice), eval: Eval::Structural, samples: samples::slice };
             /// The elements at offset + Σ index · stride, counted in row-major order
-            [view as_strided _none] "as_strided" AsStrided (x) () { shape: Shape, strides: Shape, offset: usize }
+            [view as_strided _none] "as_strided" AsStrided (x) () { view: Pairs, offset: usize }
                 { ty: shapes::as_strided_type, grad: Grad::Fn(shapes::as_strided_grad), level: Level::Composite,
                   decompose: Some(shapes::as_strided), eval: Eval::Structural, samples: shapes::as_strided_samples };
             /// x with the elements of an as_strided view replaced by src
-            [index as_strided_scatter _none] "as_strided_scatter" AsStridedScatter (x, src) () { shape: Shape, strides: Shape, offset: usize }
+            [index as_strided_scatter _none] "as_strided_scatter" AsStridedScatter (x, src) () { view: Pairs, offset: usize }
                 { ty: shapes::as_strided_scatter_type, grad: Grad::Fn(shapes::as_strided_scatter_grad), level: Level::Composite,
                   decompose: Some(shapes::as_strided_scatter), eval: Eval::Structural, samples: shapes::as_strided_scatter_samples };
             /// The elements where index dim2 − index dim1 = offset, as a new last dim
@@ -86,8 +86,8 @@ use crate::gradient::{Grads, g, one as gradient_of, zeros_like};
 use crate::samples::{ALL, t, with_op};
 use crate::types::{Rule, check_dims, common_device, one, same_kind_of, tensor};
 use crate::{
-    DType, Device, Dims, Domain, Emit, EmitExt, GradCall, Op, Result, Sample, SampleArg, Scalar, ScalarKind,
-    Shape, TensorTy, Ty, Value, Values, Why,
+    DType, Device, Dims, Domain, Emit, EmitExt, GradCall, Op, Pairs, Result, Sample, SampleArg, Scalar,
+    ScalarKind, Shape, TensorTy, Ty, Value, Values, Why,
 };
 
 type Cx<'a> = &'a mut dyn Emit;
@@ -128,16 +128,16 @@ pub(crate) fn iota(
 
 // ---- as_strided ----------------------------------------------------------------------------------------
 
-struct Strided<'a> {
-    shape: &'a Shape,
-    strides: &'a Shape,
+struct Strided {
+    shape: Shape,
+    strides: Shape,
     offset: usize,
 }
 
-fn strided(op: &Op) -> Result<Strided<'_>, Why> {
+fn strided(op: &Op) -> Result<Strided, Why> {
     match op {
-        Op::AsStrided { shape, strides, offset } | Op::AsStridedScatter { shape, strides, offset } => {
-            Ok(Strided { shape, strides, offset: *offset })
+        Op::AsStrided { view, offset } | Op::AsStridedScatter { view, offset } => {
+            Ok(Strided { shape: view.firsts(), strides: view.seconds(), offset: *offset })
         }
         _ => Err(misplaced()),
     }
@@ -146,10 +146,7 @@ fn strided(op: &Op) -> Result<Strided<'_>, Why> {
 /// The type of the view, if it lies inside `x`.
 fn strided_window(op: &Op, x: &TensorTy) -> Result<TensorTy, Why> {
     let Strided { shape, strides, offset } = strided(op)?;
-    if shape.rank() != strides.rank() {
-        return Err(Why::Sizes { what: "sizes and strides", left: shape.rank(), right: strides.rank() });
-    }
-    let Some(numel) = shape.checked_numel() else { return Err(Why::TooLarge { shape: shape.clone() }) };
+    let Some(numel) = shape.checked_numel() else { return Err(Why::TooLarge { shape }) };
     let reach = shape.iter().zip(strides.iter()).try_fold(offset, |reach, (&size, &stride)| {
         reach.checked_add(size.saturating_sub(1).checked_mul(stride)?)
     });
@@ -161,7 +158,7 @@ fn strided_window(op: &Op, x: &TensorTy) -> Result<TensorTy, Why> {
             return Err(Why::Index { index, size: x.shape.numel() });
         }
     }
-    Ok(TensorTy { shape: shape.clone(), ..x.clone() })
+    Ok(TensorTy { shape, ..x.clone() })
 }
 
 pub(crate) fn as_strided_type(op: &Op, args: &[Ty]) -> Rule {
@@ -185,7 +182,7 @@ fn window_fits(args: &[Ty], x: &TensorTy, src: &TensorTy, window: &TensorTy) -> 
 }
 
 /// The row-major positions of an as_strided view's elements, in one dim.
-fn strided_positions(cx: Cx<'_>, view: &Strided<'_>, device: Device) -> Result<Value> {
+fn strided_positions(cx: Cx<'_>, view: &Strided, device: Device) -> Result<Value> {
     let rank = view.shape.rank();
     let first = cx.number(Scalar::Int(view.offset as i64))?;
     let mut total = cx.full(first, Shape::from(vec![1; rank]), DType::I64, device)?;
@@ -225,18 +222,18 @@ pub(crate) fn as_strided_scatter(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<
 }
 
 pub(crate) fn as_strided_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let (g, Op::AsStridedScatter { shape, strides, offset }) = (g!(call), call.op) else {
+    let (g, Op::AsStridedScatter { view, offset }) = (g!(call), call.op) else {
         return Ok(vec![None, None]);
     };
     let gx = match call.wants(0) {
         true => {
             let zeros = zeros_like(cx, call.inputs[1])?;
-            Some(cx.as_strided_scatter(g, zeros, shape.clone(), strides.clone(), *offset)?)
+            Some(cx.as_strided_scatter(g, zeros, view.clone(), *offset)?)
         }
         false => None,
     };
     let gsrc = match call.wants(1) {
-        true => Some(cx.as_strided(g, shape.clone(), strides.clone(), *offset)?),
+        true => Some(cx.as_strided(g, view.clone(), *offset)?),
         false => None,
     };
     Ok(vec![gx, gsrc])
@@ -255,19 +252,16 @@ const STRIDED: &[StridedCase] = &[
 const OVERLAPPING: &[StridedCase] = &[(&[9], &[4, 3], &[2, 1], 0), (&[5], &[3, 5], &[0, 1], 0)];
 
 pub(crate) fn as_strided_samples() -> Vec<Sample> {
-    let op = |&(_, shape, strides, offset): &StridedCase| Op::AsStrided {
-        shape: Shape::from(shape),
-        strides: Shape::from(strides),
-        offset,
+    let case = |&(base, shape, strides, offset): &StridedCase| {
+        with_op(Op::AsStrided { view: Pairs::new(shape, strides), offset }, ALL, vec![t(base, Domain::Any)])
     };
-    STRIDED.iter().chain(OVERLAPPING).map(|c| with_op(op(c), ALL, vec![t(c.0, Domain::Any)])).collect()
+    STRIDED.iter().chain(OVERLAPPING).map(case).collect()
 }
 
 pub(crate) fn as_strided_scatter_samples() -> Vec<Sample> {
     let case = |&(base, shape, strides, offset): &StridedCase| {
-        let (shape, strides) = (Shape::from(shape), Shape::from(strides));
-        let src = SampleArg::Tensor(shape.clone(), Domain::Any);
-        with_op(Op::AsStridedScatter { shape, strides, offset }, ALL, vec![t(base, Domain::Any), src])
+        let args = vec![t(base, Domain::Any), t(shape, Domain::Any)];
+        with_op(Op::AsStridedScatter { view: Pairs::new(shape, strides), offset }, ALL, args)
     };
     STRIDED.iter().map(case).collect()
 }
@@ -340,10 +334,9 @@ fn spread(cx: Cx<'_>, op: &Op, src: Value, shape: &Shape) -> Result<Option<(Valu
     let mut padded = src;
     if len != rows {
         let none: Vec<usize> = vec![0; rank - 2];
-        let before = none.iter().copied().chain([row]).collect();
-        let after = none.iter().copied().chain([rows - row - len]).collect();
+        let (before, after) = ([&none[..], &[row]].concat(), [&none[..], &[rows - row - len]].concat());
         let zero = zero_of(cx, ty.dtype)?;
-        padded = cx.constant_pad_nd(src, zero, before, after)?;
+        padded = cx.constant_pad_nd(src, zero, Pairs::new(&before, &after))?;
     }
     let lead = ty.shape[..rank - 2].iter().copied();
     let column = cx.reshape(padded, lead.clone().chain([rows, 1]).collect())?;

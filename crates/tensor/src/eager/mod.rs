@@ -326,7 +326,7 @@ impl Job<'_> {
             | Op::Detach {} => self.copy_into(out, inputs, 0),
             Op::AsStrided { .. } => self.as_strided(out, self.tensor(inputs, 0)?),
             Op::Flip { dims } => self.flip(out, self.tensor(inputs, 0)?, dims),
-            Op::ConstantPadNd { before, .. } => self.constant_pad(out, inputs, before),
+            Op::ConstantPadNd { widths } => self.constant_pad(out, inputs, &widths.firsts()),
             Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),
             Op::IndexSelect { dim } => self.index_select(out, inputs, *dim),
             Op::IndexAdd { dim } => self.index_write(out, inputs, *dim, true),
