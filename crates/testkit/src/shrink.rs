@@ -24,7 +24,7 @@ pub fn check(
     Ok(())
 }
 
-/// The smallest program found by dropping results and nodes for which the property still fails.
+/// The smallest program found by dropping results and nodes, or all that follows a node, for which the property still fails.
 pub fn shrink(program: Program, property: &impl Fn(&Program) -> Result<(), String>) -> Program {
     let mut best = program;
     'again: loop {
@@ -39,7 +39,14 @@ pub fn shrink(program: Program, property: &impl Fn(&Program) -> Result<(), Strin
             cut(&Program { graph, inputs: best.inputs.clone() }, usize::MAX)
         });
         let drop_node = (0..best.graph.nodes.len()).map(|i| cut(&best, i));
-        for candidate in drop_result.chain(drop_node).flatten() {
+        // A value in the middle as the only result: what comes after it may have no part in the failure.
+        let stop_early = best.graph.nodes.iter().map(|node| {
+            let mut graph = best.graph.clone();
+            graph.outputs = node.outs.to_vec();
+            graph.writes.clear();
+            cut(&Program { graph, inputs: best.inputs.clone() }, usize::MAX)
+        });
+        for candidate in drop_result.chain(drop_node).chain(stop_early).flatten() {
             if size(&candidate) < size(&best) && property(&candidate).is_err() {
                 best = candidate;
                 continue 'again;
