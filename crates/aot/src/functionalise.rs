@@ -18,7 +18,7 @@ use smallvec::{SmallVec, smallvec};
 
 use kiln_ir::{
     Class, Dims, EmitExt, Error, Grad, Graph, Layout, Loc, Op, Result, Ty, Value, Why, Write,
-    carries_gradient,
+    carries_gradient, refold,
 };
 
 use crate::differentiate;
@@ -456,6 +456,20 @@ impl Translator<'_> {
             Op::Slice { dim, start, end, step } => {
                 let (dim, start, end, step) = (*dim, *start, *end, *step);
                 self.emit(Op::SliceScatter { dim, start, end, step }, &[source, value])
+            }
+            Op::AsStrided { view, offset } => {
+                let (view, offset) = (view.clone(), *offset);
+                self.emit(Op::AsStridedScatter { view, offset }, &[source, value])
+            }
+            Op::Diagonal { offset, dim1, dim2 } => {
+                let (offset, dim1, dim2) = (*offset, *dim1, *dim2);
+                self.emit(Op::DiagonalScatter { offset, dim1, dim2 }, &[source, value])
+            }
+            Op::Unfold { dim, size, step } => {
+                // Windows that overlap are not changed in place, so every element has one place.
+                let (lined, positions) = refold(&mut self.graph, value, *dim, (*size, *step))?;
+                self.note();
+                self.emit(Op::IndexCopy { dim: *dim }, &[source, positions, lined])
             }
             Op::Detach {} => Ok(value),
             other => Err(bug(&format!("a change through {} has no inverse", other.name()), self.graph.loc)),

@@ -257,7 +257,7 @@ impl From<Failure> for Stop {
         match failure {
             Failure::Error(error) => Stop::Error(error),
             // Steps that can fail come before the first change of an input.
-            Failure::Status { .. } => Stop::Retry,
+            Failure::Status { .. } | Failure::Refused(_) => Stop::Retry,
         }
     }
 }

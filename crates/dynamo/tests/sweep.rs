@@ -35,7 +35,7 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
                 Domain::Between(low, high) => {
                     low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20)
                 }
-                Domain::Index(bound) => rng.below(bound) as f64,
+                Domain::Index(bound) | Domain::Distinct(bound) => rng.below(bound) as f64,
             })
             .collect()
     };
@@ -44,6 +44,10 @@ fn dense(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Result<T
         (dtype, _) if dtype.is_float() => Tensor::from_vec(floats(rng), shape)?.to_dtype(dtype),
         (DType::I64, Domain::Index(bound)) => {
             Tensor::from_vec((0..n).map(|_| rng.below(bound) as i64).collect(), shape)
+        }
+        (_, Domain::Distinct(bound)) => {
+            let order = rng.permutation(bound);
+            Tensor::from_vec((0..n).map(|i| order[i % bound] as i64).collect(), shape)?.to_dtype(dtype)
         }
         (_, Domain::Any) => {
             // Beyond what a float holds, too.

@@ -197,6 +197,11 @@ impl Index {
         if let Some(split) = Index::split_for(&rest, d, extents) {
             return Err(split);
         }
+        if rest.terms.iter().any(|(_, factor)| *factor < 0) {
+            // The rest alone may be negative, and quotients round towards zero: the whole index is not.
+            let whole = || Box::new(self.clone());
+            return Ok((Index::term(Term::Div(whole(), d)), Index::term(Term::Mod(whole(), d))));
+        }
         let mut high = quotient(&multiple);
         high.add_term(Term::Div(Box::new(rest.clone()), d), 1);
         Ok((high, Index::term(Term::Mod(Box::new(rest), d))))
@@ -240,6 +245,13 @@ mod tests {
         index.add_scaled(&Index::axis(1), 1);
         assert_eq!(index.div_mod(5, &[4, 5]), Ok((Index::axis(0), Index::axis(1))));
         assert_eq!(index.to_string(), "i0*5 + i1");
+    }
+
+    #[test]
+    fn an_index_that_falls_is_divided_whole() {
+        // 7 − i0, i0 < 8: its part below 3 would be 1 − i0, which is negative.
+        let (high, low) = Index::axis(0).scaled(-1, 7).div_mod(3, &[8]).unwrap();
+        assert_eq!((high.to_string(), low.to_string()), ("(i0*-1 + 7)/3".into(), "(i0*-1 + 7)%3".into()));
     }
 
     #[test]

@@ -10,7 +10,9 @@
 //! The loops of a kernel are found on the way: they start as one loop per *segment* (a run of dims that are
 //! all kept or all reduced), and are cut where a shape asks for it.
 
-use kiln_ir::{DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value};
+use kiln_ir::{
+    Class, DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
@@ -206,6 +208,9 @@ pub(crate) fn is_inlined(op: &Op) -> bool {
                 | Op::Permute { .. }
                 | Op::Expand { .. }
                 | Op::Slice { .. }
+                | Op::Diagonal { .. }
+                | Op::Unfold { .. }
+                | Op::Flip { .. }
                 | Op::Full { .. }
                 | Op::Arange { .. }
                 | Op::Gather { .. }
@@ -214,13 +219,11 @@ pub(crate) fn is_inlined(op: &Op) -> bool {
         )
 }
 
-/// Whether a node is a step of its own: a matrix product, random numbers, or an op that only eager code knows.
+/// Whether a node is a step of its own: a library call, or the eager kernel of an op without a loop form.
 pub(crate) fn is_library(op: &Op) -> bool {
-    !is_inlined(op)
-        && !matches!(
-            op,
-            Op::Constant { .. } | Op::Cat { .. } | Op::SliceScatter { .. } | Op::List {} | Op::ListGet { .. }
-        )
+    let in_parts = matches!(op, Op::Cat { .. } | Op::SliceScatter { .. });
+    let list = matches!(op.row().class, Class::List | Class::Constant | Class::Pointwise);
+    !(is_inlined(op) || in_parts || list)
 }
 
 /// Whether the result of an operation on values of a narrow integer dtype may be outside its range. Halves are
@@ -524,6 +527,31 @@ impl<'a> Lowering<'a> {
             Op::Slice { dim, start, step, .. } => {
                 let mut inner = index.to_vec();
                 inner[*dim] = index[*dim].scaled(*step as i64, *start as i64);
+                self.at(x, &inner)
+            }
+            Op::Diagonal { offset, dim1, dim2 } => {
+                let along = index[index.len() - 1].clone();
+                let mut inner = index[..index.len() - 1].to_vec();
+                // The smaller dim goes in first, so that both end up where they belong.
+                let (row, column) = ((-offset).max(0), (*offset).max(0));
+                let mut places = [(*dim1, row), (*dim2, column)];
+                places.sort_unstable();
+                for (dim, start) in places {
+                    inner.insert(dim, along.scaled(1, start));
+                }
+                self.at(x, &inner)
+            }
+            Op::Unfold { dim, step, .. } => {
+                let mut inner = index[..index.len() - 1].to_vec();
+                inner[*dim] = index[*dim].scaled(*step as i64, 0);
+                inner[*dim].add_scaled(&index[index.len() - 1], 1);
+                self.at(x, &inner)
+            }
+            Op::Flip { dims } => {
+                let mut inner = index.to_vec();
+                for &d in dims.iter() {
+                    inner[d] = index[d].scaled(-1, result.shape[d] as i64 - 1);
+                }
                 self.at(x, &inner)
             }
             Op::Full { dtype, .. } => {

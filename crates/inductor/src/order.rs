@@ -1,7 +1,7 @@
 //! Write-backs and the order of steps: which write-backs go straight into their target, and a sequence in which
 //! every step finds what it reads.
 
-use kiln_ir::{Def, Value};
+use kiln_ir::{Def, Op, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -60,8 +60,15 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     let rows: Vec<RowsRead> = (0..fusion.tables.len()).map(|t| rows_read(fusion, t)).collect();
     let (mut late, mut why_not) = (FxHashSet::default(), Vec::new());
     let same: Vec<usize> = (0..deps.len()).collect();
-    let may_fail =
-        |unit: &Unit| matches!(unit, Unit::Kernel(g) if !fusion.groups[*g].lowered.checks.is_empty());
+    let may_fail = |unit: &Unit| match unit {
+        Unit::Kernel(g) => !fusion.groups[*g].lowered.checks.is_empty(),
+        // Eager kernels check what they are given; those that do no more than compute can't fail.
+        Unit::Library(n) => {
+            let op = &graph.nodes[*n].op;
+            !matches!(op, Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. })
+        }
+        Unit::Table(_) => false,
+    };
     let checked: Vec<usize> = (0..fusion.units.len()).filter(|&u| may_fail(&fusion.units[u])).collect();
     for (w, write) in graph.writes.iter().enumerate() {
         let Some(&u) = writer.get(&w) else { continue };

@@ -85,6 +85,42 @@ impl Attribute for Division {
     }
 }
 
+/// What becomes of several values that meet at one place.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ScatterReduce {
+    /// Their sum.
+    Sum,
+    /// Their product.
+    Prod,
+    /// Their mean (of integers: rounded down).
+    Mean,
+    /// The largest; NaN if there is one.
+    Amax,
+    /// The smallest; NaN if there is one.
+    Amin,
+}
+
+/// Two numbers for each dim: sizes with their strides, widths before with widths after.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Pairs(Box<[(usize, usize)]>);
+
+impl Pairs {
+    /// The numbers of both lists, side by side (as far as the shorter one goes).
+    pub fn new(firsts: &[usize], seconds: &[usize]) -> Pairs {
+        Pairs(firsts.iter().copied().zip(seconds.iter().copied()).collect())
+    }
+
+    /// The first numbers.
+    pub fn firsts(&self) -> Shape {
+        self.0.iter().map(|pair| pair.0).collect()
+    }
+
+    /// The second numbers.
+    pub fn seconds(&self) -> Shape {
+        self.0.iter().map(|pair| pair.1).collect()
+    }
+}
+
 /// A kind of attribute: how it prints, and how that text is read.
 pub trait Attribute: Sized {
     /// The text form.
@@ -134,6 +170,17 @@ impl Attribute for Shape {
     }
     fn parse(text: &str) -> Option<Shape> {
         parse_list(text).map(Shape::from)
+    }
+}
+
+impl Attribute for Pairs {
+    fn print(&self) -> String {
+        self.0.iter().flat_map(|pair| [pair.0, pair.1]).collect::<Shape>().to_string()
+    }
+    fn parse(text: &str) -> Option<Pairs> {
+        let numbers = parse_list(text)?;
+        let pairs = numbers.chunks_exact(2);
+        pairs.remainder().is_empty().then(|| Pairs(pairs.map(|pair| (pair[0], pair[1])).collect()))
     }
 }
 
@@ -218,6 +265,29 @@ impl Attribute for Approximate {
         match text {
             "none" => Some(Approximate::None),
             "tanh" => Some(Approximate::Tanh),
+            _ => None,
+        }
+    }
+}
+
+impl Attribute for ScatterReduce {
+    fn print(&self) -> String {
+        match self {
+            ScatterReduce::Sum => "sum",
+            ScatterReduce::Prod => "prod",
+            ScatterReduce::Mean => "mean",
+            ScatterReduce::Amax => "amax",
+            ScatterReduce::Amin => "amin",
+        }
+        .to_string()
+    }
+    fn parse(text: &str) -> Option<ScatterReduce> {
+        match text {
+            "sum" => Some(ScatterReduce::Sum),
+            "prod" => Some(ScatterReduce::Prod),
+            "mean" => Some(ScatterReduce::Mean),
+            "amax" => Some(ScatterReduce::Amax),
+            "amin" => Some(ScatterReduce::Amin),
             _ => None,
         }
     }

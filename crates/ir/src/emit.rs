@@ -3,7 +3,10 @@
 
 use smallvec::SmallVec;
 
-use crate::{Approximate, DType, Device, Dims, Division, Op, Reduction, Result, Scalar, Shape, TensorTy, Ty};
+use crate::{
+    Approximate, DType, Device, Dims, Division, Op, Pairs, Reduction, Result, Scalar, ScatterReduce, Shape,
+    TensorTy, Ty,
+};
 
 /// A value in a graph, or in whatever an emitter keeps.
 #[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -3,6 +3,7 @@
 
 use smallvec::SmallVec;
 
+use crate::table::shapes::diagonal_extent;
 use crate::{Class, Op, Shape, Strides};
 
 /// Sizes, strides and offset, in elements.
@@ -117,6 +118,32 @@ impl Layout {
                 layout.shape[*dim] = (end - start).div_ceil(*step);
                 layout.offset = (self.offset as isize + *start as isize * self.strides[*dim]) as usize;
                 layout.strides[*dim] *= *step as isize;
+                Some(layout)
+            }
+            Op::AsStrided { view, offset } if self.is_contiguous() => Some(Layout {
+                shape: view.firsts(),
+                strides: view.seconds().iter().map(|&s| s as isize).collect(),
+                offset: self.offset + offset,
+            }),
+            // Positions are row-major ones, which other layouts don't have in one piece.
+            Op::AsStrided { .. } => None,
+            Op::Diagonal { offset, dim1, dim2 } => {
+                let (row, column, len) = diagonal_extent(self.shape[*dim1], self.shape[*dim2], *offset);
+                let rest = || (0..self.shape.rank()).filter(|d| d != dim1 && d != dim2);
+                let (down, across) = (self.strides[*dim1], self.strides[*dim2]);
+                let first = self.offset as isize + row as isize * down + column as isize * across;
+                Some(Layout {
+                    shape: rest().map(|d| self.shape[d]).chain([len]).collect(),
+                    strides: rest().map(|d| self.strides[d]).chain([down + across]).collect(),
+                    offset: if len == 0 { self.offset } else { first as usize },
+                })
+            }
+            Op::Unfold { dim, size, step } => {
+                let mut layout = self.clone();
+                layout.shape[*dim] = (self.shape[*dim] - size) / step + 1;
+                layout.shape.push(*size);
+                layout.strides[*dim] *= *step as isize;
+                layout.strides.push(self.strides[*dim]);
                 Some(layout)
             }
             Op::Detach {} => Some(self.clone()),

@@ -32,7 +32,7 @@ mod ty;
 mod types;
 mod verify;
 
-pub use attr::{Approximate, Attribute, Division, Reduction};
+pub use attr::{Approximate, Attribute, Division, Pairs, Reduction, ScatterReduce};
 pub use dtype::{DType, Device, Scalar, ScalarKind};
 pub use emit::{Emit, EmitExt, Value, Values};
 pub use error::{Error, OpError, Result, Why};
@@ -46,5 +46,6 @@ pub use op::{Class, Grad, GradCall, Level, Op, Row, Saves};
 pub use promote::{promote, result_dtype};
 pub use samples::{Domain, Sample, SampleArg};
 pub use shape::{Dims, Shape, Strides, broadcast};
+pub use table::shapes::refold;
 pub use ty::{TensorTy, Ty, Tys};
 pub use verify::{Stage, VerifyError};

@@ -5,12 +5,13 @@ use crate::eval::{
 };
 use crate::math::Function;
 use crate::table::{
-    activations, choices, contractions, convolution, functions, nn, norms, order, reductions, resample,
-    rounding,
+    activations, choices, contractions, convolution, functions, indexing, nn, norms, order, padding,
+    reductions, resample, rounding, shapes,
 };
 use crate::{
-    Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Reduction,
-    Result, Sample, Scalar, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples, types,
+    Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Pairs, Reduction,
+    Result, Sample, Scalar, ScatterReduce, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples,
+    types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.
@@ -115,6 +116,8 @@ pub enum Saves {
     Nothing,
     /// The operands.
     Inputs,
+    /// The operands that are indices or masks: those that no gradient flows through.
+    Indices,
     /// The results.
     Outputs,
     /// Both.
@@ -122,9 +125,18 @@ pub enum Saves {
 }
 
 impl Saves {
-    /// Whether operands are read.
+    /// Whether all operands are read.
     pub fn inputs(self) -> bool {
         matches!(self, Saves::Inputs | Saves::InputsAndOutputs)
+    }
+
+    /// Whether operands of this type are read.
+    pub fn input(self, ty: &Ty) -> bool {
+        match self {
+            Saves::Inputs | Saves::InputsAndOutputs => true,
+            Saves::Indices => ty.is_scalar() || ty.as_tensor().is_some_and(|t| !t.dtype.is_float()),
+            Saves::Nothing | Saves::Outputs => false,
+        }
     }
 
     /// Whether results are read.
@@ -235,8 +247,8 @@ macro_rules! define_ops {
             #[inline]
             pub fn index(&self) -> usize {
                 #[allow(non_camel_case_types, dead_code)]
-                enum Index { $($Variant),* }
-                match self { $( Op::$Variant { .. } => Index::$Variant as usize, )* }
+                enum Row { $($Variant),* }
+                match self { $( Op::$Variant { .. } => Row::$Variant as usize, )* }
             }
 
             /// The attributes as text: `("dims", "[0]")`.

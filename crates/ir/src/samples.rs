@@ -16,6 +16,8 @@ pub enum Domain {
     Between(f64, f64),
     /// Small integers (class numbers, indices) below a bound.
     Index(usize),
+    /// Small integers below a bound, no two alike (as long as there are enough).
+    Distinct(usize),
 }
 
 /// An operand of a sample call.

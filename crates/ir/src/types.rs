@@ -388,7 +388,7 @@ pub(crate) fn slice_scatter(op: &Op, args: &[Ty]) -> Rule {
     one(x.clone())
 }
 
-fn same_kind_of(x: &TensorTy, src: &TensorTy) -> Result<(), Why> {
+pub(crate) fn same_kind_of(x: &TensorTy, src: &TensorTy) -> Result<(), Why> {
     match x.dtype == src.dtype {
         true => Ok(()),
         false => {
@@ -433,7 +433,7 @@ pub(crate) fn gather(op: &Op, args: &[Ty]) -> Rule {
     one(TensorTy { shape: index.shape.clone(), ..x.clone() })
 }
 
-fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(), Why> {
+pub(crate) fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(), Why> {
     if index.dtype != DType::I64 {
         return Err(Why::DType { argument: "index", expected: "i64", got: index.dtype });
     }

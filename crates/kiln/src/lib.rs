@@ -30,8 +30,8 @@ pub use kiln_nn::optim;
 pub use kiln_runtime as runtime;
 pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
-    DType, Device, Error, Expr, Reduction, Result, Scalar, Shape, Tensor, TensorList, bf16, enable_grad, f16,
-    foreach, manual_seed, no_grad,
+    DType, Device, Ellipsis, Error, Expr, IndexOp, Indexer, NewAxis, Reduction, Result, Scalar,
+    ScatterReduce, Shape, Tensor, TensorList, bf16, enable_grad, f16, foreach, manual_seed, no_grad,
 };
 
 /// Everything a program usually needs.
@@ -39,7 +39,7 @@ pub mod prelude {
     pub use crate::nn::{self, Forward, Module};
     pub use crate::optim::{self, Optimizer};
     pub use crate::{
-        Compile, DType, Device, Mode, Reduction, Shape, Tensor, TensorList, compile, foreach, manual_seed,
-        no_grad,
+        Compile, DType, Device, Ellipsis, IndexOp, Mode, NewAxis, Reduction, Shape, Tensor, TensorList,
+        compile, foreach, manual_seed, no_grad,
     };
 }

@@ -105,6 +105,56 @@ impl Tensor {
         Tensor::full_in(ty.shape, 1.0, ty.dtype, ty.device, Loc::caller())
     }
 
+    /// A tensor whose elements have yet to be written (they are zeros), f32.
+    #[track_caller]
+    pub fn empty(shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
+        Tensor::full_in(shape.into(), 0.0, DType::F32, *device, Loc::caller())
+    }
+
+    /// Ones on the diagonal of a matrix of zeros, f32.
+    #[track_caller]
+    pub fn eye(rows: usize, columns: usize, device: &Device) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let line = |len: usize, shape: [usize; 2]| {
+            let op = Op::Arange { len, dtype: DType::I64, device: *device };
+            let ends = [Arg::Number(Scalar::Int(0)), Arg::Number(Scalar::Int(1))];
+            dispatch_tensor(&op, &ends, false, loc)?.unary(Op::Reshape { shape: shape.into() }, loc)
+        };
+        let (row, column) = (line(rows, [rows, 1])?, line(columns, [1, columns])?);
+        let same = dispatch_tensor(&Op::Eq {}, &[Arg::Tensor(&row), Arg::Tensor(&column)], false, loc)?;
+        same.unary(Op::To { dtype: DType::F32 }, loc)
+    }
+
+    /// `steps` numbers from start to end, both included, evenly spaced, f32.
+    #[track_caller]
+    pub fn linspace(start: f64, end: f64, steps: usize, device: &Device) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let (first, last) = (start as f32, end as f32);
+        let step = if steps > 1 { (last - first) / (steps - 1) as f32 } else { 0.0 };
+        // From both ends to the middle, so that both ends are exact.
+        let ramp = |from: f32, step: f32| {
+            let op = Op::Arange { len: steps, dtype: DType::F32, device: *device };
+            let ends = [Arg::Number(Scalar::Float(0.0)), Arg::Number(Scalar::Float(1.0))];
+            let count = dispatch_tensor(&op, &ends, false, loc)?;
+            let scaled =
+                dispatch_tensor(&Op::Mul {}, &[Arg::Tensor(&count), Arg::Number(step.into())], false, loc)?;
+            dispatch_tensor(&Op::Add {}, &[Arg::Tensor(&scaled), Arg::Number(from.into())], false, loc)
+        };
+        let half = steps / 2;
+        let from_start = ramp(first, step)?.unary(Op::Slice { dim: 0, start: 0, end: half, step: 1 }, loc)?;
+        let from_end =
+            ramp(last, -step)?.unary(Op::Slice { dim: 0, start: 0, end: steps - half, step: 1 }, loc)?;
+        let from_end = from_end.unary(Op::Flip { dims: 0.into() }, loc)?;
+        // A single number is the start.
+        match steps {
+            1 => ramp(first, 0.0),
+            _ => {
+                let parts = [Arg::Tensor(&from_start), Arg::Tensor(&from_end)];
+                dispatch_tensor(&Op::Cat { dim: 0 }, &parts, false, loc)
+            }
+        }
+    }
+
     /// The integers `start..end`, i64.
     #[track_caller]
     pub fn arange(start: i64, end: i64, device: &Device) -> Result<Tensor> {
@@ -197,6 +247,67 @@ impl Tensor {
         let unit = Tensor::random(op, &[], &shape, DType::F64, loc)?;
         let scaled = unit.mul((high - low) as f64)?;
         scaled.to_dtype(DType::I64)?.add(low)
+    }
+
+    /// The integers `0..n` in random order, i64.
+    #[track_caller]
+    pub fn randperm(n: usize, device: &Device) -> Result<Tensor> {
+        let loc = Loc::caller();
+        if *device != Device::Cpu {
+            return Err(Error::op("randperm", Why::Device { device: *device }, loc));
+        }
+        // Drawn by the host, which runs on every call of compiled code too.
+        let (seed, offset) = random::advance(n, DType::F64);
+        let mut order: Vec<i64> = (0..n as i64).collect();
+        for i in (1..n).rev() {
+            let words = kiln_runtime::random::philox(offset.wrapping_add(i as u64 / 2), seed);
+            let half = 2 * (i % 2);
+            let bits = u64::from(words[half]) << 32 | u64::from(words[half + 1]);
+            order.swap(i, ((u128::from(bits) * (i as u128 + 1)) >> 64) as usize);
+        }
+        Tensor::from_data(&order, Shape::from(n), loc)
+    }
+
+    /// 1 with the probability that each element of this (float) tensor says, else 0.
+    #[track_caller]
+    pub fn bernoulli(&self) -> Result<Tensor> {
+        let (loc, ty) = (Loc::caller(), self.ty());
+        let op = Op::Rand { shape: ty.shape.clone(), dtype: ty.dtype, device: ty.device };
+        let unit = Tensor::random(op, &[], &ty.shape, ty.dtype, loc).map_err(|e| e.named("bernoulli"))?;
+        let hit = dispatch_tensor(&Op::Lt {}, &[Arg::Tensor(&unit), Arg::Tensor(self)], false, loc)?;
+        hit.unary(Op::To { dtype: ty.dtype }, loc)
+    }
+
+    /// Every element becomes 1 with this probability, else 0.
+    #[track_caller]
+    pub fn bernoulli_(&self, probability: f64) -> Result<&Tensor> {
+        let (loc, ty) = (Loc::caller(), self.ty());
+        if !(0.0..=1.0).contains(&probability) {
+            let why = Why::Number { argument: "probability", expected: "between 0 and 1", got: probability };
+            return Err(Error::op("bernoulli_", why, loc));
+        }
+        let op = Op::Rand { shape: ty.shape.clone(), dtype: DType::F32, device: ty.device };
+        let unit = Tensor::random(op, &[], &ty.shape, DType::F32, loc)?;
+        let hit =
+            dispatch_tensor(&Op::Lt {}, &[Arg::Tensor(&unit), Arg::Number(probability.into())], false, loc)?;
+        dispatch_tensor(&Op::Copy {}, &[Arg::Tensor(self), Arg::Tensor(&hit)], true, loc)?;
+        Ok(self)
+    }
+
+    /// Uniform random numbers in [0, 1), of this tensor's type.
+    #[track_caller]
+    pub fn rand_like(&self) -> Result<Tensor> {
+        let ty = self.ty();
+        let op = Op::Rand { shape: ty.shape.clone(), dtype: ty.dtype, device: ty.device };
+        Tensor::random(op, &[], &ty.shape, ty.dtype, Loc::caller())
+    }
+
+    /// Standard normal random numbers, of this tensor's type.
+    #[track_caller]
+    pub fn randn_like(&self) -> Result<Tensor> {
+        let ty = self.ty();
+        let op = Op::Randn { shape: ty.shape.clone(), dtype: ty.dtype, device: ty.device };
+        Tensor::random(op, &[], &ty.shape, ty.dtype, Loc::caller())
     }
 
     /// A 1-d tensor of these elements.

@@ -437,6 +437,7 @@ fn decomposed(call: &Call<'_>, tys: &[Ty], grad_enabled: bool) -> Result<Tensor>
     };
     let mut cx = EagerEmit::new(grad_enabled, call.loc);
     let args: SmallVec<[_; 4]> = call.args.iter().zip(tys).map(|(arg, ty)| cx.arg(arg, ty)).collect();
-    let values = decompose(&mut cx, call.op, &args)?;
+    // The user knows the op that was called, not what it is made of.
+    let values = decompose(&mut cx, call.op, &args).map_err(|error| error.named(call.op.name()))?;
     cx.take(values[0])
 }

@@ -32,6 +32,15 @@ pub trait Element: Copy + sealed::Sealed + 'static {
 macro_rules! element {
     ($ty:ty, $dtype:ident, $from:expr) => {
         impl sealed::Sealed for $ty {}
+        impl crate::Nested for $ty {
+            type Element = $ty;
+            fn sizes(&self, _: &mut kiln_ir::Shape) -> Result<(), (usize, usize)> {
+                Ok(())
+            }
+            fn elements(&self, out: &mut Vec<$ty>) {
+                out.push(*self);
+            }
+        }
         impl Element for $ty {
             const DTYPE: DType = DType::$dtype;
             unsafe fn write(data: &[$ty], to: *mut u8) {

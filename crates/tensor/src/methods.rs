@@ -106,7 +106,7 @@ pub(crate) fn normalise_dim(op: &str, dim: i64, rank: usize, loc: Loc) -> Result
     }
 }
 
-fn normalise_dims(op: &str, dims: impl IntoDims, rank: usize, loc: Loc) -> Result<Dims> {
+pub(crate) fn normalise_dims(op: &str, dims: impl IntoDims, rank: usize, loc: Loc) -> Result<Dims> {
     let mut all = Dims::default();
     for dim in dims.into_dims() {
         let dim = normalise_dim(op, dim, rank, loc)?;
@@ -430,10 +430,13 @@ impl Tensor {
     #[track_caller]
     pub fn select(&self, dim: i64, index: i64) -> Result<Tensor> {
         let loc = Loc::caller();
+        self.select_at(normalise_dim("select", dim, self.rank(), loc)?, index, loc)
+    }
+
+    pub(crate) fn select_at(&self, dim: usize, index: i64, loc: Loc) -> Result<Tensor> {
         let mut shape = self.shape();
-        let dim = normalise_dim("select", dim, shape.rank(), loc)?;
         let size = shape.get(dim).copied().unwrap_or(0);
-        let at = if index < 0 { index + size as i64 } else { index };
+        let at = if index < 0 { index.saturating_add(size as i64) } else { index };
         if !(0..size as i64).contains(&at) {
             return Err(Op::Neg {}
                 .error(&[self.ty().into()], Why::Index { index, size }, loc)
@@ -568,7 +571,7 @@ impl Tensor {
 }
 
 /// A shape with its −1 worked out.
-fn fill_in(from: &Shape, sizes: &[i64], loc: Loc) -> Result<Shape> {
+pub(crate) fn fill_in(from: &Shape, sizes: &[i64], loc: Loc) -> Result<Shape> {
     let mut shape: Shape = sizes.iter().map(|&n| n.max(0) as usize).collect();
     let holes: Vec<usize> = (0..sizes.len()).filter(|&i| sizes[i] == -1).collect();
     let fail = |why| {

@@ -78,6 +78,9 @@ pub enum Failure {
         /// The code.
         code: i32,
     },
+    /// An op that runs eagerly inside the program refused what it was given: an index out of range. Like
+    /// kernels that check, such steps come before the first change of an input.
+    Refused(Error),
     /// Anything else.
     Error(Error),
 }
@@ -150,7 +153,10 @@ impl Executable {
             results.truncate(first);
             match stopped {
                 Stopped::Status { step, code } => Failure::Status { step, code },
-                Stopped::Host(error) => Failure::Error(error),
+                Stopped::Host(error) => match error.why() {
+                    None | Some(Why::Memory { .. }) => Failure::Error(error),
+                    Some(_) => Failure::Refused(error),
+                },
                 Stopped::Memory(error) => {
                     let why = Why::Memory { bytes: self.program.arena_bytes, reason: error.to_string() };
                     Failure::Error(Error::op("compiled program", why, Loc::UNKNOWN))
@@ -198,10 +204,13 @@ impl Executable {
                     shape: &ready.layout.shape,
                     strides: &ready.layout.strides,
                 };
-                // The buffer is dense, but may have a later reshape's shape.
-                let dense = Layout::contiguous(ready.layout.shape.clone());
-                let to = Operand { shape: &dense.shape, strides: &dense.strides, ..operand(out, pointers) };
-                // SAFETY: as above; the buffer has as many elements of the result's dtype by the type rule.
+                let mut to = operand(out, pointers);
+                // A reshape of the result may be what the buffer is for: then it is dense.
+                let strides = ready.layout.shape.contiguous_strides();
+                if to.shape != from.shape {
+                    (to.shape, to.strides) = (from.shape, &strides);
+                }
+                // SAFETY: as above; the result has as many elements as the buffer by the type rule.
                 unsafe { kernels::convert(&to, &from) };
             }
         }

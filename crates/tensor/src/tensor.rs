@@ -256,7 +256,7 @@ impl Tensor {
     }
 
     /// How the elements lie. Of a lazy tensor too: no run is finished for this.
-    fn layout(&self) -> Result<Layout> {
+    pub(crate) fn layout(&self) -> Result<Layout> {
         let lazy = |r: &dyn hook::Recorder| if self.is_lazy() { r.layout(self) } else { None };
         match hook::with_current(|recorder| recorder.and_then(lazy)) {
             Some(layout) => Ok(layout),

@@ -5,6 +5,7 @@ mod array;
 mod eval;
 mod finite;
 pub mod golden;
+mod indexing;
 mod nn;
 mod philox;
 mod programs;

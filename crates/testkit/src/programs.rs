@@ -133,7 +133,8 @@ impl Generator {
             12 => self.index(),
             13 => self.creation(),
             14 => self.loss(),
-            _ => self.list(),
+            15 => self.list(),
+            _ => self.sample(),
         }
     }
 

@@ -34,6 +34,15 @@ impl Rng {
         self.below(n) == 0
     }
 
+    /// The numbers below `bound` in a random order.
+    pub fn permutation(&mut self, bound: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..bound).collect();
+        for i in (1..bound).rev() {
+            order.swap(i, self.below(i + 1));
+        }
+        order
+    }
+
     /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64

@@ -30,7 +30,7 @@ pub(crate) fn position(shape: &[usize], at: &[usize]) -> usize {
 }
 
 /// The elements of `x` at the coordinates that `source` names for each coordinate of the result.
-fn pick(x: &Array, shape: &Shape, mut source: impl FnMut(&[usize]) -> Vec<usize>) -> Array {
+pub(crate) fn pick(x: &Array, shape: &Shape, mut source: impl FnMut(&[usize]) -> Vec<usize>) -> Array {
     let mut positions = Vec::with_capacity(shape.numel());
     coordinates(shape, |at| positions.push(position(&x.shape, &source(at))));
     x.take(shape.clone(), positions.into_iter())
@@ -216,12 +216,15 @@ pub(crate) fn evaluate(
         }
         other => match crate::nn::evaluate(other, args, shape, dtype) {
             Some(array) => rounded(array),
-            None => return order::evaluate(other, args, shape, dtype, precision),
+            None => match order::evaluate(other, args, shape, dtype, precision)? {
+                Some(array) => array,
+                None => return crate::indexing::evaluate(other, args, shape, dtype, precision),
+            },
         },
     })
 }
 
-fn numbers(dtype: DType, shape: &Shape, float: Vec<f64>, int: Vec<i64>) -> Array {
+pub(crate) fn numbers(dtype: DType, shape: &Shape, float: Vec<f64>, int: Vec<i64>) -> Array {
     match dtype.is_float() {
         true => Array::floats(dtype, shape, |i| float[i]),
         false => Array::ints(dtype, shape, |i| int[i]),
@@ -240,7 +243,7 @@ fn join(a: &Array, b: &Array) -> Array {
     Array { dtype: a.dtype, device: a.device, shape: Shape::from([a.numel() + b.numel()]), data }
 }
 
-fn check_index(index: &Array, size: usize) -> Result<()> {
+pub(crate) fn check_index(index: &Array, size: usize) -> Result<()> {
     match (0..index.numel()).map(|i| index.int(i)).find(|&i| i < 0 || i >= size as i64) {
         Some(index) => Err(Why::Index { index, size }),
         None => Ok(()),

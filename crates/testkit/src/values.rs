@@ -10,7 +10,14 @@ use crate::{Argument, Array, Precision, Program, Rng};
 /// A random tensor whose elements lie in a domain.
 pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
     let away = |x: f64| if x < 0.0 { x - 0.25 } else { x + 0.25 };
+    let distinct = match domain {
+        Domain::Distinct(bound) => rng.permutation(bound),
+        _ => Vec::new(),
+    };
     let array = match (ty.dtype, domain) {
+        (DType::I64, Domain::Distinct(bound)) => {
+            Array::ints(DType::I64, &ty.shape, |i| distinct[i % bound] as i64)
+        }
         (DType::Bool, _) => Array::ints(DType::Bool, &ty.shape, |_| rng.below(2) as i64),
         (dtype, domain) if !dtype.is_float() => Array::ints(dtype, &ty.shape, |_| {
             dtype.wrap(match domain {
@@ -21,7 +28,7 @@ pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
                     let (low, high) = (low.ceil() as i64, high.floor() as i64);
                     low + rng.below((high - low + 1).max(1) as usize) as i64
                 }
-                Domain::Index(bound) => rng.below(bound) as i64,
+                Domain::Index(bound) | Domain::Distinct(bound) => rng.below(bound) as i64,
             })
         }),
         (dtype, domain) => Array::floats(dtype, &ty.shape, |_| {
@@ -32,7 +39,7 @@ pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {
                 Domain::Between(low, high) => {
                     low + (high - low) * rng.below(1 << 20) as f64 / f64::from(1 << 20)
                 }
-                Domain::Index(bound) => rng.below(bound) as f64,
+                Domain::Index(bound) | Domain::Distinct(bound) => rng.below(bound) as f64,
             };
             round(x, dtype, Precision::Rounded)
         }),

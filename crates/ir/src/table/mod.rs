@@ -24,14 +24,16 @@ pub(crate) mod contractions;
 pub(crate) mod convolution;
 mod creation;
 pub(crate) mod functions;
+pub(crate) mod indexing;
 mod lists;
 pub(crate) mod nn;
 pub(crate) mod norms;
 pub(crate) mod order;
+pub(crate) mod padding;
 pub(crate) mod reductions;
 pub mod resample;
 pub(crate) mod rounding;
-mod shapes;
+pub(crate) mod shapes;
 
 /// Hands every row of the op table to the macro `$callback`. See the [module](crate::table) for the grammar.
 #[macro_export]

@@ -59,6 +59,11 @@ impl Tensor {
         drop(before);
     }
 
+    /// The op that made it, if gradients flow through that.
+    pub(crate) fn gradient_source(&self) -> Option<String> {
+        self.history().map(|(node, _)| node.name().to_string())
+    }
+
     /// Whether it was made by the user rather than by a differentiated op.
     pub fn is_leaf(&self) -> bool {
         if self.is_lazy() {

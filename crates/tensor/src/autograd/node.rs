@@ -152,7 +152,8 @@ pub(crate) fn record(
     let saves: Saves = row.saves;
     let mut inputs = SmallVec::new();
     for (arg, ty) in args.iter().zip(tys) {
-        inputs.push(Saved::of(arg, ty, saves.inputs())?);
+        let kept = saves.input(&ty);
+        inputs.push(Saved::of(arg, ty, kept)?);
     }
     let ready = result.ready()?;
     let output = match saves.outputs() {
@@ -186,6 +187,14 @@ pub fn attach(function: Arc<dyn Function>, inputs: &[Tensor], outputs: &[Tensor]
 }
 
 impl GradNode {
+    /// The op or function that it differentiates.
+    pub(crate) fn name(&self) -> &str {
+        match &self.rule {
+            Rule::Op { op, .. } => op.name(),
+            Rule::Function(function) => function.name(),
+        }
+    }
+
     /// What the rule may read, or why it may not. Takes it unless the tape is kept.
     pub(crate) fn saved(&self, retain_graph: bool) -> Result<(SmallVec<[Saved; 3]>, Saved)> {
         let Rule::Op { op, inputs, output } = &self.rule else { return Err(self.freed("function")) };

@@ -1,11 +1,14 @@
 //! Eager execution: from an op and its operands to a call of a kernel. Locks storages, converts and
 //! broadcasts operands, sends self-overlapping changes through a temporary.
 
+mod indexing;
+
 use smallvec::SmallVec;
 
 use kiln_ir::math::Function;
 use kiln_ir::{
-    Approximate, Class, DType, Dims, Layout, Loc, Op, Result, Scalar, Shape, TensorTy, Ty, Why, result_dtype,
+    Approximate, Class, DType, Dims, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy, Ty,
+    Why, result_dtype,
 };
 use kiln_runtime::{gemm, random};
 
@@ -55,6 +58,10 @@ pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
                 | Op::Copy {}
                 | Op::Transpose { .. }
                 | Op::Detach {}
+                | Op::AsStrided { .. }
+                | Op::ConstantPadNd { .. }
+                | Op::IndexSelect { .. }
+                | Op::CheckedIndex { .. }
                 | Op::Sum { .. }
                 | Op::Amax { .. }
                 | Op::Amin { .. }
@@ -104,7 +111,11 @@ pub(crate) fn compute_in_place(
         Input::Tensor(t) => overlaps(t, target),
         Input::Number(_) => false,
     });
-    let direct = op.row().class == Class::Pointwise && result.dtype == target.dtype && !clash;
+    let shares =
+        |input: &Input| matches!(input, Input::Tensor(t) if t.storage.address() == target.storage.address());
+    let places =
+        indexing::changes_places(op) && target.layout.is_contiguous() && !inputs[1..].iter().any(shares);
+    let direct = (op.row().class == Class::Pointwise && !clash || places) && result.dtype == target.dtype;
     let _lock = lock(&inputs, Some(target));
     if direct {
         job.run(target, &inputs)?;
@@ -338,7 +349,23 @@ impl Job<'_> {
             | Op::Transpose { .. }
             | Op::Expand { .. }
             | Op::Slice { .. }
+            | Op::Diagonal { .. }
+            | Op::Unfold { .. }
             | Op::Detach {} => self.copy_into(out, inputs, 0),
+            Op::AsStrided { .. } => self.as_strided(out, self.tensor(inputs, 0)?),
+            Op::Flip { dims } => self.flip(out, self.tensor(inputs, 0)?, dims),
+            Op::ConstantPadNd { widths } => self.constant_pad(out, inputs, &widths.firsts()),
+            Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),
+            Op::IndexSelect { dim } => self.index_select(out, inputs, *dim),
+            Op::IndexAdd { dim } => self.index_write(out, inputs, *dim, true),
+            Op::IndexCopy { dim } => self.index_write(out, inputs, *dim, false),
+            Op::Scatter { dim } => self.scatter(out, inputs, *dim, None),
+            Op::ScatterAdd { dim } => self.scatter(out, inputs, *dim, Some((ScatterReduce::Sum, true))),
+            Op::ScatterReduce { dim, reduce, include_self } => {
+                self.scatter(out, inputs, *dim, Some((*reduce, *include_self)))
+            }
+            Op::MaskedScatter {} => self.masked_scatter(out, inputs),
+            Op::MaskedScatterBackward { .. } => self.masked_scatter_backward(out, inputs),
             Op::Sum { dims, .. } => self.reduce(kernels::Reduction::Sum, out, inputs, dims),
             Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
             Op::Amin { dims, .. } => self.reduce(kernels::Reduction::Amin, out, inputs, dims),

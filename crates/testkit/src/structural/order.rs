@@ -68,7 +68,7 @@ pub(super) fn evaluate(
     shape: &Shape,
     dtype: DType,
     precision: Precision,
-) -> Result<Array> {
+) -> Result<Option<Array>> {
     let x = &args[0];
     let rounded = |array: Array| array.convert(dtype, precision);
     let reduced = |dims: &Dims, f: &dyn Fn(&[f64]) -> f64| {
@@ -80,7 +80,7 @@ pub(super) fn evaluate(
         let results: Vec<i64> = lines(x, dim).iter().map(|line| f(line)).collect();
         Array::ints(DType::I64, shape, |i| results[i])
     };
-    Ok(match op {
+    Ok(Some(match op {
         Op::Amin { dims, .. } => {
             let least = |group: &Vec<usize>| {
                 let nan = group.iter().find(|&&i| is_nan(x, i));
@@ -188,6 +188,6 @@ pub(super) fn evaluate(
             let (floats, ints) = (scatter(x, shape, *dim, &floats), scatter(x, shape, *dim, &ints));
             rounded(numbers(if dtype.is_float() { DType::F64 } else { dtype }, shape, floats, ints))
         }
-        other => return Err(Why::Other(format!("the evaluator has no definition of {}", other.name()))),
-    })
+        _ => return Ok(None),
+    }))
 }

@@ -1,0 +1,790 @@
+//! Rows: picking and placing elements by index.
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! rows_indexing {
+    ($callback:ident [$($rows:tt)*]) => {
+        $crate::rows_creation! { $callback [
+            $($rows)*
+
+            /// The slices of x at index (one dim) along one dim
+            [index index_select _none] "index_select" IndexSelect (x, index) () { dim: usize }
+                { ty: indexing::index_select_type, grad: Grad::Fn(indexing::index_select_grad), saves: Saves::Indices,
+                  level: Level::Composite, decompose: Some(indexing::index_select), eval: Eval::Structural,
+                  samples: indexing::index_select_samples };
+            /// x with the slices of src added at index (one dim) along one dim
+            [index index_add _none] "index_add" IndexAdd (x, index, src) () { dim: usize }
+                { ty: indexing::index_write_type, grad: Grad::Fn(indexing::index_add_grad), saves: Saves::Indices,
+                  eval: Eval::Structural, samples: indexing::index_add_samples };
+            /// x with the slices of src put at index (one dim) along one dim
+            [index index_copy _none] "index_copy" IndexCopy (x, index, src) () { dim: usize }
+                { ty: indexing::index_write_type, grad: Grad::Fn(indexing::index_copy_grad), saves: Saves::Indices,
+                  eval: Eval::Structural, samples: indexing::index_copy_samples };
+            /// x with the elements of src put at index along one dim
+            [index scatter _none] "scatter" Scatter (x, index, src) () { dim: usize }
+                { ty: indexing::scatter_type, grad: Grad::Fn(indexing::scatter_grad), saves: Saves::Indices,
+                  eval: Eval::Structural, samples: indexing::scatter_samples };
+            /// x with the elements of src added at index along one dim
+            [index scatter_add _none] "scatter_add" ScatterAdd (x, index, src) () { dim: usize }
+                { ty: indexing::scatter_type, grad: Grad::Fn(indexing::scatter_add_grad), saves: Saves::Indices,
+                  eval: Eval::Structural, samples: indexing::scatter_add_samples };
+            /// x with the elements of src that meet at an index along one dim reduced to one, with x's own or without
+            [index scatter_reduce _none] "scatter_reduce" ScatterReduce (x, index, src) () { dim: usize, reduce: ScatterReduce, include_self: bool }
+                { ty: indexing::scatter_type, grad: Grad::Fn(indexing::scatter_reduce_grad), saves: Saves::InputsAndOutputs,
+                  eval: Eval::Structural, samples: indexing::scatter_reduce_samples };
+            /// Indices of a dim of this size, negative ones counted from the end
+            [index checked_index _none] "checked_index" CheckedIndex (index) () { size: usize }
+                { ty: indexing::checked_index_type, grad: Grad::Zero, level: Level::Composite,
+                  decompose: Some(indexing::checked_index), eval: Eval::Structural, samples: indexing::checked_index_samples };
+            /// The elements of the first operand at the others, one index tensor for each of dims, broadcast together
+            [index index _none] "index" Index (tensors) () { dims: Dims }
+                { ty: indexing::index_type, grad: Grad::Fn(indexing::index_grad), saves: Saves::Indices, variadic: true,
+                  level: Level::Composite, decompose: Some(indexing::index), eval: Eval::Structural,
+                  samples: indexing::index_samples };
+            /// The first operand with the second put (or added) at the others, one index tensor for each of dims
+            [index index_put _none] "index_put" IndexPut (tensors) () { dims: Dims, accumulate: bool }
+                { ty: indexing::index_put_type, grad: Grad::Fn(indexing::index_put_grad), saves: Saves::Indices, variadic: true,
+                  level: Level::Composite, decompose: Some(indexing::index_put), eval: Eval::Structural,
+                  samples: indexing::index_put_samples };
+            /// The rows of weight at index; the row padding_idx gets no gradient
+            [index embedding _none] "embedding" Embedding (weight, index) () { padding_idx: i64 }
+                { ty: indexing::embedding_type, grad: Grad::Fn(indexing::embedding_grad), saves: Saves::Indices,
+                  level: Level::Composite, decompose: Some(indexing::embedding), eval: Eval::Structural,
+                  samples: indexing::embedding_samples };
+            /// 1 at each class number, 0 at the other classes, in a new last dim
+            [index one_hot _none] "one_hot" OneHot (index) () { classes: usize }
+                { ty: indexing::one_hot_type, grad: Grad::Zero, level: Level::Composite,
+                  decompose: Some(indexing::one_hot), eval: Eval::Structural, samples: indexing::one_hot_samples };
+            /// x with the elements of src, one after the other, where the mask holds
+            [index masked_scatter _none] "masked_scatter" MaskedScatter (x, mask, src) () {}
+                { ty: indexing::masked_scatter_type, grad: Grad::Fn(indexing::masked_scatter_grad), saves: Saves::Indices,
+                  eval: Eval::Structural, samples: indexing::masked_scatter_samples };
+            /// The elements of x where the mask holds, one after the other, then zeros
+            [index masked_scatter_backward _none] "masked_scatter_backward" MaskedScatterBackward (x, mask) () { shape: Shape }
+                { ty: indexing::masked_scatter_backward_type, grad: Grad::Fn(indexing::masked_scatter_backward_grad),
+                  saves: Saves::Indices, eval: Eval::Structural, samples: indexing::masked_scatter_backward_samples };
+        ]}
+    };
+}
+
+use smallvec::smallvec;
+
+use super::shapes::{iota, zero_of};
+use crate::decompose::one as decomposed;
+use crate::gradient::{Grads, g, zeros_like};
+use crate::samples::{ALL, FLOATS, NUMBERS, calls, t, with_op};
+use crate::types::{Rule, check_dims, check_index, checked, common_device, one, same_kind_of, tensor};
+use crate::{
+    DType, Dims, Domain, Emit, EmitExt, GradCall, Op, Result, Sample, SampleArg, Scalar, ScatterReduce,
+    Shape, TensorTy, Ty, Value, Values, Why, broadcast,
+};
+
+type Cx<'a> = &'a mut dyn Emit;
+
+/// The dim of a row that works along one.
+fn dim_of(op: &Op) -> usize {
+    match *op {
+        Op::IndexSelect { dim }
+        | Op::IndexAdd { dim }
+        | Op::IndexCopy { dim }
+        | Op::Scatter { dim }
+        | Op::ScatterAdd { dim }
+        | Op::ScatterReduce { dim, .. } => dim,
+        _ => 0,
+    }
+}
+
+fn check_index_dtype(index: &TensorTy) -> Result<(), Why> {
+    match index.dtype {
+        DType::I64 => Ok(()),
+        got => Err(Why::DType { argument: "index", expected: "i64", got }),
+    }
+}
+
+// ---- slices along one dim ------------------------------------------------------------------------------
+
+fn check_line(x: &TensorTy, index: &TensorTy, dim: usize) -> Result<(), Why> {
+    check_index_dtype(index)?;
+    check_dims(&Dims::from(dim), x.shape.rank())?;
+    match index.shape.rank() {
+        1 => Ok(()),
+        got => Err(Why::Rank { argument: "index", expected: "1", got }),
+    }
+}
+
+pub(crate) fn index_select_type(op: &Op, args: &[Ty]) -> Rule {
+    let (x, index, dim) = (tensor(args, 0, "x")?, tensor(args, 1, "index")?, dim_of(op));
+    common_device(args)?;
+    check_line(x, index, dim)?;
+    let mut shape = x.shape.clone();
+    shape[dim] = index.shape[0];
+    checked(TensorTy { shape, ..x.clone() })
+}
+
+/// A gather whose index is the same all over the other dims.
+pub(crate) fn index_select(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let (mut shape, dim) = (cx.tensor_ty(args[0]).shape, dim_of(op));
+    let count = cx.tensor_ty(args[1]).shape[0];
+    let mut line: Shape = shape.iter().map(|_| 1).collect();
+    (line[dim], shape[dim]) = (count, count);
+    let index = if shape.rank() == 1 { args[1] } else { cx.reshape(args[1], line)? };
+    let index = if shape.rank() == 1 { index } else { cx.expand(index, shape)? };
+    decomposed(cx.gather(args[0], index, dim))
+}
+
+pub(crate) fn index_select_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let g = g!(call);
+    let zeros = zeros_like(cx, call.inputs[0])?;
+    Ok(vec![Some(cx.index_add(zeros, call.inputs[1], g, dim_of(call.op))?), None])
+}
+
+pub(crate) fn index_write_type(op: &Op, args: &[Ty]) -> Rule {
+    let (x, index, src) = (tensor(args, 0, "x")?, tensor(args, 1, "index")?, tensor(args, 2, "src")?);
+    common_device(args)?;
+    check_line(x, index, dim_of(op))?;
+    same_kind_of(x, src)?;
+    let mut slices = x.shape.clone();
+    slices[dim_of(op)] = index.shape[0];
+    match slices == src.shape {
+        true => one(x.clone()),
+        false => Err(Why::Broadcast { left: slices, right: src.shape.clone() }),
+    }
+}
+
+pub(crate) fn index_add_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let g = g!(call);
+    let gsrc = match call.wants(2) {
+        true => Some(cx.index_select(g, call.inputs[1], dim_of(call.op))?),
+        false => None,
+    };
+    Ok(vec![Some(g), None, gsrc])
+}
+
+pub(crate) fn index_copy_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, index, dim) = (g!(call), call.inputs[1], dim_of(call.op));
+    let gx = match call.wants(0) {
+        true => {
+            let zeros = zeros_like(cx, call.inputs[2])?;
+            Some(cx.index_copy(g, index, zeros, dim)?)
+        }
+        false => None,
+    };
+    let gsrc = if call.wants(2) { Some(cx.index_select(g, index, dim)?) } else { None };
+    Ok(vec![gx, None, gsrc])
+}
+
+// ---- elements along one dim ----------------------------------------------------------------------------
+
+pub(crate) fn scatter_type(op: &Op, args: &[Ty]) -> Rule {
+    let (x, index, src) = (tensor(args, 0, "x")?, tensor(args, 1, "index")?, tensor(args, 2, "src")?);
+    let dim = dim_of(op);
+    common_device(args)?;
+    check_index(x.shape.rank(), index, dim)?;
+    same_kind_of(x, src)?;
+    if src.shape != index.shape {
+        return Err(Why::Broadcast { left: index.shape.clone(), right: src.shape.clone() });
+    }
+    for d in (0..x.shape.rank()).filter(|&d| d != dim) {
+        if index.shape[d] > x.shape[d] {
+            return Err(Why::Sizes { what: "sizes of index and x", left: index.shape[d], right: x.shape[d] });
+        }
+    }
+    if let (Op::ScatterReduce { reduce: ScatterReduce::Mean, .. }, DType::Bool) = (op, x.dtype) {
+        return Err(Why::DType { argument: "x", expected: "a number", got: DType::Bool });
+    }
+    one(x.clone())
+}
+
+/// `g` with zeros wherever something was put.
+fn without_places(cx: Cx<'_>, g: Value, index: Value, dim: usize) -> Result<Value> {
+    let (ty, zero) = (cx.tensor_ty(g), cx.number(0.0)?);
+    let shape = cx.tensor_ty(index).shape;
+    let zeros = cx.full(zero, shape, ty.dtype, ty.device)?;
+    cx.scatter(g, index, zeros, dim)
+}
+
+pub(crate) fn scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, index, dim) = (g!(call), call.inputs[1], dim_of(call.op));
+    let gx = if call.wants(0) { Some(without_places(cx, g, index, dim)?) } else { None };
+    let gsrc = if call.wants(2) { Some(cx.gather(g, index, dim)?) } else { None };
+    Ok(vec![gx, None, gsrc])
+}
+
+pub(crate) fn scatter_add_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, index) = (g!(call), call.inputs[1]);
+    let gsrc = if call.wants(2) { Some(cx.gather(g, index, dim_of(call.op))?) } else { None };
+    Ok(vec![Some(g), None, gsrc])
+}
+
+pub(crate) fn scatter_reduce_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, Op::ScatterReduce { dim, reduce, include_self }) = (g!(call), call.op) else {
+        return Ok(vec![None, None, None]);
+    };
+    let (x, index, src, dim) = (call.inputs[0], call.inputs[1], call.inputs[2], *dim);
+    let ty = cx.tensor_ty(x);
+    let (zero, unit) = (cx.number(0.0)?, cx.number(1.0)?);
+    let (gx, gsrc) = match reduce {
+        ScatterReduce::Sum => (g, cx.gather(g, index, dim)?),
+        ScatterReduce::Mean => {
+            // Each of the n that meet has a share of 1/n.
+            let own = if *include_self { unit } else { zero };
+            let own = cx.full(own, ty.shape.clone(), ty.dtype, ty.device)?;
+            let places = cx.tensor_ty(index).shape;
+            let ones = cx.full(unit, places, ty.dtype, ty.device)?;
+            let count = cx.scatter_add(own, index, ones, dim)?;
+            let count = cx.maximum(count, unit)?;
+            let share = cx.div(g, count)?;
+            (share, cx.gather(share, index, dim)?)
+        }
+        ScatterReduce::Amax | ScatterReduce::Amin => {
+            // Shared evenly between all that equal the result.
+            let y = call.y();
+            let best = cx.gather(y, index, dim)?;
+            let (x_wins, src_wins) = (cx.eq(x, y)?, cx.eq(src, best)?);
+            let (x_wins, src_wins) = (cx.to(x_wins, ty.dtype)?, cx.to(src_wins, ty.dtype)?);
+            let x_wins = if *include_self { x_wins } else { without_places(cx, x_wins, index, dim)? };
+            let count = cx.scatter_add(x_wins, index, src_wins, dim)?;
+            let share = cx.div(g, count)?;
+            let gx = cx.mul(x_wins, share)?;
+            let share = cx.gather(share, index, dim)?;
+            (gx, cx.mul(src_wins, share)?)
+        }
+        ScatterReduce::Prod => {
+            // The product of the others: by division where that is allowed, anew where there is one zero.
+            let product = |cx: Cx<'_>, x: Value, src: Value| {
+                cx.scatter_reduce(x, index, src, dim, *reduce, *include_self)
+            };
+            let x_zero = cx.eq(x, zero)?;
+            let x_safe = cx.where_(x_zero, unit, x)?;
+            let others = product(cx, x_safe, src)?;
+            let gx = cx.mul(g, others)?;
+            let gx = cx.div(gx, x_safe)?;
+            let src_zero = cx.eq(src, zero)?;
+            let none = cx.full(zero, ty.shape.clone(), ty.dtype, ty.device)?;
+            let marks = cx.to(src_zero, ty.dtype)?;
+            let zeros = cx.scatter_add(none, index, marks, dim)?;
+            let zeros = cx.gather(zeros, index, dim)?;
+            let alone = cx.eq(zeros, unit)?;
+            let alone = cx.logical_and(src_zero, alone)?;
+            let without = cx.where_(alone, unit, src)?;
+            let without = product(cx, x, without)?;
+            let lone = cx.mul(g, without)?;
+            let lone = cx.gather(lone, index, dim)?;
+            let src_safe = cx.where_(src_zero, unit, src)?;
+            let whole = cx.mul(g, call.y())?;
+            let whole = cx.gather(whole, index, dim)?;
+            let whole = cx.div(whole, src_safe)?;
+            (gx, cx.where_(alone, lone, whole)?)
+        }
+    };
+    let gx = match include_self {
+        true => gx,
+        false => without_places(cx, gx, index, dim)?,
+    };
+    Ok(vec![Some(gx), None, Some(gsrc)])
+}
+
+// ---- several index tensors -----------------------------------------------------------------------------
+
+pub(crate) fn checked_index_type(_: &Op, args: &[Ty]) -> Rule {
+    let index = tensor(args, 0, "index")?;
+    check_index_dtype(index)?;
+    one(index.clone())
+}
+
+/// A gather from 0, 1, … is the index itself, checked.
+pub(crate) fn checked_index(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let Op::CheckedIndex { size } = *op else { return Ok(smallvec![args[0]]) };
+    let ty = cx.tensor_ty(args[0]);
+    let (zero, whole) = (cx.number(Scalar::Int(0))?, cx.number(Scalar::Int(size as i64))?);
+    let negative = cx.lt(args[0], zero)?;
+    let wrapped = cx.add(args[0], whole)?;
+    let position = cx.where_(negative, wrapped, args[0])?;
+    let line = cx.reshape(position, Shape::from(ty.shape.numel()))?;
+    let all = iota(cx, (0, 1), size, (0, 1), ty.device)?;
+    let line = cx.gather(all, line, 0)?;
+    decomposed(cx.reshape(line, ty.shape))
+}
+
+/// Where the result's dims come from: the index tensors' common shape stands where the first indexed dim was if
+/// the indexed dims are neighbours, else in front.
+struct Plan {
+    dims: Dims,
+    /// Broadcast shape of the index tensors.
+    common: Shape,
+    /// How many of x's dims stand before it.
+    lead: usize,
+    /// Dims that are not indexed.
+    rest: Dims,
+    result: Shape,
+}
+
+fn plan(dims: &Dims, x: &TensorTy, indices: &[Ty]) -> Result<Plan, Why> {
+    check_dims(dims, x.shape.rank())?;
+    if dims.is_empty() || dims.len() != indices.len() || dims.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(Why::Sizes {
+            what: "indexed dims and index tensors",
+            left: dims.len(),
+            right: indices.len(),
+        });
+    }
+    let mut common = Shape::scalar();
+    for index in indices {
+        let index =
+            index.as_tensor().ok_or(Why::Operand { argument: "every index", expected: "a tensor" })?;
+        check_index_dtype(index)?;
+        common = broadcast(&common, &index.shape)
+            .ok_or_else(|| Why::Broadcast { left: common.clone(), right: index.shape.clone() })?;
+    }
+    let neighbours = dims.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+    let lead = if neighbours { dims[0] } else { 0 };
+    let rest: Dims = (0..x.shape.rank()).filter(|d| !dims.contains(d)).collect();
+    let sizes: Vec<usize> = rest.iter().map(|&d| x.shape[d]).collect();
+    let result = sizes[..lead].iter().chain(common.iter()).chain(&sizes[lead..]).copied().collect();
+    Ok(Plan { dims: dims.clone(), common, lead, rest, result })
+}
+
+/// How many operands come before the index tensors, and the indexed dims.
+fn indexed(op: &Op) -> (usize, Dims) {
+    match op {
+        Op::Index { dims } => (1, dims.clone()),
+        Op::IndexPut { dims, .. } => (2, dims.clone()),
+        _ => (0, Dims::default()),
+    }
+}
+
+pub(crate) fn index_type(op: &Op, args: &[Ty]) -> Rule {
+    let (skip, dims) = indexed(op);
+    if args.len() <= skip {
+        return Err(Why::Arity { expected: format!("{} or more", skip + 1), got: args.len() });
+    }
+    let x = tensor(args, 0, "x")?;
+    common_device(args)?;
+    checked(TensorTy { shape: plan(&dims, x, &args[skip..])?.result, ..x.clone() })
+}
+
+pub(crate) fn index_put_type(op: &Op, args: &[Ty]) -> Rule {
+    let window = index_type(op, args)?;
+    let (x, values) = (tensor(args, 0, "x")?, tensor(args, 1, "values")?);
+    let window = window[0].as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+    same_kind_of(x, values)?;
+    match broadcast(&window, &values.shape) == Some(window.clone()) {
+        true => one(x.clone()),
+        false => Err(Why::Broadcast { left: window, right: values.shape.clone() }),
+    }
+}
+
+/// The indexed dims as one, which comes first (or stays, if it is alone); and the positions along it, in one dim.
+struct Flat {
+    value: Value,
+    positions: Value,
+    dim: usize,
+    plan: Plan,
+    /// The order of dims that brought the indexed ones to the front.
+    order: Option<Dims>,
+}
+
+fn flatten(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Flat> {
+    let (skip, dims) = indexed(op);
+    let x = cx.tensor_ty(args[0]);
+    let tys: Vec<Ty> = args[skip..].iter().map(|&v| cx.ty(v).clone()).collect();
+    let plan = plan(&dims, &x, &tys).map_err(|why| op.error(&tys, why, crate::Loc::UNKNOWN))?;
+    let mut linear: Option<Value> = None;
+    for (&index, &dim) in args[skip..].iter().zip(plan.dims.iter()) {
+        let index = cx.checked_index(index, x.shape[dim])?;
+        linear = Some(match linear {
+            None => index,
+            Some(before) => {
+                let size = cx.number(Scalar::Int(x.shape[dim] as i64))?;
+                let scaled = cx.mul(before, size)?;
+                cx.add(scaled, index)?
+            }
+        });
+    }
+    let linear = linear.unwrap_or(args[0]);
+    let positions = cx.reshape(linear, Shape::from(plan.common.numel()))?;
+    if let [dim] = plan.dims[..] {
+        return Ok(Flat { value: args[0], positions, dim, plan, order: None });
+    }
+    let order: Dims = plan.dims.iter().chain(plan.rest.iter()).copied().collect();
+    let turned = cx.permute(args[0], order.clone())?;
+    let size = plan.dims.iter().map(|&d| x.shape[d]).product();
+    let shape = [size].into_iter().chain(plan.rest.iter().map(|&d| x.shape[d])).collect();
+    let value = cx.reshape(turned, shape)?;
+    Ok(Flat { value, positions, dim: 0, plan, order: Some(order) })
+}
+
+pub(crate) fn index(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let Flat { value, positions, dim, plan, order } = flatten(cx, op, args)?;
+    let picked = cx.index_select(value, positions, dim)?;
+    if order.is_none() || plan.lead == 0 {
+        return decomposed(cx.reshape(picked, plan.result));
+    }
+    // The common dims go back behind those that stood before the first indexed one.
+    let (count, lead) = (plan.common.rank(), plan.lead);
+    let rest = plan.result[..lead].iter().chain(&plan.result[lead + count..]).copied();
+    let split = cx.reshape(picked, plan.common.iter().copied().chain(rest).collect())?;
+    let order = (count..count + lead).chain(0..count).chain(count + lead..plan.result.rank()).collect();
+    decomposed(cx.permute(split, order))
+}
+
+pub(crate) fn index_put(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let Op::IndexPut { accumulate, .. } = *op else { return Ok(smallvec![args[0]]) };
+    let x = cx.tensor_ty(args[0]);
+    let Flat { value, positions, dim, plan, order } = flatten(cx, op, args)?;
+    let mut values = cx.expand(args[1], plan.result.clone())?;
+    let (count, lead) = (plan.common.rank(), plan.lead);
+    if order.is_some() && lead > 0 {
+        let order = (lead..lead + count).chain(0..lead).chain(lead + count..plan.result.rank()).collect();
+        values = cx.permute(values, order)?;
+    }
+    let mut slices = cx.tensor_ty(value).shape;
+    slices[dim] = plan.common.numel();
+    let values = cx.reshape(values, slices)?;
+    let written = match accumulate {
+        true => cx.index_add(value, positions, values, dim)?,
+        false => cx.index_copy(value, positions, values, dim)?,
+    };
+    let Some(order) = order else { return Ok(smallvec![written]) };
+    let split = cx.reshape(written, order.iter().map(|&d| x.shape[d]).collect())?;
+    let mut back = order.clone();
+    for (i, &d) in order.iter().enumerate() {
+        back[d] = i;
+    }
+    decomposed(cx.permute(split, back))
+}
+
+pub(crate) fn index_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, (_, dims)) = (g!(call), indexed(call.op));
+    let mut args = vec![zeros_like(cx, call.inputs[0])?, g];
+    args.extend(&call.inputs[1..]);
+    let mut grads = vec![Some(cx.index_put(&args, dims, true)?)];
+    grads.resize(call.inputs.len(), None);
+    Ok(grads)
+}
+
+pub(crate) fn index_put_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, Op::IndexPut { dims, accumulate }) = (g!(call), call.op) else {
+        return Ok(vec![None; call.inputs.len()]);
+    };
+    let mut grads = vec![None; call.inputs.len()];
+    if call.wants(0) {
+        grads[0] = Some(match accumulate {
+            true => g,
+            false => {
+                let mut args = vec![g, zeros_like(cx, call.inputs[1])?];
+                args.extend(&call.inputs[2..]);
+                cx.index_put(&args, dims.clone(), false)?
+            }
+        });
+    }
+    if call.wants(1) {
+        let mut args = vec![g];
+        args.extend(&call.inputs[2..]);
+        grads[1] = Some(cx.index(&args, dims.clone())?);
+    }
+    Ok(grads)
+}
+
+// ---- embedding, one_hot --------------------------------------------------------------------------------
+
+pub(crate) fn embedding_type(_: &Op, args: &[Ty]) -> Rule {
+    let (weight, index) = (tensor(args, 0, "weight")?, tensor(args, 1, "index")?);
+    common_device(args)?;
+    check_index_dtype(index)?;
+    match weight.shape[..] {
+        [_, width] => checked(TensorTy {
+            shape: index.shape.iter().copied().chain([width]).collect(),
+            ..weight.clone()
+        }),
+        _ => Err(Why::Rank { argument: "weight", expected: "2", got: weight.shape.rank() }),
+    }
+}
+
+pub(crate) fn embedding(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
+    let (width, shape) = (cx.tensor_ty(args[0]).shape[1], cx.tensor_ty(args[1]).shape);
+    let line = cx.reshape(args[1], Shape::from(shape.numel()))?;
+    let rows = cx.index_select(args[0], line, 0)?;
+    decomposed(cx.reshape(rows, shape.iter().copied().chain([width]).collect()))
+}
+
+pub(crate) fn embedding_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, Op::Embedding { padding_idx }) = (g!(call), call.op) else { return Ok(vec![None, None]) };
+    let (width, index) = (cx.tensor_ty(call.inputs[0]).shape[1], call.inputs[1]);
+    let count = cx.tensor_ty(index).shape.numel();
+    let line = cx.reshape(index, Shape::from(count))?;
+    let mut rows = cx.reshape(g, Shape::from([count, width]))?;
+    if *padding_idx >= 0 {
+        let (padding, zero) = (cx.number(Scalar::Int(*padding_idx))?, cx.number(0.0)?);
+        let counted = cx.ne(line, padding)?;
+        let counted = cx.reshape(counted, Shape::from([count, 1]))?;
+        rows = cx.where_(counted, rows, zero)?;
+    }
+    let zeros = zeros_like(cx, call.inputs[0])?;
+    Ok(vec![Some(cx.index_add(zeros, line, rows, 0)?), None])
+}
+
+pub(crate) fn one_hot_type(op: &Op, args: &[Ty]) -> Rule {
+    let index = tensor(args, 0, "index")?;
+    check_index_dtype(index)?;
+    let Op::OneHot { classes } = *op else { return one(index.clone()) };
+    checked(TensorTy { shape: index.shape.iter().copied().chain([classes]).collect(), ..index.clone() })
+}
+
+/// The classes compared with the index, which a gather from 0, 1, … checks.
+pub(crate) fn one_hot(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let Op::OneHot { classes } = *op else { return Ok(smallvec![args[0]]) };
+    let ty = cx.tensor_ty(args[0]);
+    let line = cx.reshape(args[0], Shape::from(ty.shape.numel()))?;
+    let all = iota(cx, (0, 1), classes, (0, 1), ty.device)?;
+    let picked = cx.gather(all, line, 0)?;
+    let column = cx.reshape(picked, ty.shape.iter().copied().chain([1]).collect())?;
+    let hit = cx.eq(column, all)?;
+    decomposed(cx.to(hit, ty.dtype))
+}
+
+// ---- masks ---------------------------------------------------------------------------------------------
+
+fn check_mask(x: &TensorTy, mask: &TensorTy) -> Result<(), Why> {
+    if mask.dtype != DType::Bool {
+        return Err(Why::DType { argument: "mask", expected: "bool", got: mask.dtype });
+    }
+    match broadcast(&x.shape, &mask.shape) == Some(x.shape.clone()) {
+        true => Ok(()),
+        false => Err(Why::Broadcast { left: x.shape.clone(), right: mask.shape.clone() }),
+    }
+}
+
+pub(crate) fn masked_scatter_type(_: &Op, args: &[Ty]) -> Rule {
+    let (x, mask, src) = (tensor(args, 0, "x")?, tensor(args, 1, "mask")?, tensor(args, 2, "src")?);
+    common_device(args)?;
+    check_mask(x, mask)?;
+    same_kind_of(x, src)?;
+    one(x.clone())
+}
+
+pub(crate) fn masked_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, mask) = (g!(call), call.inputs[1]);
+    let ty = cx.tensor_ty(g);
+    let gx = match call.wants(0) {
+        true => {
+            let zero = zero_of(cx, ty.dtype)?;
+            Some(cx.where_(mask, zero, g)?)
+        }
+        false => None,
+    };
+    let shape = cx.tensor_ty(call.inputs[2]).shape;
+    let gsrc = if call.wants(2) { Some(cx.masked_scatter_backward(g, mask, shape)?) } else { None };
+    Ok(vec![gx, None, gsrc])
+}
+
+pub(crate) fn masked_scatter_backward_type(op: &Op, args: &[Ty]) -> Rule {
+    let (x, mask) = (tensor(args, 0, "x")?, tensor(args, 1, "mask")?);
+    let Op::MaskedScatterBackward { shape } = op else { return one(x.clone()) };
+    common_device(args)?;
+    check_mask(x, mask)?;
+    checked(TensorTy { shape: shape.clone(), ..x.clone() })
+}
+
+pub(crate) fn masked_scatter_backward_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let g = g!(call);
+    let zeros = zeros_like(cx, call.inputs[0])?;
+    Ok(vec![Some(cx.masked_scatter(zeros, call.inputs[1], g)?), None])
+}
+
+// ---- samples -------------------------------------------------------------------------------------------
+
+fn index_of(shape: &[usize], domain: Domain) -> SampleArg {
+    SampleArg::Fixed(DType::I64, Shape::from(shape), domain)
+}
+
+fn any(shape: &[usize]) -> SampleArg {
+    t(shape, Domain::Any)
+}
+
+/// x, how many, dim.
+const LINES: &[(&[usize], usize, usize)] = &[
+    (&[9], 4, 0),
+    (&[4, 37], 6, 0),
+    (&[4, 37], 20, 1),
+    (&[2, 3, 17], 2, 1),
+    (&[5, 3], 0, 0),
+    (&[7, 0], 3, 0),
+];
+
+pub(crate) fn index_select_samples() -> Vec<Sample> {
+    LINES
+        .iter()
+        .map(|&(x, n, dim)| {
+            with_op(Op::IndexSelect { dim }, ALL, vec![any(x), index_of(&[n], Domain::Index(x[dim]))])
+        })
+        .collect()
+}
+
+fn line_writes(dtypes: &'static [DType], op: fn(usize) -> Op, domain: fn(usize) -> Domain) -> Vec<Sample> {
+    LINES
+        .iter()
+        .filter(|&&(x, n, dim)| n <= x[dim] || domain(1) != Domain::Distinct(1))
+        .map(|&(x, n, dim)| {
+            let mut src = x.to_vec();
+            src[dim] = n;
+            with_op(op(dim), dtypes, vec![any(x), index_of(&[n], domain(x[dim])), any(&src)])
+        })
+        .collect()
+}
+
+pub(crate) fn index_add_samples() -> Vec<Sample> {
+    line_writes(ALL, |dim| Op::IndexAdd { dim }, Domain::Index)
+}
+
+pub(crate) fn index_copy_samples() -> Vec<Sample> {
+    line_writes(ALL, |dim| Op::IndexCopy { dim }, Domain::Distinct)
+}
+
+/// x, index, dim.
+const PLACES: &[(&[usize], &[usize], usize)] =
+    &[(&[37, 2], &[5, 2], 0), (&[3, 40], &[3, 7], 1), (&[9], &[0], 0), (&[4, 30, 2], &[3, 4, 2], 1)];
+
+fn scatters(dtypes: &'static [DType], op: impl Fn(usize) -> Op, domain: fn(usize) -> Domain) -> Vec<Sample> {
+    PLACES
+        .iter()
+        .map(|&(x, index, dim)| {
+            with_op(op(dim), dtypes, vec![any(x), index_of(index, domain(x[dim])), any(index)])
+        })
+        .collect()
+}
+
+pub(crate) fn scatter_samples() -> Vec<Sample> {
+    scatters(ALL, |dim| Op::Scatter { dim }, Domain::Distinct)
+}
+
+pub(crate) fn scatter_add_samples() -> Vec<Sample> {
+    let mut samples = scatters(ALL, |dim| Op::ScatterAdd { dim }, Domain::Index);
+    let crowded = vec![any(&[3, 5]), index_of(&[8, 5], Domain::Index(3)), any(&[8, 5])];
+    samples.push(with_op(Op::ScatterAdd { dim: 0 }, ALL, crowded));
+    samples
+}
+
+pub(crate) fn scatter_reduce_samples() -> Vec<Sample> {
+    let kinds = [
+        ScatterReduce::Sum,
+        ScatterReduce::Prod,
+        ScatterReduce::Mean,
+        ScatterReduce::Amax,
+        ScatterReduce::Amin,
+    ];
+    let mut samples = Vec::new();
+    for reduce in kinds {
+        let dtypes = if reduce == ScatterReduce::Mean { NUMBERS } else { ALL };
+        for include_self in [true, false] {
+            let op = |dim| Op::ScatterReduce { dim, reduce, include_self };
+            samples.extend(scatters(dtypes, op, Domain::Index));
+            let crowded = vec![any(&[3, 5]), index_of(&[4, 5], Domain::Index(3)), any(&[4, 5])];
+            samples.push(with_op(op(0), dtypes, crowded));
+        }
+    }
+    samples
+}
+
+pub(crate) fn checked_index_samples() -> Vec<Sample> {
+    let shapes: &[&[usize]] = &[&[], &[5], &[3, 4], &[0]];
+    // Samples are not negative, so those of the dtype test pass whatever their sign.
+    let case = |s: &&[usize]| {
+        with_op(Op::CheckedIndex { size: 9 }, &[DType::I64], vec![index_of(s, Domain::Index(9))])
+    };
+    shapes.iter().map(case).collect()
+}
+
+/// x, then index shape for each of dims.
+type IndexCase = (&'static [usize], &'static [usize], &'static [&'static [usize]]);
+
+const INDEXED: &[IndexCase] = &[
+    (&[9], &[0], &[&[4]]),
+    (&[4, 37], &[1], &[&[2, 3]]),
+    (&[4, 5, 6], &[0, 1], &[&[3], &[2, 1]]),
+    (&[2, 4, 5, 3], &[1, 2], &[&[6], &[6]]),
+    (&[4, 3, 5], &[0, 2], &[&[2, 1], &[3]]),
+    (&[4, 5], &[0, 1], &[&[], &[]]),
+    (&[4, 5], &[0], &[&[0]]),
+];
+
+fn index_operands(&(x, dims, shapes): &IndexCase, domain: fn(usize) -> Domain) -> Vec<SampleArg> {
+    dims.iter().zip(shapes).map(|(&d, shape)| index_of(shape, domain(x[d]))).collect()
+}
+
+pub(crate) fn index_samples() -> Vec<Sample> {
+    INDEXED
+        .iter()
+        .map(|case| {
+            let args = [vec![any(case.0)], index_operands(case, Domain::Index)].concat();
+            with_op(Op::Index { dims: Dims::from(case.1) }, ALL, args)
+        })
+        .collect()
+}
+
+pub(crate) fn index_put_samples() -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for accumulate in [false, true] {
+        // Which of several values at one place stays is not a matter for gradients.
+        let domain = if accumulate { Domain::Index } else { Domain::Distinct };
+        for case in INDEXED.iter().filter(|case| accumulate || case.1.len() == 1 || case.2[0].len() != 1) {
+            let operands = index_operands(case, domain);
+            let tys: Vec<Ty> = case.2.iter().map(|shape| Ty::tensor(DType::I64, *shape)).collect();
+            let dims = Dims::from(case.1);
+            let Ok(plan) = plan(&dims, &TensorTy::new(DType::F32, case.0), &tys) else { continue };
+            let args = [vec![any(case.0), any(&plan.result)], operands].concat();
+            samples.push(with_op(Op::IndexPut { dims, accumulate }, ALL, args));
+        }
+        let one = vec![any(&[4, 5]), any(&[]), index_of(&[3], domain(4))];
+        samples.push(with_op(Op::IndexPut { dims: Dims::from([0]), accumulate }, ALL, one));
+    }
+    samples
+}
+
+pub(crate) fn embedding_samples() -> Vec<Sample> {
+    let case = |padding_idx, weight: &[usize], index: &[usize]| {
+        let args = vec![any(weight), index_of(index, Domain::Index(weight[0]))];
+        // By definition the gradient leaves the padding row out, which finite differences (in f64) don't.
+        let dtypes = if padding_idx < 0 { FLOATS } else { &[DType::F32] };
+        with_op(Op::Embedding { padding_idx }, dtypes, args)
+    };
+    vec![
+        case(-1, &[10, 17], &[5]),
+        case(2, &[4, 3], &[2, 9]),
+        case(0, &[3, 8], &[]),
+        case(-1, &[3, 8], &[0, 2]),
+    ]
+}
+
+pub(crate) fn one_hot_samples() -> Vec<Sample> {
+    let shapes: &[&[usize]] = &[&[], &[5], &[3, 4], &[0]];
+    let case =
+        |s: &&[usize]| with_op(Op::OneHot { classes: 6 }, &[DType::I64], vec![index_of(s, Domain::Index(6))]);
+    shapes.iter().map(case).collect()
+}
+
+fn mask(shape: &[usize]) -> SampleArg {
+    SampleArg::Fixed(DType::Bool, Shape::from(shape), Domain::Any)
+}
+
+pub(crate) fn masked_scatter_samples() -> Vec<Sample> {
+    let cases: &[(&[usize], &[usize], &[usize])] = &[
+        (&[9], &[9], &[9]),
+        (&[4, 7], &[4, 7], &[30]),
+        (&[3, 4], &[3, 1], &[2, 6]),
+        (&[], &[], &[3]),
+        (&[0], &[1], &[0]),
+    ];
+    calls(ALL, cases.iter().map(|(x, m, src)| vec![any(x), mask(m), any(src)]).collect())
+}
+
+pub(crate) fn masked_scatter_backward_samples() -> Vec<Sample> {
+    let cases: &[(&[usize], &[usize], &[usize])] =
+        &[(&[9], &[9], &[9]), (&[4, 7], &[4, 7], &[2, 15]), (&[3, 4], &[3, 1], &[13]), (&[], &[], &[2])];
+    cases
+        .iter()
+        .map(|(x, m, shape)| {
+            with_op(Op::MaskedScatterBackward { shape: Shape::from(*shape) }, FLOATS, vec![any(x), mask(m)])
+        })
+        .collect()
+}

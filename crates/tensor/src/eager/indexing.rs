@@ -1,0 +1,452 @@
+//! Picking and placing elements by index. Every index is checked before anything is written.
+
+use kiln_ir::{DType, Layout, Op, Result, ScatterReduce, Shape, TensorTy, Why};
+use kiln_runtime::parallel_for;
+
+use super::{Coordinates, Input, Job, elements, elements_mut, operand};
+use crate::create::allocate;
+use crate::kernels;
+use crate::tensor::Ready;
+
+/// Bytes below which a copy is not worth a thread.
+const GRAIN: usize = 1 << 16;
+
+/// Whether an op changes some elements of its first operand and leaves the others, so that in place it needs
+/// to touch only those.
+pub(super) fn changes_places(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::IndexAdd { .. }
+            | Op::IndexCopy { .. }
+            | Op::Scatter { .. }
+            | Op::ScatterAdd { .. }
+            | Op::ScatterReduce { .. }
+            | Op::MaskedScatter {}
+    )
+}
+
+/// The dtype in which sums and products of elements are taken: truth values as integers.
+fn computing(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        dtype if dtype.is_float() => DType::F32,
+        _ => DType::I64,
+    }
+}
+
+/// A number that elements are reduced in.
+trait Number: Copy + PartialEq {
+    const LOWEST: Self;
+    const HIGHEST: Self;
+    const ZERO: Self;
+    const ONE: Self;
+    fn plus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
+    fn larger(self, other: Self) -> Self;
+    fn smaller(self, other: Self) -> Self;
+    /// Divided by a count; integers are rounded down.
+    fn shared(self, count: i64) -> Self;
+}
+
+macro_rules! float_number {
+    ($ty:ty) => {
+        impl Number for $ty {
+            const LOWEST: $ty = <$ty>::NEG_INFINITY;
+            const HIGHEST: $ty = <$ty>::INFINITY;
+            const ZERO: $ty = 0.0;
+            const ONE: $ty = 1.0;
+            fn plus(self, other: $ty) -> $ty {
+                self + other
+            }
+            fn times(self, other: $ty) -> $ty {
+                self * other
+            }
+            fn larger(self, other: $ty) -> $ty {
+                if self.is_nan() || self > other { self } else { other }
+            }
+            fn smaller(self, other: $ty) -> $ty {
+                if self.is_nan() || self < other { self } else { other }
+            }
+            fn shared(self, count: i64) -> $ty {
+                self / count as $ty
+            }
+        }
+    };
+}
+float_number!(f32);
+float_number!(f64);
+
+impl Number for i64 {
+    const LOWEST: i64 = i64::MIN;
+    const HIGHEST: i64 = i64::MAX;
+    const ZERO: i64 = 0;
+    const ONE: i64 = 1;
+    fn plus(self, other: i64) -> i64 {
+        self.wrapping_add(other)
+    }
+    fn times(self, other: i64) -> i64 {
+        self.wrapping_mul(other)
+    }
+    fn larger(self, other: i64) -> i64 {
+        self.max(other)
+    }
+    fn smaller(self, other: i64) -> i64 {
+        self.min(other)
+    }
+    fn shared(self, count: i64) -> i64 {
+        self.div_euclid(count)
+    }
+}
+
+/// `body` with the Rust type of a computing dtype.
+macro_rules! with_number {
+    ($dtype:expr, $ty:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $ty = f32;
+                $body
+            }
+            DType::F64 => {
+                type $ty = f64;
+                $body
+            }
+            _ => {
+                type $ty = i64;
+                $body
+            }
+        }
+    };
+}
+
+/// A pointer that threads share; each writes its own part.
+#[derive(Clone, Copy)]
+struct Part(*mut u8);
+
+// SAFETY: the loops below give every thread a part of the memory that no other thread touches.
+unsafe impl Sync for Part {}
+
+impl Part {
+    fn get(&self) -> *mut u8 {
+        self.0
+    }
+}
+
+/// A tensor as `outer` blocks of `size` slices of `inner` elements.
+struct Slices {
+    outer: usize,
+    size: usize,
+    inner: usize,
+}
+
+impl Slices {
+    fn of(shape: &Shape, dim: usize) -> Slices {
+        Slices {
+            outer: shape[..dim].iter().product(),
+            size: shape[dim],
+            inner: shape[dim + 1..].iter().product(),
+        }
+    }
+}
+
+impl Job<'_> {
+    /// as_strided of a tensor that is not row-major: its elements are lined up first.
+    pub(super) fn as_strided(&self, out: &Ready, x: &Ready) -> Result<()> {
+        let dense = self.dense(x)?;
+        match dense.layout.view(self.op) {
+            Some(layout) => {
+                let view = Ready { layout, ..dense };
+                // SAFETY: `out` is fresh and has the view's shape; the view lies inside `dense`.
+                unsafe { kernels::convert(&operand(out), &operand(&view)) };
+                Ok(())
+            }
+            None => {
+                let why = Why::Other("row-major elements have no strided view".into());
+                Err(self.op.error(self.tys, why, self.loc))
+            }
+        }
+    }
+
+    /// The elements read backwards along dims.
+    pub(super) fn flip(&self, out: &Ready, x: &Ready, dims: &[usize]) -> Result<()> {
+        let mut layout = x.layout.clone();
+        if layout.shape.numel() > 0 {
+            for &d in dims {
+                let last = (layout.shape[d] - 1) as isize * layout.strides[d];
+                layout.offset = (layout.offset as isize + last) as usize;
+                layout.strides[d] = -layout.strides[d];
+            }
+        }
+        let turned = Ready { layout, ..x.clone() };
+        // SAFETY: `out` is fresh and of x's shape; the layout reaches the same elements as x's.
+        unsafe { kernels::convert(&operand(out), &operand(&turned)) };
+        Ok(())
+    }
+
+    pub(super) fn constant_pad(&self, out: &Ready, inputs: &[Input], before: &Shape) -> Result<()> {
+        let x = self.tensor(inputs, 0)?;
+        let value = Job::number(inputs, 1).to_element(out.dtype);
+        let mut layout = Layout { shape: x.layout.shape.clone(), ..out.layout.clone() };
+        for d in 0..before.rank() {
+            layout.offset += before[d] * out.layout.strides[d] as usize;
+        }
+        // SAFETY: `out` is fresh; the window of x's shape lies inside it, since the type rule added the widths.
+        unsafe {
+            kernels::fill(&operand(out), value);
+            if x.layout.shape.numel() > 0 {
+                kernels::convert(&operand(&Ready { layout, ..out.clone() }), &operand(x));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn checked_index(&self, out: &Ready, index: &Ready, size: usize) -> Result<()> {
+        let index = self.dense(index)?;
+        let n = index.layout.shape.numel();
+        // SAFETY: `index` is dense i64, locked or fresh; `out` is fresh and of its shape.
+        let (from, to) = unsafe { (elements::<i64>(&index, n), elements_mut::<i64>(out, n)) };
+        let whole = size as i64;
+        for (to, &i) in to.iter_mut().zip(from) {
+            if i < -whole || i >= whole {
+                return Err(self.op.error(self.tys, Why::Index { index: i, size }, self.loc));
+            }
+            *to = if i < 0 { i + whole } else { i };
+        }
+        Ok(())
+    }
+
+    pub(super) fn index_select(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
+        let (x, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        let (index, n) = self.positions(index, x.layout.shape[dim])?;
+        let x = self.dense(x)?;
+        let Slices { outer, size, inner } = Slices::of(&x.layout.shape, dim);
+        let bytes = inner * x.dtype.size();
+        if outer * n * bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as in `positions`.
+        let picks = unsafe { elements::<i64>(&index, n) };
+        let (from, to) = (Part(x.pointer()), Part(out.pointer()));
+        parallel_for(outer * n, (GRAIN / bytes).max(1), |begin, end| {
+            for row in begin..end {
+                let source = (row / n * size + picks[row % n] as usize) * bytes;
+                // SAFETY: picks were checked, so the slice lies in `x`; row `row` of `out` is this thread's.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(from.get().add(source), to.get().add(row * bytes), bytes);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// out = x, unless they are the same memory.
+    fn start_from(&self, out: &Ready, x: &Ready) {
+        if x.storage.address() != out.storage.address() || x.layout != out.layout {
+            // SAFETY: `out` is fresh or locked for writing and has x's shape; x is locked for reading.
+            unsafe { kernels::convert(&operand(out), &operand(x)) };
+        }
+    }
+
+    /// Where sums are taken: `out` itself, or a copy in the computing dtype.
+    fn workspace(&self, out: &Ready) -> Result<Ready> {
+        match computing(out.dtype) {
+            dtype if dtype == out.dtype => Ok(out.clone()),
+            dtype => self.convert(out, dtype),
+        }
+    }
+
+    fn finish(out: &Ready, work: &Ready) {
+        if work.storage.address() != out.storage.address() {
+            // SAFETY: `out` is fresh or locked for writing; `work` is fresh and of its shape.
+            unsafe { kernels::convert(&operand(out), &operand(work)) };
+        }
+    }
+
+    fn operand_in(&self, t: &Ready, dtype: DType) -> Result<Ready> {
+        if t.dtype == dtype { self.dense(t) } else { self.convert(t, dtype) }
+    }
+
+    /// index_add and index_copy. `out` is dense.
+    pub(super) fn index_write(&self, out: &Ready, inputs: &[Input], dim: usize, add: bool) -> Result<()> {
+        let (x, index, src) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?);
+        let (index, n) = self.positions(index, x.layout.shape[dim])?;
+        self.start_from(out, x);
+        let work = if add { self.workspace(out)? } else { out.clone() };
+        let src = self.operand_in(src, work.dtype)?;
+        let Slices { outer, size, inner } = Slices::of(&out.layout.shape, dim);
+        if outer * n * inner == 0 {
+            return Ok(());
+        }
+        // SAFETY: as in `positions`.
+        let picks = unsafe { elements::<i64>(&index, n) };
+        let (to, from) = (Part(work.pointer()), Part(src.pointer()));
+        let bytes = work.dtype.size();
+        // Threads share out the columns: each goes through all picks in their order.
+        let columns = (GRAIN / bytes / n).clamp(16, inner.max(16));
+        for block in 0..outer {
+            parallel_for(inner, columns, |begin, end| {
+                for (i, &pick) in picks.iter().enumerate() {
+                    let target = (block * size + pick as usize) * inner + begin;
+                    let source = (block * n + i) * inner + begin;
+                    // SAFETY: picks were checked, so both rows lie in their tensors, which are dense; the
+                    // columns `begin..end` are this thread's.
+                    unsafe {
+                        if add {
+                            with_number!(work.dtype, T => {
+                                let (to, from) = (to.get().cast::<T>().add(target), from.get().cast::<T>().add(source));
+                                for c in 0..end - begin {
+                                    *to.add(c) = (*to.add(c)).plus(*from.add(c));
+                                }
+                            });
+                        } else {
+                            let (to, from) = (to.get().add(target * bytes), from.get().add(source * bytes));
+                            std::ptr::copy_nonoverlapping(from, to, (end - begin) * bytes);
+                        }
+                    }
+                }
+            });
+        }
+        Job::finish(out, &work);
+        Ok(())
+    }
+
+    /// The scatters; `None` puts, otherwise values that meet are reduced. `out` is dense.
+    pub(super) fn scatter(
+        &self,
+        out: &Ready,
+        inputs: &[Input],
+        dim: usize,
+        reduce: Option<(ScatterReduce, bool)>,
+    ) -> Result<()> {
+        let (x, index, src) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?);
+        let (index, n) = self.positions(index, x.layout.shape[dim])?;
+        self.start_from(out, x);
+        if n == 0 {
+            return Ok(());
+        }
+        // SAFETY: as in `positions`.
+        let picks = unsafe { elements::<i64>(&index, n) };
+        let mut at = Coordinates::new(&index.layout.shape);
+        let strides = &out.layout.strides;
+        let places: Vec<usize> = picks
+            .iter()
+            .map(|&pick| {
+                let place = at.offset(strides, dim) + pick as isize * strides[dim];
+                at.step();
+                place as usize
+            })
+            .collect();
+        let Some((reduce, include_self)) = reduce else {
+            let (src, size) = (self.dense(src)?, out.dtype.size());
+            for (i, &place) in places.iter().enumerate() {
+                // SAFETY: index's other sizes are at most out's and picks were checked, so the place lies in
+                // `out`; `src` is dense with `n` elements.
+                unsafe {
+                    let (from, to) = (src.pointer().add(i * size), out.pointer().add(place * size));
+                    std::ptr::copy_nonoverlapping(from, to, size);
+                }
+            }
+            return Ok(());
+        };
+        let work = self.workspace(out)?;
+        let src = self.operand_in(src, work.dtype)?;
+        let total = out.layout.shape.numel();
+        with_number!(work.dtype, T => {
+            // SAFETY: `work` is `out`, which is fresh or locked for writing, or fresh; `src` is dense with `n`
+            // elements; both are of type T.
+            let (to, from) = unsafe { (elements_mut::<T>(&work, total), elements::<T>(&src, n)) };
+            combine(to, from, &places, reduce, include_self);
+        });
+        Job::finish(out, &work);
+        Ok(())
+    }
+
+    pub(super) fn masked_scatter(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (x, mask, src) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?);
+        let places = self.mask_places(mask, &x.layout.shape)?;
+        let src = self.dense(src)?;
+        let have = src.layout.shape.numel();
+        if places.len() > have {
+            let why = Why::Sizes {
+                what: "places in the mask and elements of src",
+                left: places.len(),
+                right: have,
+            };
+            return Err(self.op.error(self.tys, why, self.loc));
+        }
+        self.start_from(out, x);
+        let size = out.dtype.size();
+        for (i, &place) in places.iter().enumerate() {
+            // SAFETY: places lie in the mask's shape, which is out's; there are enough elements in `src`.
+            unsafe {
+                let (from, to) = (src.pointer().add(i * size), out.pointer().add(place * size));
+                std::ptr::copy_nonoverlapping(from, to, size);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn masked_scatter_backward(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (x, mask) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        let places = self.mask_places(mask, &x.layout.shape)?;
+        let (x, size) = (self.dense(x)?, out.dtype.size());
+        // SAFETY: `out` is fresh.
+        unsafe { kernels::fill(&operand(out), 0) };
+        for (i, &place) in places.iter().take(out.layout.shape.numel()).enumerate() {
+            // SAFETY: places lie in x's shape; `i` is below the number of out's elements; both are dense.
+            unsafe {
+                let (from, to) = (x.pointer().add(place * size), out.pointer().add(i * size));
+                std::ptr::copy_nonoverlapping(from, to, size);
+            }
+        }
+        Ok(())
+    }
+
+    /// The row-major positions where a mask, broadcast to a shape, holds.
+    fn mask_places(&self, mask: &Ready, shape: &Shape) -> Result<Vec<usize>> {
+        let wide = match mask.layout.view(&Op::Expand { shape: shape.clone() }) {
+            Some(layout) => Ready { layout, ..mask.clone() },
+            None => mask.clone(),
+        };
+        let line = allocate(&TensorTy::new(DType::Bool, shape), self.op.name(), self.loc)?;
+        // SAFETY: `line` is fresh and has the broadcast mask's shape.
+        unsafe { kernels::convert(&operand(&line), &operand(&wide)) };
+        // SAFETY: `line` is dense with as many bytes.
+        let flags = unsafe { elements::<u8>(&line, shape.numel()) };
+        Ok(flags.iter().enumerate().filter(|(_, flag)| **flag != 0).map(|(i, _)| i).collect())
+    }
+}
+
+/// Reduces the elements of `src` into their places.
+fn combine<T: Number>(to: &mut [T], src: &[T], places: &[usize], reduce: ScatterReduce, include_self: bool) {
+    if !include_self {
+        let start = match reduce {
+            ScatterReduce::Sum | ScatterReduce::Mean => T::ZERO,
+            ScatterReduce::Prod => T::ONE,
+            ScatterReduce::Amax => T::LOWEST,
+            ScatterReduce::Amin => T::HIGHEST,
+        };
+        for &place in places {
+            to[place] = start;
+        }
+    }
+    let join: fn(T, T) -> T = match reduce {
+        ScatterReduce::Sum | ScatterReduce::Mean => T::plus,
+        ScatterReduce::Prod => T::times,
+        ScatterReduce::Amax => T::larger,
+        ScatterReduce::Amin => T::smaller,
+    };
+    for (&value, &place) in src.iter().zip(places) {
+        to[place] = join(to[place], value);
+    }
+    if reduce == ScatterReduce::Mean {
+        let mut counts = vec![i64::from(include_self); to.len()];
+        for &place in places {
+            counts[place] += 1;
+        }
+        for (value, count) in to.iter_mut().zip(counts) {
+            if count > 1 {
+                *value = value.shared(count);
+            }
+        }
+    }
+}

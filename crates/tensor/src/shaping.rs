@@ -1,0 +1,558 @@
+//! Shapes and views: methods that look at the same elements in another way, repeat, cut or turn them.
+
+use kiln_ir::{Dims, Error, Loc, Op, Pairs, Result, Scalar, Shape, Why};
+
+use crate::Tensor;
+use crate::dispatch::dispatch_tensor;
+use crate::hook::Arg;
+use crate::methods::{IntoDims, IntoShape, Operand, fill_in, normalise_dim, normalise_dims};
+
+fn number(op: &str, argument: &'static str, expected: &'static str, got: f64, loc: Loc) -> Error {
+    Error::op(op, Why::Number { argument, expected, got }, loc)
+}
+
+impl Tensor {
+    fn reshaped(&self, shape: Shape, loc: Loc) -> Result<Tensor> {
+        self.unary(Op::Reshape { shape }, loc)
+    }
+
+    fn sliced(&self, dim: usize, start: usize, end: usize, loc: Loc) -> Result<Tensor> {
+        self.unary(Op::Slice { dim, start, end, step: 1 }, loc)
+    }
+
+    /// The same memory in another shape; one size may be −1. An error where the elements don't lie together as
+    /// the shape asks: [`reshape`](Tensor::reshape) copies then.
+    #[track_caller]
+    pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let shape = fill_in(&self.shape(), &shape.into_sizes(), loc).map_err(|e| e.named("view"))?;
+        let op = Op::Reshape { shape };
+        // The type rule speaks first: a wrong number of elements is the better message.
+        let ty = self.ty().into();
+        op.infer(std::slice::from_ref(&ty))
+            .map_err(|why| op.error(std::slice::from_ref(&ty), why, loc).named("view"))?;
+        match self.layout()?.view(&op) {
+            Some(_) => self.unary(op, loc),
+            None => {
+                let why = "the elements don't lie together in memory as this shape asks (use reshape)";
+                Err(op.error(&[ty], Why::Other(why.into()), loc).named("view"))
+            }
+        }
+    }
+
+    /// [`view`](Tensor::view) in another tensor's shape.
+    #[track_caller]
+    pub fn view_as(&self, other: &Tensor) -> Result<Tensor> {
+        self.view(other.shape())
+    }
+
+    /// [`reshape`](Tensor::reshape) to another tensor's shape.
+    #[track_caller]
+    pub fn reshape_as(&self, other: &Tensor) -> Result<Tensor> {
+        self.reshape(other.shape())
+    }
+
+    /// [`expand`](Tensor::expand) to another tensor's shape.
+    #[track_caller]
+    pub fn expand_as(&self, other: &Tensor) -> Result<Tensor> {
+        self.expand(other.shape())
+    }
+
+    /// Repeated to a shape as arithmetic would repeat it, as a view.
+    #[track_caller]
+    pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Tensor> {
+        self.expand(shape).map_err(|e| e.named("broadcast_to"))
+    }
+
+    /// Dims `start..=end` as one.
+    #[track_caller]
+    pub fn flatten_dims(&self, start: i64, end: i64) -> Result<Tensor> {
+        let (loc, own) = (Loc::caller(), self.shape());
+        let first = normalise_dim("flatten", start, own.rank(), loc)?;
+        let last = normalise_dim("flatten", end, own.rank(), loc)?;
+        if own.rank() == 0 {
+            return self.reshaped(Shape::from(1), loc);
+        }
+        if first > last {
+            return Err(number("flatten", "end", "a dim at or after start", end as f64, loc));
+        }
+        let middle = own[first..=last].iter().product();
+        self.reshaped(
+            own[..first].iter().copied().chain([middle]).chain(own[last + 1..].iter().copied()).collect(),
+            loc,
+        )
+    }
+
+    /// One dim as several; one size may be −1.
+    #[track_caller]
+    pub fn unflatten(&self, dim: i64, sizes: impl IntoShape) -> Result<Tensor> {
+        let (loc, own) = (Loc::caller(), self.shape());
+        let dim = normalise_dim("unflatten", dim, own.rank(), loc)?;
+        let size = own.get(dim).copied().unwrap_or(1);
+        let parts =
+            fill_in(&Shape::from(size), &sizes.into_sizes(), loc).map_err(|e| e.named("unflatten"))?;
+        let lead = own[..dim.min(own.rank())].iter();
+        let rest = own.iter().skip(dim + 1);
+        self.reshaped(lead.chain(parts.iter()).chain(rest).copied().collect(), loc)
+            .map_err(|e| e.named("unflatten"))
+    }
+
+    /// Without its dims of size 1, as a view.
+    #[track_caller]
+    pub fn squeeze_all(&self) -> Result<Tensor> {
+        self.reshaped(self.shape().iter().copied().filter(|&size| size != 1).collect(), Loc::caller())
+    }
+
+    /// Dims moved from `source` to `destination`, the others in their order, as a view.
+    #[track_caller]
+    pub fn movedim(&self, source: impl IntoDims, destination: impl IntoDims) -> Result<Tensor> {
+        let (loc, rank) = (Loc::caller(), self.rank());
+        let from = normalise_dims("movedim", source, rank, loc)?;
+        let to = normalise_dims("movedim", destination, rank, loc)?;
+        if from.len() != to.len() {
+            let why = Why::Sizes { what: "dims moved and places", left: from.len(), right: to.len() };
+            return Err(Error::op("movedim", why, loc));
+        }
+        for dims in [&from, &to] {
+            if let Some(i) = (0..dims.len()).find(|&i| dims[..i].contains(&dims[i])) {
+                return Err(Error::op("movedim", Why::DimTwice { dim: dims[i] }, loc));
+            }
+        }
+        let mut rest = (0..rank).filter(|d| !from.contains(d));
+        let dims: Dims = (0..rank)
+            .map(|d| match to.iter().position(|&place| place == d) {
+                Some(k) => from[k],
+                None => rest.next().unwrap_or(0),
+            })
+            .collect();
+        self.unary(Op::Permute { dims }, loc)
+    }
+
+    /// Two dims swapped, as a view; the same as [`transpose`](Tensor::transpose).
+    #[track_caller]
+    pub fn swapaxes(&self, dim0: i64, dim1: i64) -> Result<Tensor> {
+        self.transpose(dim0, dim1)
+    }
+
+    /// The slices of a dim, without it, as views.
+    #[track_caller]
+    pub fn unbind(&self, dim: i64) -> Result<Vec<Tensor>> {
+        let (loc, mut shape) = (Loc::caller(), self.shape());
+        let dim = known_dim(self, "unbind", dim, loc)?;
+        let count = shape.remove(dim);
+        (0..count).map(|i| self.sliced(dim, i, i + 1, loc)?.reshaped(shape.clone(), loc)).collect()
+    }
+
+    /// Parts of `size` along a dim, the last one smaller if need be, as views.
+    #[track_caller]
+    pub fn split(&self, size: usize, dim: i64) -> Result<Vec<Tensor>> {
+        let loc = Loc::caller();
+        let dim = known_dim(self, "split", dim, loc)?;
+        let total = self.shape()[dim];
+        if size == 0 && total > 0 {
+            return Err(number("split", "size", "1 or more", 0.0, loc));
+        }
+        let count = if total == 0 { 1 } else { total.div_ceil(size) };
+        (0..count).map(|i| self.sliced(dim, i * size, ((i + 1) * size).min(total), loc)).collect()
+    }
+
+    /// Parts of these sizes along a dim, as views.
+    #[track_caller]
+    pub fn split_sizes(&self, sizes: &[usize], dim: i64) -> Result<Vec<Tensor>> {
+        let loc = Loc::caller();
+        let dim = known_dim(self, "split", dim, loc)?;
+        let (total, want) = (self.shape()[dim], sizes.iter().fold(0usize, |a, &b| a.saturating_add(b)));
+        if total != want {
+            let why = Why::Sizes { what: "sum of the sizes and size of the dim", left: want, right: total };
+            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("split"));
+        }
+        let mut start = 0;
+        sizes
+            .iter()
+            .map(|&size| {
+                start += size;
+                self.sliced(dim, start - size, start, loc)
+            })
+            .collect()
+    }
+
+    /// At most `chunks` parts of one size along a dim (the last one smaller if need be), as views.
+    #[track_caller]
+    pub fn chunk(&self, chunks: usize, dim: i64) -> Result<Vec<Tensor>> {
+        let loc = Loc::caller();
+        let at = known_dim(self, "chunk", dim, loc)?;
+        if chunks == 0 {
+            return Err(number("chunk", "chunks", "1 or more", 0.0, loc));
+        }
+        let total = self.shape()[at];
+        match total {
+            0 => (0..chunks).map(|_| self.sliced(at, 0, 0, loc)).collect(),
+            _ => self.split(total.div_ceil(chunks), dim),
+        }
+    }
+
+    /// The whole tensor repeated, so many times along each dim; more counts than dims add leading dims.
+    #[track_caller]
+    pub fn repeat(&self, counts: &[usize]) -> Result<Tensor> {
+        let (loc, own) = (Loc::caller(), self.shape());
+        let Some(lead) = counts.len().checked_sub(own.rank()) else {
+            let why = Why::Sizes { what: "counts and dims", left: counts.len(), right: own.rank() };
+            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("repeat"));
+        };
+        let sizes: Vec<usize> = vec![1; lead].into_iter().chain(own.iter().copied()).collect();
+        if counts.iter().all(|&count| count == 1) {
+            return self.reshaped(Shape::from(sizes), loc)?.unary(Op::Clone {}, loc);
+        }
+        // Each dim becomes two, the copies and their elements.
+        let apart = sizes.iter().flat_map(|&size| [1, size]).collect();
+        let wide = counts.iter().zip(&sizes).flat_map(|(&count, &size)| [count, size]).collect();
+        let whole = counts.iter().zip(&sizes).map(|(&count, &size)| count.saturating_mul(size)).collect();
+        let repeated = self.reshaped(apart, loc)?.unary(Op::Expand { shape: wide }, loc);
+        repeated.and_then(|wide| wide.reshaped(whole, loc)).map_err(|e| e.named("repeat"))
+    }
+
+    /// [`repeat`](Tensor::repeat) with counts for the last dims only.
+    #[track_caller]
+    pub fn tile(&self, counts: &[usize]) -> Result<Tensor> {
+        let missing = self.rank().saturating_sub(counts.len());
+        let all: Vec<usize> = vec![1; missing].into_iter().chain(counts.iter().copied()).collect();
+        self.repeat(&all).map_err(|e| e.named("tile"))
+    }
+
+    /// Each slice of a dim `count` times in a row.
+    #[track_caller]
+    pub fn repeat_interleave(&self, count: usize, dim: i64) -> Result<Tensor> {
+        let (loc, own) = (Loc::caller(), self.shape());
+        let dim = known_dim(self, "repeat_interleave", dim, loc)?;
+        let (mut apart, mut wide, mut whole) = (own.clone(), own.clone(), own);
+        apart.insert(dim + 1, 1);
+        wide.insert(dim + 1, count);
+        whole[dim] = whole[dim].saturating_mul(count);
+        let repeated = self.reshaped(apart, loc)?.unary(Op::Expand { shape: wide }, loc);
+        repeated.and_then(|wide| wide.reshaped(whole, loc)).map_err(|e| e.named("repeat_interleave"))
+    }
+
+    /// Each slice of a dim as many times as `counts` (i64, one per slice) says. The size of the result depends on
+    /// values: in compiled code this is a graph break.
+    #[track_caller]
+    pub fn repeat_interleave_each(&self, counts: &Tensor, dim: i64) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let at = known_dim(self, "repeat_interleave", dim, loc)?;
+        let values = crate::host::read::<i64>(counts, "repeat_interleave", loc)?;
+        let size = self.shape()[at];
+        if values.len() != size {
+            let why = Why::Sizes { what: "counts and slices", left: values.len(), right: size };
+            return Err(Error::op("repeat_interleave", why, loc));
+        }
+        if let Some(&bad) = values.iter().find(|&&count| count < 0) {
+            return Err(number("repeat_interleave", "counts", "0 or more", bad as f64, loc));
+        }
+        let picks = values.iter().enumerate().flat_map(|(i, &count)| (0..count).map(move |_| i as i64));
+        self.index_select(dim, &Tensor::from_slice(&picks.collect::<Vec<i64>>())?)
+    }
+
+    /// Elements shifted along a dim; what falls off one end comes back at the other.
+    #[track_caller]
+    pub fn roll(&self, shift: i64, dim: i64) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let dim = known_dim(self, "roll", dim, loc)?;
+        let size = self.shape()[dim];
+        if size == 0 || shift.rem_euclid(size as i64) == 0 {
+            return self.unary(Op::Clone {}, loc);
+        }
+        let cut = size - shift.rem_euclid(size as i64) as usize;
+        let (tail, head) = (self.sliced(dim, cut, size, loc)?, self.sliced(dim, 0, cut, loc)?);
+        dispatch_tensor(&Op::Cat { dim }, &[Arg::Tensor(&tail), Arg::Tensor(&head)], false, loc)
+    }
+
+    /// Elements shifted along all of them, as if they were one dim.
+    #[track_caller]
+    pub fn roll_all(&self, shift: i64) -> Result<Tensor> {
+        self.flatten()?.roll(shift, 0)?.reshape(self.shape())
+    }
+
+    /// The elements of dims in reverse order.
+    #[track_caller]
+    pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
+        let loc = Loc::caller();
+        self.unary(Op::Flip { dims: normalise_dims("flip", dims, self.rank(), loc)? }, loc)
+    }
+
+    /// The elements for which index `dim2` − index `dim1` is `offset`, as a new last dim; a view.
+    #[track_caller]
+    pub fn diagonal(&self, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
+        let (loc, rank) = (Loc::caller(), self.rank());
+        let dim1 = normalise_dim("diagonal", dim1, rank, loc)?;
+        let dim2 = normalise_dim("diagonal", dim2, rank, loc)?;
+        self.unary(Op::Diagonal { offset, dim1, dim2 }, loc)
+    }
+
+    /// This tensor with a diagonal replaced by `src`.
+    #[track_caller]
+    pub fn diagonal_scatter(&self, src: &Tensor, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
+        let (loc, rank) = (Loc::caller(), self.rank());
+        let dim1 = normalise_dim("diagonal_scatter", dim1, rank, loc)?;
+        let dim2 = normalise_dim("diagonal_scatter", dim2, rank, loc)?;
+        let op = Op::DiagonalScatter { offset, dim1, dim2 };
+        dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(src)], false, loc)
+    }
+
+    /// Zeros with the last dim as a diagonal of two new dims.
+    #[track_caller]
+    pub fn diag_embed(&self, offset: i64, dim1: i64, dim2: i64) -> Result<Tensor> {
+        let (loc, rank) = (Loc::caller(), self.rank() + 1);
+        let dim1 = normalise_dim("diag_embed", dim1, rank, loc)?;
+        let dim2 = normalise_dim("diag_embed", dim2, rank, loc)?;
+        self.unary(Op::DiagEmbed { offset, dim1, dim2 }, loc)
+    }
+
+    /// The sum of a matrix's diagonal.
+    #[track_caller]
+    pub fn trace(&self) -> Result<Tensor> {
+        let loc = Loc::caller();
+        match self.rank() {
+            2 => {
+                let diagonal = self.unary(Op::Diagonal { offset: 0, dim1: 0, dim2: 1 }, loc)?;
+                diagonal.unary(Op::Sum { dims: Dims::from(0), keepdim: false }, loc)
+            }
+            got => {
+                let why = Why::Rank { argument: "x", expected: "2", got };
+                Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("trace"))
+            }
+        }
+    }
+
+    /// Matrices with zeros above a diagonal.
+    #[track_caller]
+    pub fn tril(&self, diagonal: i64) -> Result<Tensor> {
+        self.unary(Op::Tril { diagonal }, Loc::caller())
+    }
+
+    /// Matrices with zeros below a diagonal.
+    #[track_caller]
+    pub fn triu(&self, diagonal: i64) -> Result<Tensor> {
+        self.unary(Op::Triu { diagonal }, Loc::caller())
+    }
+
+    /// Windows of `size` along a dim, `step` apart, as a new last dim; a view.
+    #[track_caller]
+    pub fn unfold(&self, dim: i64, size: usize, step: usize) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let dim = normalise_dim("unfold", dim, self.rank(), loc)?;
+        self.unary(Op::Unfold { dim, size, step }, loc)
+    }
+
+    /// A view by sizes, strides and offset, in elements from this tensor's first. The tensor must be row-major
+    /// ([`contiguous`](Tensor::contiguous)): strides of other layouts would say something about memory that
+    /// compiled code is free to lay out differently.
+    #[track_caller]
+    pub fn as_strided(&self, sizes: &[usize], strides: &[usize], offset: usize) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let op = Op::AsStrided { view: Pairs::new(sizes, strides), offset };
+        same_length(sizes, strides, "as_strided", loc)?;
+        match self.is_contiguous()? {
+            true => self.unary(op, loc),
+            false => {
+                let why = "the tensor must be row-major in memory (use contiguous)";
+                Err(op.error(&[self.ty().into()], Why::Other(why.into()), loc))
+            }
+        }
+    }
+
+    /// This tensor with the elements of an [`as_strided`](Tensor::as_strided) view replaced by `src`.
+    #[track_caller]
+    pub fn as_strided_scatter(
+        &self,
+        src: &Tensor,
+        sizes: &[usize],
+        strides: &[usize],
+        offset: usize,
+    ) -> Result<Tensor> {
+        let loc = Loc::caller();
+        same_length(sizes, strides, "as_strided_scatter", loc)?;
+        let op = Op::AsStridedScatter { view: Pairs::new(sizes, strides), offset };
+        dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(src)], false, loc)
+    }
+
+    /// This tensor with one slice of a dim replaced by `src`.
+    #[track_caller]
+    pub fn select_scatter(&self, src: &Tensor, dim: i64, index: i64) -> Result<Tensor> {
+        let (loc, shape) = (Loc::caller(), self.shape());
+        let dim = known_dim(self, "select_scatter", dim, loc)?;
+        let (size, mut slice) = (shape[dim], shape.clone());
+        let at = if index < 0 { index + size as i64 } else { index };
+        if !(0..size as i64).contains(&at) {
+            let why = Why::Index { index, size };
+            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("select_scatter"));
+        }
+        slice.remove(dim);
+        if src.shape() != slice {
+            let why = Why::Broadcast { left: slice, right: src.shape() };
+            return Err(Op::Detach {}
+                .error(&[self.ty().into(), src.ty().into()], why, loc)
+                .named("select_scatter"));
+        }
+        slice.insert(dim, 1);
+        let (start, end) = (at as usize, at as usize + 1);
+        let op = Op::SliceScatter { dim, start, end, step: 1 };
+        dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(&src.reshaped(slice, loc)?)], false, loc)
+    }
+
+    /// Coordinates of a grid: tensor `i` broadcast along all dims but dim `i` (indexing "ij"); views.
+    #[track_caller]
+    pub fn meshgrid(lines: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let loc = Loc::caller();
+        if let Some(t) = lines.iter().find(|t| t.rank() > 1) {
+            let why = Why::Rank { argument: "every tensor", expected: "0 or 1", got: t.rank() };
+            return Err(Error::op("meshgrid", why, loc));
+        }
+        let shape: Shape = lines.iter().map(|t| t.numel()).collect();
+        lines
+            .iter()
+            .enumerate()
+            .map(|(i, line)| {
+                let mut own: Shape = vec![1; lines.len()].into();
+                own[i] = shape[i];
+                line.reshaped(own, loc)?.unary(Op::Expand { shape: shape.clone() }, loc)
+            })
+            .collect()
+    }
+
+    /// `value` before and after the elements of the last dims: widths in pairs (before, after), the last dim's
+    /// first, as PyTorch takes them. Negative widths cut off.
+    ///
+    /// ```
+    /// # use kiln_tensor::{Device, Tensor};
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let x = Tensor::new(&[[1.0f32, 2.0], [3.0, 4.0]], &Device::Cpu)?;
+    /// assert_eq!(x.pad(&[1, 0], 9.0)?.to_vec::<f32>()?, [9.0, 1.0, 2.0, 9.0, 3.0, 4.0]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn pad(&self, widths: &[i64], value: impl Into<Scalar>) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let (inner, widths) = self.widths("constant_pad_nd", widths, loc)?;
+        let op = Op::ConstantPadNd { widths };
+        dispatch_tensor(&op, &[Arg::Tensor(&inner), Operand::from(value.into()).arg()], false, loc)
+    }
+
+    /// [`pad`](Tensor::pad) with the elements mirrored at both ends, without the outermost ones.
+    #[track_caller]
+    pub fn reflection_pad(&self, widths: &[i64]) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let (inner, widths) = self.widths("reflection_pad", widths, loc)?;
+        inner.unary(Op::ReflectionPad { widths }, loc)
+    }
+
+    /// [`pad`](Tensor::pad) with the outermost elements repeated.
+    #[track_caller]
+    pub fn replication_pad(&self, widths: &[i64]) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let (inner, widths) = self.widths("replication_pad", widths, loc)?;
+        inner.unary(Op::ReplicationPad { widths }, loc)
+    }
+
+    /// What negative widths leave of the tensor, and the widths before and after each dim.
+    fn widths(&self, op: &str, widths: &[i64], loc: Loc) -> Result<(Tensor, Pairs)> {
+        let shape = self.shape();
+        let rank = shape.rank();
+        if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {
+            let why = Why::Sizes { what: "widths and twice the dims", left: widths.len(), right: 2 * rank };
+            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
+        }
+        let (mut before, mut after) = (vec![0; rank], vec![0; rank]);
+        let mut inner = self.clone();
+        for (i, pair) in widths.chunks(2).enumerate() {
+            let d = rank - 1 - i;
+            let cut = |width: i64| width.min(0).unsigned_abs() as usize;
+            let (first, last) = (cut(pair[0]), cut(pair[1]));
+            if first.saturating_add(last) > shape[d] {
+                let why = Why::Index { index: pair[0].min(pair[1]), size: shape[d] };
+                return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
+            }
+            if first + last > 0 {
+                inner = inner.sliced(d, first, shape[d] - last, loc)?;
+            }
+            (before[d], after[d]) = (pair[0].max(0) as usize, pair[1].max(0) as usize);
+        }
+        Ok((inner, Pairs::new(&before, &after)))
+    }
+
+    /// [.., C·r², H, W] as [.., C, H·r, W·r]: channels become pixels.
+    #[track_caller]
+    pub fn pixel_shuffle(&self, factor: usize) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let (lead, [c, h, w]) = self.image("pixel_shuffle", loc)?;
+        if factor == 0 || !c.is_multiple_of(factor * factor) {
+            return Err(number(
+                "pixel_shuffle",
+                "channels",
+                "a multiple of the factor's square",
+                c as f64,
+                loc,
+            ));
+        }
+        let n = lead.len();
+        let split = [c / (factor * factor), factor, factor, h, w];
+        let joined = [c / (factor * factor), h * factor, w * factor];
+        let order = (0..n).chain([n, n + 3, n + 1, n + 4, n + 2]).collect();
+        let turned = self
+            .reshaped(lead.iter().copied().chain(split).collect(), loc)?
+            .unary(Op::Permute { dims: order }, loc)?;
+        turned.reshaped(lead.iter().copied().chain(joined).collect(), loc)
+    }
+
+    /// [.., C, H·r, W·r] as [.., C·r², H, W]: pixels become channels.
+    #[track_caller]
+    pub fn pixel_unshuffle(&self, factor: usize) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let (lead, [c, h, w]) = self.image("pixel_unshuffle", loc)?;
+        if factor == 0 || !h.is_multiple_of(factor) || !w.is_multiple_of(factor) {
+            let odd = if factor == 0 || !h.is_multiple_of(factor) { h } else { w };
+            return Err(number(
+                "pixel_unshuffle",
+                "height and width",
+                "multiples of the factor",
+                odd as f64,
+                loc,
+            ));
+        }
+        let n = lead.len();
+        let split = [c, h / factor, factor, w / factor, factor];
+        let joined = [c * factor * factor, h / factor, w / factor];
+        let order = (0..n).chain([n, n + 2, n + 4, n + 1, n + 3]).collect();
+        let turned = self
+            .reshaped(lead.iter().copied().chain(split).collect(), loc)?
+            .unary(Op::Permute { dims: order }, loc)?;
+        turned.reshaped(lead.iter().copied().chain(joined).collect(), loc)
+    }
+
+    /// Leading sizes, then channels, height and width.
+    fn image(&self, op: &str, loc: Loc) -> Result<(Vec<usize>, [usize; 3])> {
+        match &self.shape()[..] {
+            [lead @ .., c, h, w] => Ok((lead.to_vec(), [*c, *h, *w])),
+            short => {
+                let why = Why::Rank { argument: "x", expected: "3 or more", got: short.len() };
+                Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op))
+            }
+        }
+    }
+}
+
+/// A dim that is there: a 0-d tensor has none to cut.
+pub(crate) fn known_dim(t: &Tensor, op: &str, dim: i64, loc: Loc) -> Result<usize> {
+    match t.rank() {
+        0 => Err(Op::Detach {}.error(&[t.ty().into()], Why::Dim { dim, rank: 0 }, loc).named(op)),
+        rank => normalise_dim(op, dim, rank, loc),
+    }
+}
+
+fn same_length(sizes: &[usize], strides: &[usize], op: &str, loc: Loc) -> Result<()> {
+    match sizes.len() == strides.len() {
+        true => Ok(()),
+        false => {
+            let why = Why::Sizes { what: "sizes and strides", left: sizes.len(), right: strides.len() };
+            Err(Error::op(op, why, loc))
+        }
+    }
+}
