@@ -248,7 +248,7 @@ impl Evaluator {
 fn is_prim_call(op: &Op, args: &[&Argument]) -> bool {
     let truth_values = || args[0].as_tensor().is_some_and(|a| a.dtype == DType::Bool);
     match op {
-        Op::Add {} | Op::Sub {} => args.len() == 2,
+        Op::Add {} | Op::Sub {} | Op::Convolution { .. } => args.len() == 2,
         Op::Sum { dims, keepdim } => !keepdim && !dims.is_empty() && !truth_values(),
         Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
         other => other.row().level == Level::Prim && other.row().decompose.is_none(),

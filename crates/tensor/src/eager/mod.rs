@@ -62,6 +62,7 @@ pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
                 | Op::Uniform { .. }
                 | Op::NllLoss { .. }
                 | Op::CrossEntropy { .. }
+                | Op::Convolution { .. }
                 | Op::LayerNorm { .. }
                 | Op::LayerNormBackward { .. }
                 | Op::RmsNorm { .. }
