@@ -2,15 +2,15 @@
 
 use parking_lot::Mutex;
 
-use kiln_ir::{Device, Error, Layout, Loc, Op, Result, TensorTy, Why};
+use kiln_ir::{Device, Error, Layout, Loc, Op, Result, TensorTy, Ty, Why};
+use kiln_runtime::pool::Buffer;
 use kiln_runtime::program::{Program, Stopped, Workspace};
 
-use crate::Tensor;
 use crate::create::allocate;
-use crate::dispatch::execute_tensor;
-use crate::hook::{Arg, Scope};
+use crate::eager::compute_into;
+use crate::hook::Scope;
 use crate::kernels::{self, Operand};
-use crate::storage::Access;
+use crate::storage::{Access, Storage};
 use crate::tensor::Ready;
 
 /// A buffer of the program as host steps see it: its number, element type and layout.
@@ -178,34 +178,21 @@ impl Executable {
             }
             HostStep::Op { op, args, out, loc } => {
                 let _eager = Scope::suspend();
-                let mut tensors = Vec::with_capacity(args.len());
-                for view in args {
-                    let ready =
-                        allocate(&TensorTy { device: Device::Cpu, ..view.ty.clone() }, op.name(), *loc)?;
-                    let fresh = Operand {
-                        ptr: ready.pointer(),
-                        dtype: ready.dtype,
-                        shape: &ready.layout.shape,
-                        strides: &ready.layout.strides,
-                    };
-                    // SAFETY: as above; `ready` is fresh.
-                    unsafe { kernels::convert(&fresh, &operand(view, pointers)) };
-                    tensors.push(Tensor::from_ready(ready));
-                }
-                let operands: Vec<Arg<'_>> = tensors.iter().map(Arg::Tensor).collect();
-                let result = execute_tensor(op, &operands, *loc)?;
-                let ready = result.ready()?;
-                let from = Operand {
-                    ptr: ready.pointer(),
-                    dtype: ready.dtype,
-                    shape: &ready.layout.shape,
-                    strides: &ready.layout.strides,
+                let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
+                let result = op.infer(&tys).map_err(|why| op.error(&tys, why, *loc))?;
+                let borrow = |view: &View, layout: Layout| Ready {
+                    // SAFETY: a buffer of the running program, which outlives the op.
+                    storage: Storage::new(unsafe { Buffer::borrowed(pointers[view.buffer]) }),
+                    layout,
+                    dtype: view.ty.dtype,
+                    device: Device::Cpu,
+                    view_version: None,
                 };
+                let inputs: Vec<Ready> = args.iter().map(|view| borrow(view, view.layout.clone())).collect();
                 // The buffer is dense, but may have a later reshape's shape.
-                let dense = Layout::contiguous(ready.layout.shape.clone());
-                let to = Operand { shape: &dense.shape, strides: &dense.strides, ..operand(out, pointers) };
-                // SAFETY: as above; the buffer has as many elements of the result's dtype by the type rule.
-                unsafe { kernels::convert(&to, &from) };
+                let shape = result[0].as_tensor().map_or(&out.layout.shape, |t| &t.shape);
+                let out = borrow(out, Layout::contiguous(shape.clone()));
+                compute_into(op, &inputs, &tys, &out, *loc)?;
             }
         }
         Ok(())

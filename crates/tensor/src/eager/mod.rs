@@ -82,6 +82,13 @@ pub(crate) fn compute(op: &Op, args: &[Arg<'_>], tys: &[Ty], result: &TensorTy, 
     Ok(out)
 }
 
+/// Runs an op that has a kernel into dense memory of its result's type that no operand shares. The caller
+/// holds whatever locks there are.
+pub(crate) fn compute_into(op: &Op, inputs: &[Ready], tys: &[Ty], out: &Ready, loc: Loc) -> Result<()> {
+    let inputs: SmallVec<[Input<'_>; 4]> = inputs.iter().map(Input::Tensor).collect();
+    Job { op, tys, loc }.run(out, &inputs)
+}
+
 /// Runs an op, whose result has this type, into its first operand.
 pub(crate) fn compute_in_place(
     op: &Op,
