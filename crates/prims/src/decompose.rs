@@ -47,7 +47,7 @@ pub fn decompose(graph: &Graph) -> Result<Graph> {
 /// Whether inductor lowers this call itself (given operands of one dtype and shape).
 pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
     match op {
-        Op::Add {} | Op::Sub {} => args.len() == 2,
+        Op::Add {} | Op::Sub {} | Op::Convolution { .. } => args.len() == 2,
         Op::Sum { dims, keepdim } => {
             let summed = |t: &TensorTy| t.dtype.is_float() || t.dtype == DType::I64;
             !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(summed)

@@ -40,6 +40,10 @@ const STRETCH: usize = 256;
 const BLOCK: usize = 256;
 /// Panels of a group.
 const GROUP: usize = 4;
+/// What packing an element costs, in multiply-adds.
+const PACKING: usize = 64;
+/// Bytes of panels packed at a time.
+const MOST_PACKED: usize = 16 << 20;
 /// Items for each thread, so that a slower core gets fewer.
 const BALANCE: usize = 4;
 
@@ -68,14 +72,40 @@ pub unsafe fn contract<T: Real>(
     if dst.rows.is_empty() || dst.columns.is_empty() {
         return Ok(());
     }
-    let (dst, lhs, rhs) = match dst.rows.len() < dst.columns.len() {
+    // What a product costs: all its tiles, full or not, and the packing. A narrow result would waste most of
+    // a panel, so then the longer side may be packed.
+    let cost = |rows: usize, columns: usize| {
+        rows.div_ceil(2) * 2 * columns.next_multiple_of(T::tile(columns).width) + PACKING * columns
+    };
+    let (m, n) = (dst.rows.len(), dst.columns.len());
+    let (dst, lhs, rhs) = match cost(n, m) < cost(m, n) {
         true => (dst.transposed(), rhs.transposed(), lhs.transposed()),
         false => (dst, lhs, rhs),
     };
-    let tile = T::tile();
+    let tile = T::tile(dst.columns.len());
+    // As many columns at a time as fit a packed buffer of modest size.
+    let most = (MOST_PACKED / (lhs.columns.len() * size_of::<T>()).max(1)).max(GROUP * tile.width);
+    let chunk = most.next_multiple_of(GROUP * tile.width).min(dst.columns.len());
+    let panels = chunk.div_ceil(tile.width);
+    let packed = Buffer::alloc((panels * lhs.columns.len() * tile.width * size_of::<T>()).max(1))?;
+    for (columns, wide) in dst.columns.chunks(chunk).zip(rhs.columns.chunks(chunk)) {
+        let (dst, rhs) = (Lattice { columns, ..dst }, Lattice { columns: wide, ..rhs });
+        // SAFETY: a part of the product; the buffer has room for every panel.
+        unsafe { contract_packed(dst, lhs, rhs, packed.as_ptr().cast(), tile)? };
+    }
+    Ok(())
+}
+
+/// # Safety
+/// That of [`contract`]; `panels` has room for all of `rhs`.
+unsafe fn contract_packed<T: Real>(
+    dst: Lattice<'_, T>,
+    lhs: Lattice<'_, T>,
+    rhs: Lattice<'_, T>,
+    panels: *mut T,
+    tile: Tile<T>,
+) -> Result<(), AllocError> {
     let count = dst.columns.len().div_ceil(tile.width);
-    let packed = Buffer::alloc((count * lhs.columns.len() * tile.width * size_of::<T>()).max(1))?;
-    let panels = packed.as_ptr().cast::<T>();
     // SAFETY: the buffer has room for every panel, and the operand's elements are valid.
     unsafe { pack(rhs, panels, tile.width) };
 
@@ -131,26 +161,54 @@ unsafe fn pack<T: Real>(rhs: Lattice<'_, T>, panels: *mut T, width: usize) {
             // SAFETY: this stretch of this panel, which no other item writes.
             unsafe {
                 let to = panels.add((panel * depth + from) * width);
-                if columns.windows(2).all(|pair| pair[1] == pair[0] + 1) {
-                    pack_runs(rhs.base, rows, columns, to, width);
-                } else {
-                    pack_scattered(rhs.base, rows, columns, to, width);
+                match runs(columns) {
+                    Some(runs) => pack_runs(rhs.base, rows, &runs, to, width),
+                    None => pack_scattered(rhs.base, rows, columns, to, width),
                 }
             }
         }
     });
 }
 
+/// Runs of a panel up to which they are copied one by one.
+const MOST_RUNS: usize = 8;
+
+/// Consecutive columns.
+struct Run {
+    /// Place in the panel.
+    at: usize,
+    /// Offset of the first.
+    column: isize,
+    length: usize,
+}
+
+/// The columns as few runs, if they lie so.
+fn runs(columns: &[isize]) -> Option<Vec<Run>> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (at, &column) in columns.iter().enumerate() {
+        let full = runs.len() == MOST_RUNS;
+        match runs.last_mut() {
+            Some(run) if column == run.column + run.length as isize => run.length += 1,
+            _ if full => return None,
+            _ => runs.push(Run { at, column, length: 1 }),
+        }
+    }
+    Some(runs)
+}
+
 /// # Safety
-/// That of [`pack`]; columns are consecutive.
-unsafe fn pack_runs<T: Real>(base: *const T, rows: &[isize], columns: &[isize], to: *mut T, width: usize) {
+/// That of [`pack`].
+unsafe fn pack_runs<T: Real>(base: *const T, rows: &[isize], runs: &[Run], to: *mut T, width: usize) {
+    let end = runs.last().map_or(0, |run| run.at + run.length);
     for (p, &row) in rows.iter().enumerate() {
         // SAFETY: a row of the panel; the caller's promise.
         unsafe {
             let line = std::slice::from_raw_parts_mut(to.add(p * width), width);
-            let from = std::slice::from_raw_parts(base.offset(row + columns[0]), columns.len());
-            line[..from.len()].copy_from_slice(from);
-            line[from.len()..].fill(T::ZERO);
+            for run in runs {
+                let from = std::slice::from_raw_parts(base.offset(row + run.column), run.length);
+                line[run.at..run.at + run.length].copy_from_slice(from);
+            }
+            line[end..].fill(T::ZERO);
         }
     }
 }
@@ -257,8 +315,8 @@ pub struct Tile<T> {
 pub trait Real: Copy + Send + Sync + PartialOrd + std::ops::Add<Output = Self> + 'static {
     /// A zero.
     const ZERO: Self;
-    /// The machine's tile.
-    fn tile() -> Tile<Self>;
+    /// The machine's tile for a result of so many columns: one as wide as it likes, or half of that.
+    fn tile(columns: usize) -> Tile<Self>;
     /// `a · b + c`, rounded once if `FUSED`.
     fn multiply_add<const FUSED: bool>(a: Self, b: Self, c: Self) -> Self;
 }
@@ -323,30 +381,37 @@ unsafe fn tile<T: Real, const R: usize, const W: usize, const FUSED: bool>(strip
 }
 
 macro_rules! real {
-    ($ty:ty, $avx512:literal, $avx2:literal, $plain:literal) => {
+    ($ty:ty, $avx512:literal / $avx512_half:literal, $avx2:literal / $avx2_half:literal, $plain:literal) => {
         impl Real for $ty {
             const ZERO: $ty = 0.0;
 
-            fn tile() -> Tile<$ty> {
+            fn tile(columns: usize) -> Tile<$ty> {
                 #[cfg(target_arch = "x86_64")]
                 {
                     #[target_feature(enable = "avx512f,avx512vl,fma")]
-                    unsafe fn avx512(task: &Stripe<'_, $ty>) {
+                    unsafe fn avx512<const W: usize>(task: &Stripe<'_, $ty>) {
                         // SAFETY: the caller's promise is passed on.
-                        unsafe { stripe::<$ty, 8, $avx512, true>(task) }
+                        unsafe { stripe::<$ty, 8, W, true>(task) }
                     }
                     #[target_feature(enable = "avx2,fma")]
-                    unsafe fn avx2(task: &Stripe<'_, $ty>) {
+                    unsafe fn avx2<const W: usize>(task: &Stripe<'_, $ty>) {
                         // SAFETY: the caller's promise is passed on.
-                        unsafe { stripe::<$ty, 4, $avx2, true>(task) }
+                        unsafe { stripe::<$ty, 4, W, true>(task) }
                     }
                     // `best` never names more than the machine has.
                     match Isa::best() {
-                        Isa::Avx512 => return Tile { rows: 8, width: $avx512, run: avx512 },
-                        Isa::Avx2 => return Tile { rows: 4, width: $avx2, run: avx2 },
+                        Isa::Avx512 if columns <= $avx512_half => {
+                            return Tile { rows: 8, width: $avx512_half, run: avx512::<$avx512_half> };
+                        }
+                        Isa::Avx512 => return Tile { rows: 8, width: $avx512, run: avx512::<$avx512> },
+                        Isa::Avx2 if columns <= $avx2_half => {
+                            return Tile { rows: 4, width: $avx2_half, run: avx2::<$avx2_half> };
+                        }
+                        Isa::Avx2 => return Tile { rows: 4, width: $avx2, run: avx2::<$avx2> },
                         Isa::Plain => {}
                     }
                 }
+                let _ = columns;
                 Tile { rows: 4, width: $plain, run: stripe::<$ty, 4, $plain, false> }
             }
 
@@ -358,8 +423,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, 32, 16, 8);
-real!(f64, 16, 8, 4);
+real!(f32, 32 / 16, 16 / 8, 8);
+real!(f64, 16 / 8, 8 / 4, 4);
 
 #[cfg(test)]
 mod tests {

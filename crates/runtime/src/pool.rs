@@ -96,6 +96,14 @@ impl Buffer {
         Ok(buffer)
     }
 
+    /// A buffer of no bytes whose address is that of memory somebody else owns; dropping it does nothing.
+    ///
+    /// # Safety
+    /// Whoever uses the address answers for the memory behind it.
+    pub unsafe fn borrowed(pointer: *mut u8) -> Buffer {
+        Buffer { pointer: NonNull::new(pointer).unwrap_or(NonNull::dangling()), bytes: 0 }
+    }
+
     /// The first byte. Dangling (but aligned) when the buffer has no bytes.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {

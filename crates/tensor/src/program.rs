@@ -2,15 +2,15 @@
 
 use parking_lot::Mutex;
 
-use kiln_ir::{Device, Error, Layout, Loc, Op, Result, TensorTy, Why};
+use kiln_ir::{Device, Error, Layout, Loc, Op, Result, TensorTy, Ty, Why};
+use kiln_runtime::pool::Buffer;
 use kiln_runtime::program::{Program, Stopped, Workspace};
 
-use crate::Tensor;
 use crate::create::allocate;
-use crate::dispatch::execute_tensor;
-use crate::hook::{Arg, Scope};
+use crate::eager::compute_into;
+use crate::hook::Scope;
 use crate::kernels::{self, Operand};
-use crate::storage::Room;
+use crate::storage::{Room, Storage};
 use crate::tensor::Ready;
 
 /// A buffer of the program as host steps see it: its number, element type and layout.
@@ -83,6 +83,11 @@ pub enum Failure {
     Refused(Error),
     /// Anything else.
     Error(Error),
+}
+
+fn whole(ready: &Ready) -> Operand<'_> {
+    let Layout { shape, strides, .. } = &ready.layout;
+    Operand { ptr: ready.pointer(), dtype: ready.dtype, shape, strides }
 }
 
 impl Executable {
@@ -181,37 +186,31 @@ impl Executable {
             }
             HostStep::Op { op, args, out, loc } => {
                 let _eager = Scope::suspend();
-                let mut tensors = Vec::with_capacity(args.len());
-                for view in args {
-                    let ready =
-                        allocate(&TensorTy { device: Device::Cpu, ..view.ty.clone() }, op.name(), *loc)?;
-                    let fresh = Operand {
-                        ptr: ready.pointer(),
-                        dtype: ready.dtype,
-                        shape: &ready.layout.shape,
-                        strides: &ready.layout.strides,
-                    };
-                    // SAFETY: as above; `ready` is fresh.
-                    unsafe { kernels::convert(&fresh, &operand(view, pointers)) };
-                    tensors.push(Tensor::from_ready(ready));
-                }
-                let operands: Vec<Arg<'_>> = tensors.iter().map(Arg::Tensor).collect();
-                let result = execute_tensor(op, &operands, *loc)?;
-                let ready = result.ready()?;
-                let from = Operand {
-                    ptr: ready.pointer(),
-                    dtype: ready.dtype,
-                    shape: &ready.layout.shape,
-                    strides: &ready.layout.strides,
+                let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
+                let result = op.infer(&tys).map_err(|why| op.error(&tys, why, *loc))?;
+                let borrow = |view: &View, layout: Layout| Ready {
+                    // SAFETY: a buffer of the running program, which outlives the op.
+                    storage: Storage::new(unsafe { Buffer::borrowed(pointers[view.buffer]) }),
+                    layout,
+                    dtype: view.ty.dtype,
+                    device: Device::Cpu,
+                    view_version: None,
                 };
-                let mut to = operand(out, pointers);
-                // A reshape of the result may be what the buffer is for: then it is dense.
-                let strides = ready.layout.shape.contiguous_strides();
-                if to.shape != from.shape {
-                    (to.shape, to.strides) = (from.shape, &strides);
+                let inputs: Vec<Ready> = args.iter().map(|view| borrow(view, view.layout.clone())).collect();
+                // The buffer is dense, but may have a later reshape's shape.
+                let shape = result[0].as_tensor().map_or(&out.layout.shape, |t| &t.shape);
+                let shared = args.iter().any(|view| pointers[view.buffer] == pointers[out.buffer]);
+                let out = borrow(out, Layout::contiguous(shape.clone()));
+                match shared {
+                    false => compute_into(op, &inputs, &tys, &out, *loc)?,
+                    // The result takes an operand's place: kernels want memory of its own.
+                    true => {
+                        let own = allocate(&out.ty(), op.name(), *loc)?;
+                        compute_into(op, &inputs, &tys, &own, *loc)?;
+                        // SAFETY: both are dense and of one shape; nothing else uses the buffer now.
+                        unsafe { kernels::convert(&whole(&out), &whole(&own)) };
+                    }
                 }
-                // SAFETY: as above; the result has as many elements as the buffer by the type rule.
-                unsafe { kernels::convert(&to, &from) };
             }
         }
         Ok(())

@@ -259,7 +259,7 @@ impl Evaluator {
 fn is_prim_call(op: &Op, args: &[&Argument]) -> bool {
     let operand = |holds: fn(DType) -> bool| args[0].as_tensor().is_some_and(|a| holds(a.dtype));
     match op {
-        Op::Add {} | Op::Sub {} => args.len() == 2,
+        Op::Add {} | Op::Sub {} | Op::Convolution { .. } => args.len() == 2,
         Op::Sum { dims, keepdim } => {
             !keepdim && !dims.is_empty() && operand(|dtype| dtype.is_float() || dtype == DType::I64)
         }

@@ -194,7 +194,7 @@ fn max_pool(
                 None => true,
                 Some((old, _)) if x.dtype.is_float() => {
                     let (old, new) = (x.float(old), x.float(flat));
-                    !old.is_nan() && (new > old || new.is_nan())
+                    new > old || new.is_nan()
                 }
                 Some((old, _)) => x.int(flat) > x.int(old),
             };

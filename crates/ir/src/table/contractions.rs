@@ -44,7 +44,7 @@ macro_rules! rows_contractions {
             [contraction convolution _none] "convolution" Convolution (x, weight) (bias)
                 { stride: Dims, padding: Dims, dilation: Dims, groups: usize }
                 { ty: convolution::forward_type, grad: Grad::Fn(convolution::forward_gradient), saves: Saves::Inputs,
-                  eval: Eval::Structural, samples: convolution::forward_samples };
+                  decompose: Some(convolution::forward), eval: Eval::Structural, samples: convolution::forward_samples };
             /// The gradient of a convolution's input; a transposed convolution
             [contraction convolution_input_gradient _none] "convolution_input_gradient" ConvolutionInputGradient (grad, weight) ()
                 { input: Shape, stride: Dims, padding: Dims, dilation: Dims, groups: usize }

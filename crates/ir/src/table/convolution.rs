@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use crate::samples::{Domain, Sample, SampleArg};
 use crate::types::{checked, common_device, same_dtype, tensor};
-use crate::{DType, Dims, Emit, EmitExt, GradCall, Op, Result, Shape, TensorTy, Ty, Tys, Value, Why};
+use crate::{DType, Dims, Emit, EmitExt, GradCall, Op, Result, Shape, TensorTy, Ty, Tys, Value, Values, Why};
 
 type Rule = Result<Tys, Why>;
 type Grads = Result<Vec<Option<Value>>>;
@@ -153,6 +153,16 @@ pub(crate) fn weight_type(op: &Op, args: &[Ty]) -> Rule {
     };
     same("grad", &window.output(&x.shape, weight)?, &grad.shape)?;
     checked(TensorTy { dtype: x.dtype, device, shape: weight.clone() })
+}
+
+/// A convolution with a bias is one without, plus the bias.
+pub(crate) fn forward(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let y = cx.emit_one(op.clone(), &args[..2])?;
+    let Some(&bias) = args.get(2) else { return Ok(smallvec![y]) };
+    let shape = cx.tensor_ty(y).shape;
+    let column = (1..shape.rank()).map(|d| if d == 1 { shape[1] } else { 1 }).collect();
+    let bias = cx.reshape(bias, column)?;
+    Ok(smallvec![cx.add(y, bias)?])
 }
 
 /// Emits an op if its result is wanted.

@@ -52,7 +52,7 @@ macro_rules! rows_nn {
 
             // ---- pooling and resizing of [n, c, height, width] -------------------------------------------------
 
-            /// Where in its plane the largest element of each window lies; the first NaN if there is one
+            /// Where in its plane the largest element of each window lies; the last NaN if there is one
             [composite max_pool2d_indices _none] "max_pool2d_indices" MaxPool2dIndices (x) ()
                 { kernel: Dims, stride: Dims, padding: Dims, dilation: Dims, ceil_mode: bool }
                 { ty: resample::max_pool_type, grad: Grad::Zero, eval: Eval::Structural, samples: resample::max_pool_samples };

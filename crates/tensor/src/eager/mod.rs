@@ -73,6 +73,7 @@ pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
                 | Op::Uniform { .. }
                 | Op::NllLoss { .. }
                 | Op::CrossEntropy { .. }
+                | Op::Convolution { .. }
                 | Op::LayerNorm { .. }
                 | Op::LayerNormBackward { .. }
                 | Op::RmsNorm { .. }
@@ -90,6 +91,13 @@ pub(crate) fn compute(op: &Op, args: &[Arg<'_>], tys: &[Ty], result: &TensorTy, 
     let _lock = lock(&inputs, None);
     Job { op, tys, loc }.run(&out, &inputs)?;
     Ok(out)
+}
+
+/// Runs an op that has a kernel into dense memory of its result's type that no operand shares. The caller
+/// holds whatever locks there are.
+pub(crate) fn compute_into(op: &Op, inputs: &[Ready], tys: &[Ty], out: &Ready, loc: Loc) -> Result<()> {
+    let inputs: SmallVec<[Input<'_>; 4]> = inputs.iter().map(Input::Tensor).collect();
+    Job { op, tys, loc }.run(out, &inputs)
 }
 
 /// Runs an op, whose result has this type, into its first operand.

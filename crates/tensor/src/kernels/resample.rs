@@ -181,13 +181,14 @@ pub unsafe fn max_pool_indices<T: Copy + PartialOrd + Sync>(
                     let mut best = top * windows.input[1] + left;
                     let mut largest = x[best];
                     for row in (top..bottom).step_by(windows.dilation[0]) {
-                        for column in (left..right).step_by(windows.dilation[1]) {
-                            let at = row * windows.input[1] + column;
-                            // Only NaN is not even its own equal.
+                        let start = row * windows.input[1];
+                        let line = &x[start + left..start + right];
+                        for (at, &x) in line.iter().enumerate().step_by(windows.dilation[1]) {
+                            // Only NaN is not even its own equal. No branch: which wins can't be foretold.
                             #[allow(clippy::eq_op)]
-                            if x[at] > largest || x[at] != x[at] {
-                                (best, largest) = (at, x[at]);
-                            }
+                            let wins = (x > largest) | (x != x);
+                            best = if wins { start + left + at } else { best };
+                            largest = if wins { x } else { largest };
                         }
                     }
                     *out = best as i64;
