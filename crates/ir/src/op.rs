@@ -234,7 +234,7 @@ macro_rules! define_ops {
             /// This op's index in the table.
             #[inline]
             pub fn index(&self) -> usize {
-                #[allow(non_camel_case_types, dead_code)]
+                #[allow(non_camel_case_types, dead_code, clippy::enum_variant_names)]
                 enum Index { $($Variant),* }
                 match self { $( Op::$Variant { .. } => Index::$Variant as usize, )* }
             }
