@@ -176,7 +176,7 @@ pub(crate) fn erf(x: f64) -> f64 {
 
 /// 1 − erf, to about 1e-15 of itself.
 pub(crate) fn erfc(x: f64) -> f64 {
-    if !(x >= 2.0) {
+    if x.is_nan() || x < 2.0 {
         return 1.0 - erf(x);
     }
     let mut fraction = 0.0;
@@ -189,7 +189,7 @@ pub(crate) fn erfc(x: f64) -> f64 {
 /// The number whose erf is x, by bisection and then Newton's method.
 pub(crate) fn erfinv(x: f64) -> f64 {
     let size = x.abs();
-    if !(size < 1.0) {
+    if size.is_nan() || size >= 1.0 {
         return if size == 1.0 { f64::INFINITY.copysign(x) } else { f64::NAN };
     }
     let (mut low, mut high) = (0.0, 6.0);
