@@ -2,8 +2,8 @@
 //! drawn at random and kept if the type rule takes them, so that a new row needs nothing here.
 
 use kiln_ir::{
-    Approximate, Class, DType, Device, Dims, Domain, Emit, EmitExt, Graph, Op, Reduction, Scalar, Shape,
-    TensorTy, Ty, Value, Write, broadcast,
+    Approximate, Class, DType, Device, Dims, Domain, Emit, EmitExt, Graph, Op, Reduction, SampleArg, Scalar,
+    Shape, TensorTy, Ty, Value, Write, broadcast,
 };
 
 use crate::{Argument, Rng, random_argument, random_array};
@@ -114,7 +114,7 @@ impl Generator {
     }
 
     fn step(&mut self) -> Option<Value> {
-        match self.rng.below(16) {
+        match self.rng.below(17) {
             0..=5 => self.pointwise(),
             6 => self.convert(),
             7..=8 => self.view(),
@@ -123,8 +123,33 @@ impl Generator {
             12 => self.index(),
             13 => self.creation(),
             14 => self.loss(),
+            15 => self.sample(),
             _ => self.list(),
         }
+    }
+
+    /// A sample call of a product or composite, for those whose operands are hard to come by otherwise.
+    fn sample(&mut self) -> Option<Value> {
+        let wanted = |class: Class| matches!(class, Class::Contraction | Class::Composite);
+        let rows: Vec<_> = Op::ROWS.iter().filter(|row| wanted(row.class)).collect();
+        let calls = self.rng.pick(&rows).sample_calls();
+        let call = calls.get(self.rng.below(calls.len().max(1)))?;
+        let anything =
+            |arg: &SampleArg| matches!(arg, SampleArg::Tensor(_, Domain::Any) | SampleArg::Number(_));
+        if !call.args.iter().all(anything) {
+            return None;
+        }
+        let dtype = *self.rng.pick(call.dtypes);
+        let mut args = Vec::new();
+        for arg in &call.args {
+            args.push(match arg {
+                SampleArg::Tensor(shape, _) | SampleArg::Fixed(_, shape, _) => {
+                    self.input(Ty::tensor(dtype, shape))
+                }
+                SampleArg::Number(x) => self.graph.number(*x).ok()?,
+            });
+        }
+        self.emit(call.op.clone(), &args)
     }
 
     fn pointwise(&mut self) -> Option<Value> {
