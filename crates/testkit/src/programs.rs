@@ -124,7 +124,6 @@ impl Generator {
 
     fn step(&mut self) -> Option<Value> {
         match self.rng.below(20) {
-            16..=19 => self.sample(),
             0..=5 => self.pointwise(),
             6 => self.convert(),
             7..=8 => self.view(),
