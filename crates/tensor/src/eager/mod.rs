@@ -68,8 +68,11 @@ pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
                 | Op::Mean { .. }
                 | Op::Softmax { .. }
                 | Op::LogSoftmax { .. }
+                | Op::Mm {}
                 | Op::Addmm {}
                 | Op::Linear {}
+                | Op::Rand { .. }
+                | Op::Randn { .. }
                 | Op::Uniform { .. }
                 | Op::NllLoss { .. }
                 | Op::CrossEntropy { .. }
