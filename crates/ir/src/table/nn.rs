@@ -146,7 +146,8 @@ fn logits_weight(cx: Cx<'_>, target: Value, pos_weight: Value) -> Result<Value> 
 }
 
 /// (1 − target) · x + (1 + (pos_weight − 1) · target) · log(1 + e⁻ˣ)
-pub(crate) fn logits_loss(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
+pub(crate) fn logits_loss(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let args = crate::table::functions::promoted(cx, op, args)?;
     let (x, target) = (args[0], args[1]);
     let unit = cx.number(1.0)?;
     let rest = cx.sub(unit, target)?;
