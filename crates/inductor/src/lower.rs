@@ -222,7 +222,7 @@ pub(crate) fn is_inlined(op: &Op) -> bool {
 /// Whether a node is a step of its own: a library call, or the eager kernel of an op without a loop form.
 pub(crate) fn is_library(op: &Op) -> bool {
     let in_parts = matches!(op, Op::Cat { .. } | Op::SliceScatter { .. });
-    let list = matches!(op.row().class, Class::List | Class::Constant | Class::Pointwise);
+    let list = matches!(op.row().class, Class::List | Class::Constant);
     !(is_inlined(op) || in_parts || list)
 }
 

@@ -3,7 +3,9 @@
 //! A rule returns one entry per operand; the engine that calls it fits each to its operand's shape and dtype
 //! ([`fit`]), so rules ignore broadcasting and conversion.
 
-use crate::{Approximate, Dims, Emit, EmitExt, GradCall, Op, Reduction, Result, Scalar, Shape, Ty, Value};
+use crate::{
+    Approximate, Class, DType, Dims, Emit, EmitExt, GradCall, Op, Reduction, Result, Scalar, Shape, Ty, Value,
+};
 
 pub(crate) type Grads = Result<Vec<Option<Value>>>;
 pub(crate) type Cx<'a> = &'a mut dyn Emit;
@@ -27,11 +29,18 @@ pub(crate) fn fit(cx: Cx<'_>, grad: Value, operand: Value) -> Result<Value> {
     if have.dtype != want.dtype { cx.to(grad, want.dtype) } else { Ok(grad) }
 }
 
+fn is_half(cx: &mut dyn Emit, value: Value) -> bool {
+    matches!(cx.ty(value), Ty::Tensor(t) if t.dtype.is_float() && t.dtype.is_narrow())
+}
+
 impl GradCall<'_> {
     /// Runs the rule of a row and fits every gradient to its operand. Operands that don't want a gradient
     /// get none.
     pub fn run(&self, cx: &mut dyn Emit, rule: crate::op::GradFn) -> Grads {
-        let mut grads = rule(cx, self)?;
+        let mut grads = match self.is_widened(cx) {
+            true => self.widened(cx, rule)?,
+            false => rule(cx, self)?,
+        };
         for (i, slot) in grads.iter_mut().enumerate() {
             *slot = match *slot {
                 Some(grad) if self.wants(i) => Some(fit(cx, grad, self.inputs[i])?),
@@ -39,6 +48,28 @@ impl GradCall<'_> {
             };
         }
         Ok(grads)
+    }
+
+    /// Whether a pointwise rule meets halves: its steps would each round to a few digits.
+    fn is_widened(&self, cx: &mut dyn Emit) -> bool {
+        self.op.row().class == Class::Pointwise && self.grads.iter().flatten().any(|&g| is_half(cx, g))
+    }
+
+    /// The rule in the precision that halves are computed in. What it returns is rounded once, by [`fit`].
+    /// Values that the row does not save have types only, and stay as they are.
+    fn widened(&self, cx: &mut dyn Emit, rule: crate::op::GradFn) -> Grads {
+        let saves = self.op.row().saves;
+        let mut wide = |value: Value, saved: bool| match saved && is_half(cx, value) {
+            true => cx.to(value, DType::F32),
+            false => Ok(value),
+        };
+        let inputs = self.inputs.iter().map(|&v| wide(v, saves.inputs())).collect::<Result<Vec<_>>>()?;
+        let outputs = self.outputs.iter().map(|&v| wide(v, saves.outputs())).collect::<Result<Vec<_>>>()?;
+        let mut grads = Vec::with_capacity(self.grads.len());
+        for grad in self.grads {
+            grads.push(grad.map(|g| wide(g, true)).transpose()?);
+        }
+        rule(cx, &GradCall { inputs: &inputs, outputs: &outputs, grads: &grads, ..*self })
     }
 
     pub(crate) fn g(&self) -> Option<Value> {

@@ -79,7 +79,14 @@ impl Emit for Lowering {
             Some(decompose) if !is_prim(&op, &tys) => {
                 // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
                 let args = self.conform(&op, args, &tys, &outs[0], Extent::Any)?;
-                decompose(self, &op, &args)
+                let mut values = decompose(self, &op, &args)?;
+                // The steps of numbers alone know less about the result's kind than the op.
+                if let Ty::Scalar(kind) = outs[0]
+                    && *self.ty(values[0]) != outs[0]
+                {
+                    values = self.emit(Op::To { dtype: kind.dtype() }, &values[..1])?;
+                }
+                Ok(values)
             }
             _ => {
                 let conformed = self.conform(&op, args, &tys, &outs[0], Extent::Result)?;

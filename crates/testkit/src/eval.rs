@@ -172,7 +172,12 @@ impl Evaluator {
             graph.loc = loc;
             let inputs: Vec<_> = args.iter().map(|a| graph.input(a.ty())).collect();
             graph.outputs = decompose(&mut graph, op, &inputs)?.to_vec();
-            return Ok(self.run(&graph, &args)?.outputs.swap_remove(0));
+            let result = self.run(&graph, &args)?.outputs.swap_remove(0);
+            // The steps of numbers alone know less about the result's kind than the op.
+            return Ok(match (result, out) {
+                (Argument::Scalar(x), Ty::Scalar(kind)) => Argument::Scalar(x.to_kind(*kind)),
+                (result, _) => result,
+            });
         }
         let arrays: Vec<Array> = args
             .iter()

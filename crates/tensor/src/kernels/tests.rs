@@ -482,12 +482,12 @@ fn check_reduce(reduction: Reduction, dtype: DType, shape: &[usize], layout: Lay
             }
             (Reduction::Prod, Item::Float(got)) => {
                 let exact: f64 = items.iter().map(|x| x.float()).product();
-                let exact = if dtype == DType::F32 { f64::from(exact as f32) } else { exact };
-                let close = got == exact || (got - exact).abs() <= 1e-6 * exact.abs();
+                let epsilon = if dtype.is_narrow() { half_unit(dtype) } else { 1e-6 };
+                let close = got == dtype.round(exact) || (got - exact).abs() <= epsilon * exact.abs();
                 assert!(close || (got.is_nan() && exact.is_nan()), "{what}: {got}, not {exact}");
             }
             (Reduction::Amin, Item::Int(got)) => {
-                let most = if dtype == DType::Bool { 1 } else { i64::MAX };
+                let most = dtype.wrap(if dtype == DType::Bool { 1 } else { i64::MAX });
                 assert_eq!(got, items.iter().map(|x| x.int()).min().unwrap_or(most), "{what}");
             }
             (Reduction::Amin, Item::Float(got)) => {
