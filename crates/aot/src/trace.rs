@@ -46,6 +46,10 @@ pub enum GradTarget {
 
 /// One thing the program did.
 #[derive(Clone, PartialEq, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly every event is a call; a box would cost it an allocation"
+)]
 pub enum Event {
     /// An op.
     Call {

@@ -30,6 +30,8 @@ pub enum Case {
     Softmax,
     /// Ten pointwise ops in a row.
     Chain10,
+    /// Layer norm, scaled and shifted, and gelu.
+    LnGelu,
     /// The sum of squares over the rows of a matrix.
     Sum0,
     /// The product of an [m, k] and a [k, n] matrix.
@@ -41,6 +43,8 @@ pub enum Case {
         /// Columns of the second.
         n: usize,
     },
+    /// Forward and backward of every convolution of ResNet18, batch 8, 112×112.
+    ConvResnet18,
     /// A thousand additions of tensors of one element, eager with gradient recording.
     OpOverhead,
     /// Many ops on tensors of one element: what the host costs.
@@ -75,11 +79,13 @@ impl Case {
         Case::MlpTrain,
         Case::Softmax,
         Case::Chain10,
+        Case::LnGelu,
         Case::Sum0,
         matmul(2048, 2048, 2048),
         matmul(512, 256, 8192),
         matmul(512, 576, 3136),
         matmul(64, 256, 256),
+        Case::ConvResnet18,
         Case::OpOverhead,
         Case::Overhead,
     ];
@@ -94,6 +100,10 @@ impl Case {
             Case::Chain10 => micro(device, |x| {
                 (((((x * 2.0 + 1.0).tanh() * x).sigmoid() + x).exp() - 1.0).relu().sqrt() * 0.5 + x).ok()
             }),
+            Case::LnGelu => {
+                micro(device, |x| (x.layer_norm(&[MATRIX[1]], None, None, 1e-5)? * 2.0 + 1.0).ok()?.gelu())
+            }
+            Case::ConvResnet18 => convolutions(device),
             Case::Sum0 => micro(device, |x| (x * x).ok()?.sum_dim(0, false)),
             Case::Matmul { m, k, n } => {
                 let (a, b) = (Tensor::rand([m, k], device)?, Tensor::rand([k, n], device)?);
@@ -119,6 +129,8 @@ impl fmt::Display for Case {
             Case::MlpTrain => f.write_str("mlp_train"),
             Case::Softmax => write!(f, "softmax_{rows}x{columns}"),
             Case::Chain10 => write!(f, "chain10_{rows}x{columns}"),
+            Case::LnGelu => write!(f, "ln_gelu_{rows}x{columns}"),
+            Case::ConvResnet18 => f.write_str("conv_resnet18"),
             Case::Sum0 => write!(f, "sum0_{rows}x{columns}"),
             Case::Matmul { m, k, n } if m == k && k == n => write!(f, "matmul_{m}"),
             Case::Matmul { m, k, n } => write!(f, "matmul_{m}x{k}x{n}"),
@@ -217,6 +229,32 @@ pub fn mlp_train(width: usize, batch: usize, device: &Device) -> Result<Workload
 fn micro(device: &Device, function: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Result<Workload> {
     let x = Tensor::randn(MATRIX, device)?;
     Ok(Workload { step: Box::new(move || function(&x).map(Some)), state: Vec::new() })
+}
+
+/// The convolutions one by one, each with its own input and filters.
+fn convolutions(device: &Device) -> Result<Workload> {
+    // Channels in and out, filter size, stride, pixels along a side.
+    let mut shapes = vec![(3, 64, 7, 2, 112)];
+    shapes.extend([(64, 64, 3, 1, 28); 4]);
+    for (from, to, pixels) in [(64, 128, 28), (128, 256, 14), (256, 512, 7)] {
+        shapes.extend([(from, to, 3, 2, pixels), (from, to, 1, 2, pixels)]);
+        shapes.extend([(to, to, 3, 1, usize::div_ceil(pixels, 2)); 3]);
+    }
+    let mut layers = Vec::new();
+    for (from, to, size, stride, pixels) in shapes {
+        let x = Tensor::randn([8, from, pixels, pixels], device)?;
+        let weight = Tensor::randn([to, from, size, size], device)?;
+        x.requires_grad_(true)?;
+        weight.requires_grad_(true)?;
+        layers.push((x, weight, stride, size / 2));
+    }
+    let step = move || {
+        for (x, weight, stride, padding) in &layers {
+            x.conv2d(weight, None, *stride, *padding, 1, 1)?.sum()?.backward()?;
+        }
+        Ok(None)
+    };
+    Ok(Workload { step: Box::new(step), state: Vec::new() })
 }
 
 /// A thousand additions whose results nobody keeps.

@@ -85,7 +85,7 @@ impl Run {
         state.live.resize(state.variables.len().div_ceil(64), 0);
         for (i, held) in state.variables.iter().enumerate() {
             let live = match held {
-                Held::Input(_) | Held::Item { .. } => false,
+                Held::Input(_) | Held::Item(_) => false,
                 Held::Made(kept) => kept.is_shared(),
                 Held::List(list) => list.try_items().is_none() && list.references() > 1,
             };

@@ -18,12 +18,28 @@ use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
 pub(crate) enum Held {
     Input(Tensor),
     /// An input that arrived as an element of a list, which is a variable, too, and keeps it.
-    Item {
-        list: Variable,
-        index: u32,
-    },
+    Item(Place),
     Made(Kept),
     List(TensorList),
+}
+
+/// An element of a list, in one word: with two, a [`Held`] would travel through memory instead of registers,
+/// and replay would wait for it.
+#[derive(Copy, Clone)]
+pub(crate) struct Place(u64);
+
+impl Place {
+    fn new(list: Variable, index: u32) -> Place {
+        Place(u64::from(list) << 32 | u64::from(index))
+    }
+
+    fn list(self) -> usize {
+        (self.0 >> 32) as usize
+    }
+
+    fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
 }
 
 /// Dead tensors kept for the next call, at most.
@@ -150,7 +166,7 @@ impl State {
     pub(crate) fn held(&self, variable: Variable) -> Option<&Tensor> {
         match self.variables.get(variable as usize)? {
             Held::Made(kept) => Some(kept),
-            Held::Input(_) | Held::Item { .. } => self.input(variable),
+            Held::Input(_) | Held::Item(_) => self.input(variable),
             Held::List(_) => None,
         }
     }
@@ -159,9 +175,9 @@ impl State {
     pub(crate) fn input(&self, variable: Variable) -> Option<&Tensor> {
         match self.variables.get(variable as usize)? {
             Held::Input(t) => Some(t),
-            Held::Item { list, index } => match self.variables.get(*list as usize)? {
-                Held::List(list) => list.try_items()?.get(*index as usize),
-                Held::Input(_) | Held::Item { .. } | Held::Made(_) => None,
+            Held::Item(place) => match self.variables.get(place.list())? {
+                Held::List(list) => list.try_items()?.get(place.index()),
+                Held::Input(_) | Held::Item(_) | Held::Made(_) => None,
             },
             Held::Made(_) | Held::List(_) => None,
         }
@@ -300,7 +316,7 @@ impl State {
             variable += 1;
         }
         self.makers.resize(variable as usize, u32::MAX);
-        self.variables.extend((0..items.len() as u32).map(|index| Held::Item { list: variable, index }));
+        self.variables.extend((0..items.len() as u32).map(|index| Held::Item(Place::new(variable, index))));
         self.at = next;
         list.set_tag(Tag::new(self.id, variable));
         self.variables.push(Held::List(list.clone()));

@@ -212,7 +212,9 @@ macro_rules! define_ops {
         { ty: $ty:expr, grad: $grad:expr $(, $field:ident : $value:expr)* $(,)? };
     )*) => {
         /// An operator with its attributes. One variant per row of the op table.
+        // The tag is a number of its own at a fixed place: replay looks at it for every op.
         #[derive(Clone, PartialEq, Debug)]
+        #[repr(u16)]
         pub enum Op {
             $( $(#[doc = $doc])* $Variant { $(#[doc = "Attribute."] $attr: $AttrTy),* }, )*
         }
