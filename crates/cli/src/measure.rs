@@ -165,13 +165,23 @@ fn notes(explanation: &Explanation) -> Vec<String> {
     let breaks = explanation.breaks.iter().map(|at| format!("break at {}: {}", at.loc, at.reason));
     let fallbacks =
         explanation.fallbacks.iter().map(|at| format!("went on eagerly at {}: {}", at.loc, at.reason));
-    interpreted
+    let all = interpreted
         .map(|reason| format!("runs op by op: {reason}"))
         .chain(eager.map(|op| format!("runs eagerly inside: {op}")))
         .chain(breaks)
         .chain(fallbacks)
-        .chain(explanation.recompiles.iter().map(|recompile| recompile.reason.clone()))
-        .collect()
+        .chain(explanation.recompiles.iter().map(|recompile| recompile.reason.clone()));
+    // Each once, with how often it holds.
+    let mut counted: Vec<(String, usize)> = Vec::new();
+    for note in all {
+        match counted.iter_mut().find(|(known, _)| *known == note) {
+            Some((_, times)) => *times += 1,
+            None => counted.push((note, 1)),
+        }
+    }
+    let times =
+        |(note, times): (String, usize)| if times > 1 { format!("{note} ({times} times)") } else { note };
+    counted.into_iter().map(times).collect()
 }
 
 /// A workload and how much memory there was in use before it.
