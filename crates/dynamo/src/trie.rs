@@ -142,10 +142,6 @@ pub(crate) struct BackwardEvent {
 
 /// One step of a recording.
 #[derive(Clone, PartialEq, Debug)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "nearly every event is a call; a box would cost it an allocation"
-)]
 pub(crate) enum Event {
     /// The beginning.
     Start,

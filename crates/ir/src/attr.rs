@@ -184,6 +184,56 @@ impl Attribute for Pairs {
     }
 }
 
+/// A few numbers, one for each dim of a window or an image. Ops with several such lists stay small this way.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Sizes(Box<[usize]>);
+
+impl std::ops::Deref for Sizes {
+    type Target = [usize];
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+impl From<&[usize]> for Sizes {
+    fn from(sizes: &[usize]) -> Sizes {
+        Sizes(sizes.into())
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Sizes {
+    fn from(sizes: [usize; N]) -> Sizes {
+        Sizes(Box::new(sizes))
+    }
+}
+
+impl From<&Shape> for Sizes {
+    fn from(shape: &Shape) -> Sizes {
+        Sizes(shape[..].into())
+    }
+}
+
+impl From<&Sizes> for Shape {
+    fn from(sizes: &Sizes) -> Shape {
+        Shape::from(&sizes[..])
+    }
+}
+
+impl FromIterator<usize> for Sizes {
+    fn from_iter<I: IntoIterator<Item = usize>>(sizes: I) -> Sizes {
+        Sizes(sizes.into_iter().collect())
+    }
+}
+
+impl Attribute for Sizes {
+    fn print(&self) -> String {
+        Shape::from(self).to_string()
+    }
+    fn parse(text: &str) -> Option<Sizes> {
+        parse_list(text).map(|list| Sizes(list.into()))
+    }
+}
+
 impl Attribute for Dims {
     fn print(&self) -> String {
         self.to_string()

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Approximate, DType, Device, Dims, Division, Op, Pairs, Reduction, Result, Scalar, ScatterReduce, Shape,
-    TensorTy, Ty,
+    Sizes, TensorTy, Ty,
 };
 
 /// A value in a graph, or in whatever an emitter keeps.

@@ -32,7 +32,7 @@ mod ty;
 mod types;
 mod verify;
 
-pub use attr::{Approximate, Attribute, Division, Pairs, Reduction, ScatterReduce};
+pub use attr::{Approximate, Attribute, Division, Pairs, Reduction, ScatterReduce, Sizes};
 pub use dtype::{DType, Device, Scalar, ScalarKind};
 pub use emit::{Emit, EmitExt, Value, Values};
 pub use error::{Error, OpError, Result, Why};

@@ -10,8 +10,8 @@ use crate::table::{
 };
 use crate::{
     Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Pairs, Reduction,
-    Result, Sample, Scalar, ScatterReduce, Shape, Ty, Tys, Value, Values, Why, decompose, gradient, samples,
-    types,
+    Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value, Values, Why, decompose, gradient,
+    samples, types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.

@@ -43,3 +43,8 @@ pub mod prelude {
         compile, foreach, manual_seed, no_grad,
     };
 }
+
+/// The programs of the README are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,6 +1,6 @@
 //! Convolution over one or two dims and its transpose, in PyTorch's terms.
 
-use kiln_ir::{Dims, Error, Loc, Op, Result, Shape, Why};
+use kiln_ir::{Error, Loc, Op, Result, Shape, Sizes, Why};
 
 use crate::Tensor;
 use crate::dispatch::dispatch_tensor;
@@ -116,9 +116,9 @@ impl Tensor {
             Padding::Same => images.padded_to_stay(weight, stride, dilation, name, loc)?,
         };
         let op = Op::Convolution {
-            stride: Dims::from(stride),
-            padding: Dims::from(padding),
-            dilation: Dims::from(dilation),
+            stride: Sizes::from(stride),
+            padding: Sizes::from(padding),
+            dilation: Sizes::from(dilation),
             groups,
         };
         let mut args = vec![Arg::Tensor(&images), Arg::Tensor(weight)];
@@ -230,10 +230,10 @@ impl Tensor {
             input.push(size);
         }
         let op = Op::ConvolutionInputGradient {
-            input,
-            stride: Dims::from(stride),
-            padding: Dims::from(padding),
-            dilation: Dims::from(dilation),
+            input: Sizes::from(&input),
+            stride: Sizes::from(stride),
+            padding: Sizes::from(padding),
+            dilation: Sizes::from(dilation),
             groups,
         };
         let args = [Arg::Tensor(&images), Arg::Tensor(weight)];

@@ -1,6 +1,6 @@
 //! Pooling and resizing of images, in PyTorch's terms.
 
-use kiln_ir::{Dims, Error, Loc, Op, Result, Scalar, Why};
+use kiln_ir::{Error, Loc, Op, Result, Scalar, Sizes, Why};
 
 use crate::Tensor;
 use crate::conv::IntoSizes;
@@ -140,10 +140,10 @@ impl Tensor {
     #[track_caller]
     pub fn max_pool2d_with_indices(&self, pool: Pool<2>) -> Result<(Tensor, Tensor)> {
         let op = Op::MaxPool2dIndices {
-            kernel: Dims::from(pool.kernel),
-            stride: Dims::from(pool.stride),
-            padding: Dims::from(pool.padding),
-            dilation: Dims::from(pool.dilation),
+            kernel: Sizes::from(pool.kernel),
+            stride: Sizes::from(pool.stride),
+            padding: Sizes::from(pool.padding),
+            dilation: Sizes::from(pool.dilation),
             ceil_mode: pool.ceil_mode,
         };
         let indices = self.on_images("max_pool2d", Loc::caller(), &op)?;
@@ -169,9 +169,9 @@ impl Tensor {
             return Err(Error::op("avg_pool2d", Why::Other("averages have no dilation".into()), loc));
         }
         let op = Op::AvgPool2d {
-            kernel: Dims::from(pool.kernel),
-            stride: Dims::from(pool.stride),
-            padding: Dims::from(pool.padding),
+            kernel: Sizes::from(pool.kernel),
+            stride: Sizes::from(pool.stride),
+            padding: Sizes::from(pool.padding),
             ceil_mode: pool.ceil_mode,
             count_include_pad: pool.count_include_pad,
         };
@@ -192,7 +192,7 @@ impl Tensor {
         if output == [1, 1] && self.dtype().is_float() && matches!(self.rank(), 3 | 4) {
             return self.mean_dim([-2, -1], true);
         }
-        self.on_images("adaptive_avg_pool2d", loc, &Op::AdaptiveAvgPool2d { output: Dims::from(output) })
+        self.on_images("adaptive_avg_pool2d", loc, &Op::AdaptiveAvgPool2d { output: Sizes::from(output) })
     }
 
     /// The means of as many windows of `[n, c, length]` as give a result of this length.
@@ -237,7 +237,7 @@ impl Tensor {
             });
         }
         let [height_ratio, width_ratio] = ratio;
-        let output = Dims::from(output);
+        let output = Sizes::from(output);
         let op = match mode {
             Interpolation::Nearest => Op::UpsampleNearest2d { output, height_ratio, width_ratio },
             Interpolation::Bilinear { align_corners } => {

@@ -1,7 +1,7 @@
 //! Evaluation of the rows of neural networks: products in batches, convolution, pooling, resizing,
 //! normalisation, each as its definition in plain loops.
 
-use kiln_ir::{DType, Dims, Op, Shape, broadcast};
+use kiln_ir::{DType, Op, Shape, Sizes, broadcast};
 
 use crate::Array;
 use crate::structural::{coordinates, expand, position};
@@ -141,9 +141,9 @@ fn matmul(x: &Array, y: &Array, shape: &Shape, dtype: DType) -> Array {
 }
 
 struct Window<'a> {
-    stride: &'a Dims,
-    padding: &'a Dims,
-    dilation: &'a Dims,
+    stride: &'a Sizes,
+    padding: &'a Sizes,
+    dilation: &'a Sizes,
     groups: usize,
 }
 
@@ -174,10 +174,10 @@ impl Window<'_> {
 fn max_pool(
     x: &Array,
     shape: &Shape,
-    kernel: &Dims,
-    stride: &Dims,
-    padding: &Dims,
-    dilation: &Dims,
+    kernel: &Sizes,
+    stride: &Sizes,
+    padding: &Sizes,
+    dilation: &Sizes,
 ) -> Array {
     let (height, width) = (x.shape[2], x.shape[3]);
     let mut best = Vec::with_capacity(shape.numel());

@@ -42,17 +42,17 @@ macro_rules! rows_contractions {
                   decompose: Some(contractions::matmul), eval: Eval::Structural, samples: contractions::matmul_samples };
             /// Cross-correlation of images [n, c, …] with filters [o, c / groups, …] over one or two dims
             [contraction convolution _none] "convolution" Convolution (x, weight) (bias)
-                { stride: Dims, padding: Dims, dilation: Dims, groups: usize }
+                { stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
                 { ty: convolution::forward_type, grad: Grad::Fn(convolution::forward_gradient), saves: Saves::Inputs,
                   decompose: Some(convolution::forward), eval: Eval::Structural, samples: convolution::forward_samples };
             /// The gradient of a convolution's input; a transposed convolution
             [contraction convolution_input_gradient _none] "convolution_input_gradient" ConvolutionInputGradient (grad, weight) ()
-                { input: Shape, stride: Dims, padding: Dims, dilation: Dims, groups: usize }
+                { input: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
                 { ty: convolution::input_type, grad: Grad::Fn(convolution::input_gradient), saves: Saves::Inputs,
                   eval: Eval::Structural, samples: convolution::input_samples };
             /// The gradient of a convolution's filters
             [contraction convolution_weight_gradient _none] "convolution_weight_gradient" ConvolutionWeightGradient (x, grad) ()
-                { weight: Shape, stride: Dims, padding: Dims, dilation: Dims, groups: usize }
+                { weight: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
                 { ty: convolution::weight_type, grad: Grad::Fn(convolution::weight_gradient), saves: Saves::Inputs,
                   eval: Eval::Structural, samples: convolution::weight_samples };
         ]}

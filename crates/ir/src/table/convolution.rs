@@ -5,7 +5,9 @@ use smallvec::smallvec;
 
 use crate::samples::{Domain, Sample, SampleArg};
 use crate::types::{checked, common_device, same_dtype, tensor};
-use crate::{DType, Dims, Emit, EmitExt, GradCall, Op, Result, Shape, TensorTy, Ty, Tys, Value, Values, Why};
+use crate::{
+    DType, Dims, Emit, EmitExt, GradCall, Op, Result, Shape, Sizes, TensorTy, Ty, Tys, Value, Values, Why,
+};
 
 type Rule = Result<Tys, Why>;
 type Grads = Result<Vec<Option<Value>>>;
@@ -14,9 +16,9 @@ type Cx<'a> = &'a mut dyn Emit;
 /// What the three rows have in common.
 #[derive(Clone)]
 struct Window {
-    stride: Dims,
-    padding: Dims,
-    dilation: Dims,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     groups: usize,
 }
 
@@ -41,11 +43,13 @@ impl Window {
     }
 
     fn input_gradient(self, input: Shape) -> Op {
+        let input = Sizes::from(&input);
         let Window { stride, padding, dilation, groups } = self;
         Op::ConvolutionInputGradient { input, stride, padding, dilation, groups }
     }
 
     fn weight_gradient(self, weight: Shape) -> Op {
+        let weight = Sizes::from(&weight);
         let Window { stride, padding, dilation, groups } = self;
         Op::ConvolutionWeightGradient { weight, stride, padding, dilation, groups }
     }
@@ -140,8 +144,9 @@ pub(crate) fn input_type(op: &Op, args: &[Ty]) -> Rule {
     let (Op::ConvolutionInputGradient { input, .. }, Some(window)) = (op, Window::of(op)) else {
         return Ok(smallvec![args[0].clone()]);
     };
-    same("grad", &window.output(input, &weight.shape)?, &grad.shape)?;
-    checked(TensorTy { dtype: grad.dtype, device, shape: input.clone() })
+    let shape = Shape::from(input);
+    same("grad", &window.output(&shape, &weight.shape)?, &grad.shape)?;
+    checked(TensorTy { dtype: grad.dtype, device, shape })
 }
 
 pub(crate) fn weight_type(op: &Op, args: &[Ty]) -> Rule {
@@ -151,8 +156,9 @@ pub(crate) fn weight_type(op: &Op, args: &[Ty]) -> Rule {
     let (Op::ConvolutionWeightGradient { weight, .. }, Some(window)) = (op, Window::of(op)) else {
         return Ok(smallvec![args[0].clone()]);
     };
-    same("grad", &window.output(&x.shape, weight)?, &grad.shape)?;
-    checked(TensorTy { dtype: x.dtype, device, shape: weight.clone() })
+    let shape = Shape::from(weight);
+    same("grad", &window.output(&x.shape, &shape)?, &grad.shape)?;
+    checked(TensorTy { dtype: x.dtype, device, shape })
 }
 
 /// A convolution with a bias is one without, plus the bias.

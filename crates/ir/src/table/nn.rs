@@ -54,45 +54,45 @@ macro_rules! rows_nn {
 
             /// Where in its plane the largest element of each window lies; the last NaN if there is one
             [composite max_pool2d_indices _none] "max_pool2d_indices" MaxPool2dIndices (x) ()
-                { kernel: Dims, stride: Dims, padding: Dims, dilation: Dims, ceil_mode: bool }
+                { kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool }
                 { ty: resample::max_pool_type, grad: Grad::Zero, eval: Eval::Structural, samples: resample::max_pool_samples };
             /// The mean of each window
             [composite avg_pool2d _none] "avg_pool2d" AvgPool2d (x) ()
-                { kernel: Dims, stride: Dims, padding: Dims, ceil_mode: bool, count_include_pad: bool }
+                { kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool, count_include_pad: bool }
                 { ty: resample::forward_type, grad: Grad::Fn(resample::forward_gradient), eval: Eval::Structural,
                   samples: resample::avg_pool_samples };
             /// The gradient of avg_pool2d's x
             [composite avg_pool2d_backward _none] "avg_pool2d_backward" AvgPool2dBackward (grad) ()
-                { input: Shape, kernel: Dims, stride: Dims, padding: Dims, ceil_mode: bool, count_include_pad: bool }
+                { input: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool, count_include_pad: bool }
                 { ty: resample::backward_type, grad: Grad::Fn(resample::backward_gradient), eval: Eval::Structural,
                   samples: resample::avg_pool_backward_samples };
             /// The means of as many windows as the output has elements
-            [composite adaptive_avg_pool2d _none] "adaptive_avg_pool2d" AdaptiveAvgPool2d (x) () { output: Dims }
+            [composite adaptive_avg_pool2d _none] "adaptive_avg_pool2d" AdaptiveAvgPool2d (x) () { output: Sizes }
                 { ty: resample::forward_type, grad: Grad::Fn(resample::forward_gradient), eval: Eval::Structural,
                   samples: resample::adaptive_samples };
             /// The gradient of adaptive_avg_pool2d's x
             [composite adaptive_avg_pool2d_backward _none] "adaptive_avg_pool2d_backward" AdaptiveAvgPool2dBackward (grad) ()
-                { input: Shape }
+                { input: Sizes }
                 { ty: resample::backward_type, grad: Grad::Fn(resample::backward_gradient), eval: Eval::Structural,
                   samples: resample::adaptive_backward_samples };
             /// Resized by the element at ⌊position · ratio⌋
             [composite upsample_nearest2d _none] "upsample_nearest2d" UpsampleNearest2d (x) ()
-                { output: Dims, height_ratio: Scalar, width_ratio: Scalar }
+                { output: Sizes, height_ratio: Scalar, width_ratio: Scalar }
                 { ty: resample::forward_type, grad: Grad::Fn(resample::forward_gradient), eval: Eval::Structural,
                   samples: resample::nearest_samples };
             /// The gradient of upsample_nearest2d's x
             [composite upsample_nearest2d_backward _none] "upsample_nearest2d_backward" UpsampleNearest2dBackward (grad) ()
-                { input: Shape, height_ratio: Scalar, width_ratio: Scalar }
+                { input: Sizes, height_ratio: Scalar, width_ratio: Scalar }
                 { ty: resample::backward_type, grad: Grad::Fn(resample::backward_gradient), eval: Eval::Structural,
                   samples: resample::nearest_backward_samples };
             /// Resized by linear interpolation in both directions
             [composite upsample_bilinear2d _none] "upsample_bilinear2d" UpsampleBilinear2d (x) ()
-                { output: Dims, align_corners: bool, height_ratio: Scalar, width_ratio: Scalar }
+                { output: Sizes, align_corners: bool, height_ratio: Scalar, width_ratio: Scalar }
                 { ty: resample::forward_type, grad: Grad::Fn(resample::forward_gradient), eval: Eval::Structural,
                   samples: resample::bilinear_samples };
             /// The gradient of upsample_bilinear2d's x
             [composite upsample_bilinear2d_backward _none] "upsample_bilinear2d_backward" UpsampleBilinear2dBackward (grad) ()
-                { input: Shape, align_corners: bool, height_ratio: Scalar, width_ratio: Scalar }
+                { input: Sizes, align_corners: bool, height_ratio: Scalar, width_ratio: Scalar }
                 { ty: resample::backward_type, grad: Grad::Fn(resample::backward_gradient), eval: Eval::Structural,
                   samples: resample::bilinear_backward_samples };
 

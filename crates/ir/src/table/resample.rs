@@ -6,7 +6,9 @@ use smallvec::smallvec;
 
 use crate::samples::{Domain, Sample, SampleArg};
 use crate::types::{checked, tensor};
-use crate::{DType, Dims, Emit, EmitExt, GradCall, Op, Result, Scalar, Shape, TensorTy, Ty, Tys, Value, Why};
+use crate::{
+    DType, Emit, EmitExt, GradCall, Op, Result, Scalar, Shape, Sizes, TensorTy, Ty, Tys, Value, Why,
+};
 
 type Rule = Result<Tys, Why>;
 type Cx<'a> = &'a mut dyn Emit;
@@ -23,9 +25,9 @@ pub struct Axis {
 /// How a row looks along both dims.
 enum Kind<'a> {
     Average {
-        kernel: &'a Dims,
-        stride: &'a Dims,
-        padding: &'a Dims,
+        kernel: &'a Sizes,
+        stride: &'a Sizes,
+        padding: &'a Sizes,
         ceil_mode: bool,
         count_include_pad: bool,
     },
@@ -146,7 +148,7 @@ fn float_images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a Tensor
     }
 }
 
-fn pairs(lists: &[(&'static str, &Dims)]) -> Result<(), Why> {
+fn pairs(lists: &[(&'static str, &Sizes)]) -> Result<(), Why> {
     match lists.iter().find(|(_, list)| list.len() != 2) {
         Some((what, list)) => Err(Why::Other(format!("{what} names {} dims, must name 2", list.len()))),
         None => Ok(()),
@@ -218,21 +220,22 @@ pub(crate) fn backward_type(op: &Op, args: &[Ty]) -> Rule {
     else {
         return Ok(smallvec![args[0].clone()]);
     };
+    let input = Shape::from(input);
     if input.rank() != 4 {
         return Err(Why::Rank { argument: "input", expected: "4", got: input.rank() });
     }
-    let [height, width] = output_size(op, input, &grad.shape[2..])?;
+    let [height, width] = output_size(op, &input, &grad.shape[2..])?;
     let want = Shape::from([input[0], input[1], height, width]);
     if want != grad.shape {
         return Err(Why::Other(format!("grad has shape {}, the result's is {want}", grad.shape)));
     }
-    checked(TensorTy { shape: input.clone(), ..grad.clone() })
+    checked(TensorTy { shape: input, ..grad.clone() })
 }
 
 /// The row that goes the other way: from a forward row with the shape of its input, or from a backward row
 /// with the size of its gradient.
-fn reversed(op: &Op, input: &Shape, output: Dims) -> Option<Op> {
-    let input = input.clone();
+fn reversed(op: &Op, input: &Shape, output: Sizes) -> Option<Op> {
+    let input = Sizes::from(input);
     Some(match op.clone() {
         Op::AvgPool2d { kernel, stride, padding, ceil_mode, count_include_pad } => {
             Op::AvgPool2dBackward { input, kernel, stride, padding, ceil_mode, count_include_pad }
@@ -260,7 +263,7 @@ fn reversed(op: &Op, input: &Shape, output: Dims) -> Option<Op> {
 
 pub(crate) fn forward_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Result<Vec<Option<Value>>> {
     let input = cx.tensor_ty(call.inputs[0]).shape;
-    match (call.grads[0], reversed(call.op, &input, Dims::default())) {
+    match (call.grads[0], reversed(call.op, &input, Sizes::default())) {
         (Some(g), Some(op)) => Ok(vec![Some(cx.emit_one(op, &[g])?)]),
         _ => Ok(vec![None]),
     }
@@ -268,7 +271,7 @@ pub(crate) fn forward_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Result<Vec<Op
 
 pub(crate) fn backward_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Result<Vec<Option<Value>>> {
     let shape = cx.tensor_ty(call.inputs[0]).shape;
-    match (call.grads[0], reversed(call.op, &shape, Dims::from(&shape[2..]))) {
+    match (call.grads[0], reversed(call.op, &shape, Sizes::from(&shape[2..]))) {
         (Some(g), Some(op)) => Ok(vec![Some(cx.emit_one(op, &[g])?)]),
         _ => Ok(vec![None]),
     }
@@ -325,7 +328,7 @@ pub(crate) fn adaptive_samples() -> Vec<Sample> {
     [([2, 3, 7, 5], [3, 2]), ([1, 2, 4, 4], [1, 1]), ([1, 1, 3, 3], [5, 3]), ([0, 2, 4, 4], [2, 2])]
         .into_iter()
         .map(|(shape, output)| {
-            one(Op::AdaptiveAvgPool2d { output: Dims::from(output) }, FLOATS, &Shape::from(shape))
+            one(Op::AdaptiveAvgPool2d { output: Sizes::from(output) }, FLOATS, &Shape::from(shape))
         })
         .collect()
 }
@@ -343,7 +346,7 @@ fn ratio(input: usize, output: usize, align_corners: bool) -> Scalar {
 
 pub(crate) fn nearest_samples() -> Vec<Sample> {
     let op = |shape: [usize; 4], output: [usize; 2]| Op::UpsampleNearest2d {
-        output: Dims::from(output),
+        output: Sizes::from(output),
         height_ratio: ratio(shape[2], output[0], false),
         width_ratio: ratio(shape[3], output[1], false),
     };
@@ -352,7 +355,7 @@ pub(crate) fn nearest_samples() -> Vec<Sample> {
 
 pub(crate) fn bilinear_samples() -> Vec<Sample> {
     let op = |shape: [usize; 4], output: [usize; 2], align_corners| Op::UpsampleBilinear2d {
-        output: Dims::from(output),
+        output: Sizes::from(output),
         align_corners,
         height_ratio: ratio(shape[2], output[0], align_corners),
         width_ratio: ratio(shape[3], output[1], align_corners),
@@ -368,7 +371,7 @@ fn backwards(samples: Vec<Sample>) -> Vec<Sample> {
         let SampleArg::Tensor(input, _) = &sample.args[0] else { return None };
         let ty = Ty::tensor(DType::F32, input);
         let result = sample.op.infer(&[ty]).ok()?;
-        let op = reversed(&sample.op, input, Dims::default())?;
+        let op = reversed(&sample.op, input, Sizes::default())?;
         Some(one(op, FLOATS, &result[0].as_tensor()?.shape))
     };
     samples.into_iter().filter_map(turn).collect()
