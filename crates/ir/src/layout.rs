@@ -117,13 +117,15 @@ impl Layout {
                 let mut layout = self.clone();
                 layout.shape[*dim] = (end - start).div_ceil(*step);
                 layout.offset = (self.offset as isize + *start as isize * self.strides[*dim]) as usize;
-                layout.strides[*dim] *= *step as isize;
+                // A step beyond the end leaves one window, whose stride nobody uses.
+                layout.strides[*dim] = self.strides[*dim].wrapping_mul(*step as isize);
                 Some(layout)
             }
             Op::AsStrided { view, offset } if self.is_contiguous() => Some(Layout {
                 shape: view.firsts(),
                 strides: view.seconds().iter().map(|&s| s as isize).collect(),
-                offset: self.offset + offset,
+                // An empty view may begin anywhere: it begins nowhere.
+                offset: if view.firsts().contains(&0) { self.offset } else { self.offset + offset },
             }),
             // Positions are row-major ones, which other layouts don't have in one piece.
             Op::AsStrided { .. } => None,
@@ -131,18 +133,23 @@ impl Layout {
                 let (row, column, len) = diagonal_extent(self.shape[*dim1], self.shape[*dim2], *offset);
                 let rest = || (0..self.shape.rank()).filter(|d| d != dim1 && d != dim2);
                 let (down, across) = (self.strides[*dim1], self.strides[*dim2]);
-                let first = self.offset as isize + row as isize * down + column as isize * across;
+                // Beyond the matrix there is no first element, wherever the offset points.
+                let first = match len {
+                    0 => self.offset as isize,
+                    _ => self.offset as isize + row as isize * down + column as isize * across,
+                };
                 Some(Layout {
                     shape: rest().map(|d| self.shape[d]).chain([len]).collect(),
                     strides: rest().map(|d| self.strides[d]).chain([down + across]).collect(),
-                    offset: if len == 0 { self.offset } else { first as usize },
+                    offset: first as usize,
                 })
             }
             Op::Unfold { dim, size, step } => {
                 let mut layout = self.clone();
                 layout.shape[*dim] = (self.shape[*dim] - size) / step + 1;
                 layout.shape.push(*size);
-                layout.strides[*dim] *= *step as isize;
+                // A step beyond the end leaves one window, whose stride nobody uses.
+                layout.strides[*dim] = self.strides[*dim].wrapping_mul(*step as isize);
                 layout.strides.push(self.strides[*dim]);
                 Some(layout)
             }

@@ -160,7 +160,8 @@ pub(crate) fn logits_loss(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values>
 
 pub(crate) fn logits_loss_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Result<Vec<Option<Value>>> {
     let Some(g) = call.grads[0] else { return Ok(vec![None; call.inputs.len()]) };
-    let (x, target, pos_weight) = (call.inputs[0], call.inputs[1], call.inputs[2]);
+    let inputs = crate::table::functions::promoted(cx, call.op, call.inputs)?;
+    let (x, target, pos_weight) = (inputs[0], inputs[1], inputs[2]);
     let unit = cx.number(1.0)?;
     let gx = match call.wants(0) {
         // (1 − target) − weight · σ(−x)
