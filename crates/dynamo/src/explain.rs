@@ -140,7 +140,21 @@ fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-fn bytes(count: usize) -> String {
+/// Ops of one line after each other name it once: `sub, mul at step.rs:7; sqrt at step.rs:8`.
+pub(crate) fn by_line(ops: &[String]) -> String {
+    let line = |op: &String| op.split_once(" at ").map(|(_, line)| line.to_string());
+    let groups = ops.chunk_by(|a, b| line(a).is_some() && line(a) == line(b));
+    let text = |group: &[String]| {
+        let names: Vec<&str> = group.iter().map(|op| op.split(" at ").next().unwrap_or(op)).collect();
+        match group.first().and_then(line) {
+            Some(line) => format!("{} at {line}", names.join(", ")),
+            None => names.join(", "),
+        }
+    };
+    groups.map(text).collect::<Vec<_>>().join("; ")
+}
+
+pub(crate) fn bytes(count: usize) -> String {
     match count {
         0..10_000 => format!("{count} B"),
         10_000..10_000_000 => format!("{:.1} kB", count as f64 / 1e3),
@@ -212,5 +226,17 @@ impl fmt::Display for Explanation {
             writeln!(f, "{}", recompile.reason)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_named_once() {
+        let ops = ["sub at a.rs:1", "mul at a.rs:1", "sqrt at b.rs:2", "neg", "abs"].map(String::from);
+        assert_eq!(by_line(&ops), "sub, mul at a.rs:1; sqrt at b.rs:2; neg; abs");
+        assert_eq!(by_line(&[]), "");
     }
 }

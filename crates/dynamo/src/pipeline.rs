@@ -16,6 +16,7 @@ use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Source, gemm, threads, warn
 use kiln_tensor::program::{Executable, HostStep, View};
 
 use crate::analysis::{self, Analysis};
+use crate::explain;
 use crate::logs::{self, Log};
 use crate::options::Backend;
 use crate::region::Site;
@@ -183,11 +184,11 @@ impl Stages {
             info.bytes_read += report.bytes_read;
             info.bytes_written += report.bytes_written;
             info.steps.push(format!(
-                "{} ({} B read, {} B written): {}",
+                "{} ({} read, {} written): {}",
                 report.name,
-                report.bytes_read,
-                report.bytes_written,
-                report.ops.join("; ")
+                explain::bytes(report.bytes_read),
+                explain::bytes(report.bytes_written),
+                explain::by_line(&report.ops)
             ));
         }
         info.why_not.extend(lowered.report.why_not.iter().map(|why| why.to_string()));

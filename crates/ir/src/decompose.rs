@@ -205,6 +205,14 @@ fn amax_along(cx: Cx<'_>, x: Value, dim: usize) -> Result<Value> {
     }
 }
 
+/// s = x − max x, exp(s) and Σ exp(s) along one dim: what both softmaxes are made of.
+fn exponentials(cx: Cx<'_>, x: Value, dim: usize) -> Result<[Value; 3]> {
+    let largest = amax_along(cx, x, dim)?;
+    let shifted = cx.sub(x, largest)?;
+    let e = cx.exp(shifted)?;
+    Ok([shifted, e, sum_along(cx, e, dim)?])
+}
+
 /// e = exp(x − max x);  e / Σ e
 pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     if let Some(result) = widened(cx, op, args)? {
@@ -214,10 +222,7 @@ pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
     }
-    let largest = amax_along(cx, x, *dim)?;
-    let shifted = cx.sub(x, largest)?;
-    let e = cx.exp(shifted)?;
-    let total = sum_along(cx, e, *dim)?;
+    let [_, e, total] = exponentials(cx, x, *dim)?;
     // One division a row: the sum is at least 1, so its reciprocal is an ordinary number.
     let scale = cx.reciprocal(total)?;
     one(cx.mul(e, scale))
@@ -232,10 +237,7 @@ pub(crate) fn log_softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values>
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
     }
-    let largest = amax_along(cx, x, *dim)?;
-    let shifted = cx.sub(x, largest)?;
-    let e = cx.exp(shifted)?;
-    let total = sum_along(cx, e, *dim)?;
+    let [shifted, _, total] = exponentials(cx, x, *dim)?;
     let log = cx.log(total)?;
     one(cx.sub(shifted, log))
 }

@@ -5,8 +5,6 @@ mod array;
 mod eval;
 mod finite;
 pub mod golden;
-mod indexing;
-mod nn;
 mod philox;
 mod programs;
 mod rng;

@@ -1,6 +1,8 @@
 //! Evaluation of what is not element by element: views, reductions, products, picks, creation and losses,
 //! each as its definition in plain loops.
 
+mod indexing;
+mod nn;
 mod order;
 
 use kiln_ir::{DType, Dims, Op, Reduction, Shape, Why, broadcast};
@@ -214,11 +216,11 @@ pub(crate) fn evaluate(
             let log_probability = softmax(&args[0], args[0].shape.rank() - 1, true);
             rounded(nll_loss(&log_probability, &args[1], shape, *reduction, *ignore_index)?)
         }
-        other => match crate::nn::evaluate(other, args, shape, dtype) {
+        other => match nn::evaluate(other, args, shape, dtype) {
             Some(array) => rounded(array),
             None => match order::evaluate(other, args, shape, dtype, precision)? {
                 Some(array) => array,
-                None => return crate::indexing::evaluate(other, args, shape, dtype, precision),
+                None => return indexing::evaluate(other, args, shape, dtype, precision),
             },
         },
     })

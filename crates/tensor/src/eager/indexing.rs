@@ -27,10 +27,9 @@ pub(super) fn changes_places(op: &Op) -> bool {
 
 /// The dtype in which sums and products of elements are taken: truth values as integers.
 fn computing(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        dtype if dtype.is_float() => DType::F32,
-        _ => DType::I64,
+    match dtype.computing() {
+        DType::Bool => DType::I64,
+        other => other,
     }
 }
 

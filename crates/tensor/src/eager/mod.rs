@@ -2,6 +2,12 @@
 //! broadcasts operands, sends self-overlapping changes through a temporary.
 
 mod indexing;
+mod integer;
+mod loss;
+mod nn;
+mod order;
+mod product;
+mod random;
 
 use smallvec::SmallVec;
 
@@ -10,7 +16,6 @@ use kiln_ir::{
     Approximate, Class, DType, Dims, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy, Ty,
     Why, result_dtype,
 };
-use kiln_runtime::{gemm, random};
 
 use crate::Tensor;
 use crate::create::allocate;
@@ -19,17 +24,12 @@ use crate::kernels::{self, Bits, Comparison, Gamma, Logical, Operand};
 use crate::storage::Guard;
 use crate::tensor::Ready;
 
-mod nn;
-
 /// An operand made ready: a tensor, or a number waiting for its dtype.
 #[derive(Clone, Copy)]
 pub(crate) enum Input<'a> {
     Tensor(&'a Ready),
     Number(Scalar),
 }
-
-mod integer;
-mod order;
 
 struct Job<'a> {
     op: &'a Op,
@@ -569,61 +569,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn mm(&self, out: &Ready, x: &Ready, y: &Ready, accumulate: bool) -> Result<()> {
-        let shape = gemm::Shape { m: x.layout.shape[0], n: y.layout.shape[1], k: x.layout.shape[1] };
-        macro_rules! product {
-            ($gemm:path, $ty:ty) => {{
-                let matrix = |t: &Ready| gemm::Matrix::<$ty>::new(t.pointer().cast(), t.layout.strides[0], t.layout.strides[1]);
-                // SAFETY: `out` is fresh and m × n; `x` and `y` are locked for reading; the type rule checked
-                // that the sizes fit and the dtypes agree.
-                unsafe { $gemm(shape, matrix(out), accumulate, matrix(x), matrix(y)) }
-            }};
-        }
-        match out.dtype {
-            DType::F32 => product!(gemm::gemm_f32, f32),
-            DType::F64 => product!(gemm::gemm_f64, f64),
-            DType::I64 => product!(gemm::gemm_i64, i64),
-            _ => {
-                let why = Why::DType { argument: "x", expected: "a number", got: out.dtype };
-                return Err(self.op.error(self.tys, why, self.loc));
-            }
-        }
-        Ok(())
-    }
-
-    fn linear(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
-        let (x, weight) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
-        let shape = &x.layout.shape;
-        let rows: usize = shape[..shape.rank() - 1].iter().product();
-        let flatten = |t: &Ready, columns: usize| -> Result<Ready> {
-            let matrix = Op::Reshape { shape: Shape::from([rows, columns]) };
-            match t.layout.view(&matrix) {
-                Some(layout) => Ok(Ready { layout, ..t.clone() }),
-                None => {
-                    let dense = self.dense(t)?;
-                    let layout = Layout {
-                        offset: dense.layout.offset,
-                        ..Layout::contiguous(Shape::from([rows, columns]))
-                    };
-                    Ok(Ready { layout, ..dense })
-                }
-            }
-        };
-        let flat = flatten(x, weight.layout.shape[1])?;
-        let result = flatten(out, weight.layout.shape[0])?;
-        let transposed = weight
-            .layout
-            .view(&Op::Permute { dims: Dims::from([1, 0]) })
-            .unwrap_or_else(|| weight.layout.clone());
-        self.mm(&result, &flat, &Ready { layout: transposed, ..weight.clone() }, false)?;
-        match inputs.get(2) {
-            Some(Input::Tensor(bias)) => {
-                self.function(Function::Add, out, &[Input::Tensor(out), Input::Tensor(bias)])
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn cat(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
         let mut start = 0;
         for i in 0..inputs.len() {
@@ -697,99 +642,6 @@ impl Job<'_> {
             _ => scatter!(i64, i64::wrapping_add),
         }
         Ok(())
-    }
-
-    fn random(&self, out: &Ready, inputs: &[Input], first: usize) -> Result<()> {
-        let (seed, offset) =
-            (Job::number(inputs, first).as_i64() as u64, Job::number(inputs, first + 1).as_i64() as u64);
-        let n = out.layout.shape.numel();
-        // SAFETY: `out` is fresh, dense and has `n` elements of the dtype.
-        unsafe {
-            match out.dtype {
-                DType::F64 => random::fill_uniform_f64(elements_mut(out, n), seed, offset, 0.0, 1.0),
-                _ => random::fill_uniform_f32(elements_mut(out, n), seed, offset, 0.0, 1.0),
-            }
-        }
-        Ok(())
-    }
-
-    fn normal(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
-        let (seed, offset) = (Job::number(inputs, 0).as_i64() as u64, Job::number(inputs, 1).as_i64() as u64);
-        let n = out.layout.shape.numel();
-        // SAFETY: as in `random`.
-        unsafe {
-            match out.dtype {
-                DType::F64 => random::fill_normal_f64(elements_mut(out, n), seed, offset, 0.0, 1.0),
-                _ => random::fill_normal_f32(elements_mut(out, n), seed, offset, 0.0, 1.0),
-            }
-        }
-        Ok(())
-    }
-
-    /// low + (high − low)·x, in the order of `uniform`'s decomposition.
-    fn scale(&self, out: &Ready, low: f64, high: f64) -> Result<()> {
-        let number = |x| Input::Number(Scalar::Float(x));
-        self.function(Function::Mul, out, &[Input::Tensor(out), number(high - low)])?;
-        self.function(Function::Add, out, &[Input::Tensor(out), number(low)])
-    }
-
-    fn nll_loss(&self, out: &Ready, input: &Ready, target: &Ready) -> Result<()> {
-        let (Op::NllLoss { reduction, ignore_index } | Op::CrossEntropy { reduction, ignore_index }) =
-            self.op
-        else {
-            return Ok(());
-        };
-        let shape = &input.layout.shape;
-        let rows = if shape.rank() == 2 { shape[0] } else { 1 };
-        let classes = shape[shape.rank() - 1];
-        let matrix = self.as_shape(input, Shape::from([rows, classes]))?;
-        let target = self.as_shape(target, Shape::from([rows]))?;
-        let ty = TensorTy::new(out.dtype, [rows]);
-        let losses = match reduction {
-            kiln_ir::Reduction::None => self.as_shape(out, Shape::from([rows]))?,
-            _ => allocate(&ty, self.op.name(), self.loc)?,
-        };
-        let weights = allocate(&ty, self.op.name(), self.loc)?;
-        let (losses_operand, weights_operand) = (operand(&losses), operand(&weights));
-        // SAFETY: outputs are fresh and [rows]; `matrix` is [rows, classes] and `target` [rows] of i64.
-        let checked = unsafe {
-            kernels::nll_forward(
-                &losses_operand,
-                &weights_operand,
-                &operand(&matrix),
-                &operand(&target),
-                None,
-                *ignore_index,
-            )
-        };
-        checked.map_err(|e| {
-            self.op.error(self.tys, Why::Index { index: e.target, size: e.classes }, self.loc)
-        })?;
-        let sum = |from: &Ready, to: &Ready| {
-            // SAFETY: `to` is fresh and 0-d; `from` is fresh and [rows].
-            unsafe { kernels::reduce(kernels::Reduction::Sum, &operand(to), &operand(from), &[0]) };
-        };
-        match reduction {
-            kiln_ir::Reduction::None => Ok(()),
-            kiln_ir::Reduction::Sum => {
-                sum(&losses, out);
-                Ok(())
-            }
-            kiln_ir::Reduction::Mean => {
-                let count = allocate(&TensorTy::new(out.dtype, ()), self.op.name(), self.loc)?;
-                sum(&losses, out);
-                sum(&weights, &count);
-                self.function(Function::Div, out, &[Input::Tensor(out), Input::Tensor(&count)])
-            }
-        }
-    }
-
-    fn cross_entropy(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
-        let (x, target) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
-        let scores = allocate(&x.ty(), self.op.name(), self.loc)?;
-        let dim = x.layout.shape.rank() - 1;
-        self.softmax(true, &scores, inputs, dim)?;
-        self.nll_loss(out, &scores, target)
     }
 
     fn as_shape(&self, t: &Ready, shape: Shape) -> Result<Ready> {
