@@ -598,9 +598,12 @@ impl Translator<'_> {
         }
         for base in 0..self.bases.len() {
             if let (Some((_, target)), true) = (self.bases[base].input, self.bases[base].changed > 0) {
-                let value = self.base_value(base)?;
-                if value != target {
-                    self.graph.writes.push(Write { target, value });
+                match self.bases[base].stored {
+                    Stored::Value(value) if value == target => {}
+                    Stored::Value(value) => self.graph.writes.push(Write::whole(target, value)),
+                    Stored::Element(value, i) => {
+                        self.graph.writes.push(Write { target, value, element: Some(i as u32) });
+                    }
                 }
             }
         }

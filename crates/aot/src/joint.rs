@@ -12,7 +12,7 @@
 //! values that depend on something whose gradient is asked for. A node under `no_grad` and a row with
 //! gradient `Zero` stop it; a row without a gradient is an error if the gradient really has to pass it.
 
-use kiln_ir::{Emit, EmitExt, Error, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why, Write};
+use kiln_ir::{Emit, EmitExt, Error, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why};
 use smallvec::SmallVec;
 
 /// Why gradients don't flow through the `foreach_…` forms.
@@ -190,11 +190,7 @@ fn copy_nodes(graph: &Graph, result: &mut Graph, mut map: Vec<Value>) -> Result<
         origins.resize(result.nodes.len(), index);
     }
     result.outputs = graph.outputs.iter().map(|v| map[v.index()]).collect();
-    result.writes = graph
-        .writes
-        .iter()
-        .map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] })
-        .collect();
+    result.writes = graph.writes.iter().map(|w| w.renumbered(&map)).collect();
     Ok(origins)
 }
 

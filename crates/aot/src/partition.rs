@@ -153,8 +153,7 @@ fn extract(graph: &Graph, inputs: &[Value], results: &[Value], writes: &[Write])
         }
     }
     result.outputs = results.iter().map(|v| map[v.index()]).collect();
-    result.writes =
-        writes.iter().map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] }).collect();
+    result.writes = writes.iter().map(|w| w.renumbered(&map)).collect();
     Extract { graph: result, taken }
 }
 

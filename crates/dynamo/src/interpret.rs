@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use kiln_aot::trace::GradTarget;
-use kiln_ir::{Error, Graph, Loc, Node, Op, Result, Scalar, TensorTy, Ty, Value, Why};
+use kiln_ir::{Error, Graph, Loc, Node, Op, Result, Scalar, TensorTy, Ty, Value, Why, Write};
 use kiln_tensor::hook::{Arg, Call, Output};
 use kiln_tensor::{Tensor, TensorList, autograd, enable_grad, execute, no_grad};
 
@@ -199,7 +199,11 @@ pub(crate) fn graph(graph: &Graph, inputs: &[GraphValue]) -> Result<Vec<Tensor>>
     };
     // Outputs have memory of their own: a result may be a view of, or the same as, another or an input.
     let outputs = graph.outputs.iter().map(|&v| tensor(v)?.clone_tensor()).collect::<Result<Vec<_>>>()?;
-    let written = graph.writes.iter().map(|w| Ok((tensor(w.target)?, tensor(w.value)?.clone_tensor()?)));
+    let element = |w: &Write| match (&values[w.value.index()], w.element) {
+        (Some(GraphValue::List(items)), Some(i)) => items.get(i as usize),
+        _ => tensor(w.value),
+    };
+    let written = graph.writes.iter().map(|w| Ok((tensor(w.target)?, element(w)?.clone_tensor()?)));
     for (target, value) in written.collect::<Result<Vec<_>>>()? {
         target.copy_(&value)?;
     }

@@ -90,7 +90,8 @@ pub enum LowerError {
 pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
     check(graph, options)?;
     let layouts: Vec<Strides> = options.input_layouts.iter().map(|l| l.strides.clone()).collect();
-    let (graph, refused) = lists::take_apart(graph, &layouts);
+    let graph = lists::elements_written(graph);
+    let (graph, refused) = lists::take_apart(&graph, &layouts);
     let mut fusion = fuse::fuse(&graph, &layouts);
     fusion.why_not.extend(refused);
     let order = order::order(&fusion);

@@ -11,12 +11,30 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use kiln_ir::{Class, Def, Graph, Op, Shape, Strides, TensorTy, Ty, Value};
+use kiln_ir::{Class, Def, Graph, Loc, Op, Shape, Strides, TensorTy, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::WhyNot;
 use crate::views::{is_dense, view_of};
+
+/// Write-backs of elements of lists become write-backs of tensors: here an element is a `list_get`.
+pub(crate) fn elements_written(graph: &Graph) -> Cow<'_, Graph> {
+    if graph.writes.iter().all(|w| w.element.is_none()) {
+        return Cow::Borrowed(graph);
+    }
+    let mut graph = graph.clone();
+    for i in 0..graph.writes.len() {
+        let write = graph.writes[i];
+        if let Some(index) = write.element {
+            let op = Op::ListGet { index: index as usize };
+            let ty = graph.ty(write.target).clone();
+            let element = graph.push(op, &[write.value], [ty], false, Loc::UNKNOWN)[0];
+            graph.writes[i] = Write::whole(write.target, element);
+        }
+    }
+    Cow::Owned(graph)
+}
 
 /// Rewrites a graph so that every row of every list can be a row of a table.
 pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Strides]) -> (Cow<'g, Graph>, Vec<WhyNot>) {
@@ -44,11 +62,8 @@ pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Strides]) -> (Cow<'g, 
     }
     let value = |v: Value| this.values[v.index()].unwrap_or(v);
     this.to.outputs = graph.outputs.iter().map(|&v| value(v)).collect();
-    this.to.writes = graph
-        .writes
-        .iter()
-        .map(|w| kiln_ir::Write { target: value(w.target), value: value(w.value) })
-        .collect();
+    this.to.writes =
+        graph.writes.iter().map(|w| Write { target: value(w.target), value: value(w.value), ..*w }).collect();
     let mut rows: Vec<usize> = odd.values().flatten().copied().collect();
     rows.sort_unstable();
     rows.dedup();

@@ -322,7 +322,7 @@ fn check_seed(seed: u64, isa: CIsa) {
         if !overlaps && g.random.below(2) == 0 && !values.is_empty() {
             let value = values[g.random.below(values.len())];
             if value != target {
-                g.graph.writes.push(kiln_ir::Write { target, value });
+                g.graph.writes.push(kiln_ir::Write::whole(target, value));
             }
         }
     }

@@ -33,13 +33,28 @@ pub struct Node {
     pub loc: Loc,
 }
 
-/// A write-back: when the graph has run, the input `target` holds `value`.
+/// A write-back: when the graph has run, the input `target` holds `value`, or an element of it.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Write {
     /// An input of the graph.
     pub target: Value,
     /// What it holds afterwards.
     pub value: Value,
+    /// Which element, where `value` is a list: an optimizer that changes a thousand parameters needs no
+    /// thousand nodes to take its results apart.
+    pub element: Option<u32>,
+}
+
+impl Write {
+    /// A write-back of a whole value.
+    pub fn whole(target: Value, value: Value) -> Write {
+        Write { target, value, element: None }
+    }
+
+    /// The same write-back in a graph whose values have other numbers; `map` is indexed by the old ones.
+    pub fn renumbered(self, map: &[Value]) -> Write {
+        Write { target: map[self.target.index()], value: map[self.value.index()], ..self }
+    }
 }
 
 /// A program: inputs, nodes in an order in which they can run, results, write-backs.
@@ -165,8 +180,7 @@ impl Graph {
             }
         }
         graph.outputs = self.outputs.iter().map(|v| map[v.index()]).collect();
-        let write = |w: &Write| Write { target: map[w.target.index()], value: map[w.value.index()] };
-        graph.writes = self.writes.iter().map(write).collect();
+        graph.writes = self.writes.iter().map(|w| w.renumbered(&map)).collect();
         graph
     }
 

@@ -222,7 +222,15 @@ impl<'a> Parser<'a> {
                 let target = self.used()?;
                 self.expect("<-")?;
                 let value = self.used()?;
-                graph.writes.push(Write { target, value });
+                let element = match self.eat("[") {
+                    true => {
+                        let element = self.number()? as u32;
+                        self.expect("]")?;
+                        Some(element)
+                    }
+                    false => None,
+                };
+                graph.writes.push(Write { target, value, element });
             } else if self.eat("return") {
                 self.space();
                 while self.rest().starts_with('%') {

@@ -69,7 +69,11 @@ impl fmt::Display for Graph {
             self.fmt_node(f, node)?;
         }
         for write in &self.writes {
-            writeln!(f, "  write %{} <- %{}", write.target.0, write.value.0)?;
+            write!(f, "  write %{} <- %{}", write.target.0, write.value.0)?;
+            match write.element {
+                Some(element) => writeln!(f, "[{element}]")?,
+                None => writeln!(f)?,
+            }
         }
         let outputs: Vec<String> = self.outputs.iter().map(|v| format!("%{}", v.0)).collect();
         writeln!(f, "  return{}{}", if outputs.is_empty() { "" } else { " " }, outputs.join(", "))?;

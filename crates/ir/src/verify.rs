@@ -57,7 +57,12 @@ impl Graph {
             if !matches!(self.def(write.target), Def::Input(_)) {
                 violations.push(format!("write to %{}, which is not an input", write.target.0));
             }
-            if self.ty(write.target) != self.ty(write.value) {
+            let same = match (write.element, self.ty(write.value)) {
+                (None, written) => written == self.ty(write.target),
+                (Some(i), Ty::List(items)) => items.get(i as usize) == self.ty(write.target).as_tensor(),
+                (Some(_), _) => false,
+            };
+            if !same {
                 violations
                     .push(format!("write of %{} changes the type of %{}", write.value.0, write.target.0));
             }

@@ -1,6 +1,6 @@
 //! Dead code: nodes whose results nobody reads are left out. Inputs stay, used or not.
 
-use kiln_ir::{Graph, Value, Write};
+use kiln_ir::{Graph, Value};
 use smallvec::SmallVec;
 
 /// The graph without nodes that no result and no write-back needs.
@@ -18,11 +18,7 @@ pub fn remove_dead(graph: &Graph) -> Graph {
         node.outs.iter().zip(outs).for_each(|(from, to)| map[from.index()] = to);
     }
     result.outputs = graph.outputs.iter().map(|v| map[v.index()]).collect();
-    result.writes = graph
-        .writes
-        .iter()
-        .map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] })
-        .collect();
+    result.writes = graph.writes.iter().map(|w| w.renumbered(&map)).collect();
     result
 }
 

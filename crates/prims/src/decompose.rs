@@ -16,7 +16,7 @@
 //! conversions, a list of converted elements takes the operand's place.
 
 use kiln_ir::{
-    Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values, Write,
+    Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values,
     result_dtype,
 };
 use smallvec::{SmallVec, smallvec};
@@ -36,11 +36,7 @@ pub fn decompose(graph: &Graph) -> Result<Graph> {
     }
     let mut result = lowering.graph;
     result.outputs = graph.outputs.iter().map(|v| map[v.index()]).collect();
-    result.writes = graph
-        .writes
-        .iter()
-        .map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] })
-        .collect();
+    result.writes = graph.writes.iter().map(|w| w.renumbered(&map)).collect();
     Ok(result)
 }
 

@@ -15,7 +15,7 @@
 //!
 //! Results may come to be the same value, or an input: whoever runs the graph gives each its own memory.
 
-use kiln_ir::{Emit, Graph, Result, Value, Write};
+use kiln_ir::{Emit, Graph, Node, Op, Result, Value, Write};
 use smallvec::SmallVec;
 
 use crate::dead::all_alive;
@@ -47,11 +47,19 @@ pub fn simplify_by(graph: &Graph, rules: &[&[Rule]]) -> Result<(Graph, Vec<&'sta
     result.writes = graph
         .writes
         .iter()
-        .map(|w| Write { target: map[w.target.index()], value: map[w.value.index()] })
+        .map(|w| unpacked(&result, w.renumbered(&map)))
         // An input that keeps its value is not written.
         .filter(|w| w.target != w.value)
         .collect();
     // Built node by node, the graph is in the order of its text already.
     let result = if all_alive(&result) { result } else { remove_dead(&result) };
     Ok((result, fired))
+}
+
+/// A write-back of an element of a list that was just packed is one of that element.
+fn unpacked(graph: &Graph, write: Write) -> Write {
+    match (write.element, graph.producer(write.value)) {
+        (Some(i), Some(Node { op: Op::List {}, args, .. })) => Write::whole(write.target, args[i as usize]),
+        _ => write,
+    }
 }

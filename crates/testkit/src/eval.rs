@@ -86,7 +86,11 @@ impl Evaluator {
         let mut after = inputs.to_vec();
         for write in &graph.writes {
             if let Def::Input(i) = graph.def(write.target) {
-                after[i as usize] = values[write.value.index()].clone();
+                after[i as usize] = match (write.element, &values[write.value.index()]) {
+                    (None, value) => value.clone(),
+                    (Some(element), Argument::List(items)) => items[element as usize].clone().into(),
+                    (Some(_), _) => return Err(bad("evaluate", "write-back of an element")),
+                };
             }
         }
         let outputs = graph.outputs.iter().map(|v| values[v.index()].clone()).collect();

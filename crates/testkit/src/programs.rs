@@ -414,10 +414,16 @@ impl Generator {
         for &target in &self.graph.inputs.clone() {
             let ty = self.graph.ty(target).clone();
             if self.rng.one_in(4)
-                && ty.as_tensor().is_some()
-                && let Some(value) = self.value(|t| *t == ty)
+                && let Some(tensor) = ty.as_tensor()
             {
-                self.graph.writes.push(Write { target, value });
+                let fits = |t: &Ty| t.as_list().is_some_and(|items| items.contains(tensor));
+                if let (true, Some(value)) = (self.rng.one_in(2), self.value(fits)) {
+                    let element =
+                        self.graph.ty(value).as_list().and_then(|l| l.iter().position(|t| t == tensor));
+                    self.graph.writes.push(Write { target, value, element: element.map(|i| i as u32) });
+                } else if let Some(value) = self.value(|t| *t == ty) {
+                    self.graph.writes.push(Write::whole(target, value));
+                }
             }
         }
         Program { graph: self.graph, inputs: self.inputs }

@@ -107,11 +107,7 @@ fn cut(program: &Program, cut: usize) -> Option<Program> {
         }
     }
     graph.outputs = old.outputs.iter().map(|v| map[v.index()]).collect();
-    graph.writes = old
-        .writes
-        .iter()
-        .map(|w| kiln_ir::Write { target: map[w.target.index()], value: map[w.value.index()] })
-        .collect();
+    graph.writes = old.writes.iter().map(|w| w.renumbered(&map)).collect();
     Some(Program { graph, inputs })
 }
 

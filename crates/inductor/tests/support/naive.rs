@@ -123,7 +123,11 @@ pub fn evaluate(graph: &Graph, inputs: &[Val]) -> Result<(Vec<Tensor>, Vec<Tenso
         other => panic!("not a tensor: {other:?}"),
     };
     let outputs = graph.outputs.iter().map(|&v| tensor(v)).collect();
-    let writes = graph.writes.iter().map(|w| tensor(w.value)).collect();
+    let written = |w: &kiln_ir::Write| match (&values[w.value.index()], w.element) {
+        (Some(Val::List(items)), Some(i)) => items[i as usize].clone(),
+        _ => tensor(w.value),
+    };
+    let writes = graph.writes.iter().map(written).collect();
     let _: Option<Def> = None;
     Ok((outputs, writes))
 }
