@@ -274,8 +274,13 @@ impl State {
         let grad_enabled = autograd::grad_enabled();
         let op = Op::List {};
         self.step(site, &op, false, grad_enabled, loc, |state, site| {
-            let tys = items.iter().map(|item| state.tensor_ty(site, item)).collect::<Result<_>>()?;
-            Ok(Made::Variable { ty: Ty::List(tys), requires_grad: false })
+            let tys = items.iter().map(|item| state.tensor_ty(site, item)).collect::<Result<Arc<[_]>>>()?;
+            // Lists are mostly alike; one type in memory is compared at once.
+            let known = state.lists().find_map(|v| match state.made_ty(site, v) {
+                Some(Ty::List(known)) if known == tys => Some(known),
+                _ => None,
+            });
+            Ok(Made::Variable { ty: Ty::List(known.unwrap_or(tys)), requires_grad: false })
         })?;
         let variable = self.variables.len() as Variable;
         list.set_tag(Tag::new(self.id, variable));
@@ -402,6 +407,12 @@ impl State {
                 })
             })
             .collect()
+    }
+
+    /// The lists that the segment knows.
+    fn lists(&self) -> impl Iterator<Item = Variable> + '_ {
+        let is_list = |(v, held): (usize, &Held)| matches!(held, Held::List(_)).then_some(v as Variable);
+        self.variables.iter().enumerate().filter_map(is_list)
     }
 
     pub(crate) fn tensor_ty(&self, site: &Site, tensor: &Tensor) -> Result<TensorTy> {

@@ -1,8 +1,10 @@
 //! Graphs: typed values, a list of op nodes in order, results and write-backs.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
-use crate::{Emit, Loc, Op, Result, Ty, Value, Values};
+use crate::{Emit, Loc, Op, Result, TensorTy, Ty, Value, Values};
 
 /// Where a value comes from.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -57,6 +59,27 @@ impl Write {
     }
 }
 
+/// The type of the list that was made last. Lists of one program are mostly alike, and equal types that are
+/// one in memory are compared and mapped at once, however long they are.
+#[derive(Clone, Debug, Default)]
+struct Recent(Option<Arc<[TensorTy]>>);
+
+impl Recent {
+    fn shared(&mut self, items: Arc<[TensorTy]>) -> Arc<[TensorTy]> {
+        match &self.0 {
+            Some(recent) if *recent == items => recent.clone(),
+            _ => self.0.insert(items).clone(),
+        }
+    }
+}
+
+// What was made last is no part of what a graph says.
+impl PartialEq for Recent {
+    fn eq(&self, _: &Recent) -> bool {
+        true
+    }
+}
+
 /// A program: inputs, nodes in an order in which they can run, results, write-backs.
 ///
 /// ```
@@ -87,6 +110,7 @@ pub struct Graph {
     pub writes: Vec<Write>,
     types: Vec<Ty>,
     defs: Vec<Def>,
+    recent: Recent,
     /// The line given to nodes that are emitted from now on.
     pub loc: Loc,
 }
@@ -116,7 +140,10 @@ impl Graph {
     }
 
     fn value(&mut self, ty: Ty, def: Def) -> Value {
-        self.types.push(ty);
+        self.types.push(match ty {
+            Ty::List(items) => Ty::List(self.recent.shared(items)),
+            other => other,
+        });
         self.defs.push(def);
         Value(self.types.len() as u32 - 1)
     }

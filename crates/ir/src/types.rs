@@ -70,7 +70,9 @@ pub(crate) fn over_lists(op: &Op, args: &[Ty]) -> Rule {
         }
     }
     let n = len.unwrap_or(0);
-    let lists: SmallVec<[&Arc<[TensorTy]>; 4]> = args.iter().filter_map(Ty::as_list).collect();
+    let mut lists: SmallVec<[&Arc<[TensorTy]>; 4]> = args.iter().filter_map(Ty::as_list).collect();
+    // Parameters, gradients and state of an optimizer mostly share one type: it is looked at once.
+    lists.dedup_by(|a, b| Arc::ptr_eq(a, b));
     // Neighbours are mostly of one type, and results mostly of the type of an operand: with a thousand
     // parameters that saves most of the work and nearly all of the memory.
     let mut like: SmallVec<[&Arc<[TensorTy]>; 4]> = lists.clone();

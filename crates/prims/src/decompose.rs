@@ -15,6 +15,8 @@
 //! is broadcast but not converted. An op over lists stays one node; where its elements need different
 //! conversions, a list of converted elements takes the operand's place.
 
+use std::sync::Arc;
+
 use kiln_ir::{
     Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values,
     result_dtype,
@@ -118,6 +120,14 @@ impl Lowering {
                     *arg = self.fit(*arg, &target(op, i, dtype, out, extent))?;
                 }
             }
+            // The usual list: every element is computed in its own dtype and shape.
+            (Class::Pointwise, Ty::List(outs))
+                if !matches!(op.row().eval, Eval::Compare { .. })
+                    && tys.iter().all(|ty| match ty {
+                        Ty::List(items) => Arc::ptr_eq(items, outs),
+                        Ty::Scalar(_) => true,
+                        Ty::Tensor(_) => false,
+                    }) => {}
             (Class::Pointwise, Ty::List(outs)) if !matches!(op, Op::To { .. }) => {
                 let dtypes: Vec<DType> = outs
                     .iter()
