@@ -34,7 +34,8 @@ impl Run {
 
     /// Begins a call.
     pub(crate) fn begin(&self) {
-        self.state.own();
+        let own = self.state.own();
+        debug_assert!(own, "a run between calls has no owner");
         let mut state = self.state.lock();
         state.at = ROOT;
         state.alone = ACTIVE.fetch_add(1, Ordering::Relaxed) == 0;

@@ -5,6 +5,9 @@
 //! looks whether the owner is inside. Each must see the other's store, which takes a full fence on both sides,
 //! and a full fence costs as much as any lock. Linux lets the stranger pay for both: `membarrier` makes every
 //! running thread of the process pass a fence. Where there is no such call, the owner uses a real fence.
+//!
+//! Only the owner writes `inside`, so a thread must never take itself for the owner by what it read a while ago:
+//! an owner gives its right up itself ([`OwnerLock::disown`]), nobody takes it away.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -22,7 +25,7 @@ pub struct OwnerLock<T> {
     inside: AtomicBool,
     /// A stranger is inside, or about to be.
     revoked: AtomicBool,
-    /// Strangers take turns, and changes of owner with them.
+    /// Strangers take turns.
     strangers: Mutex<()>,
     value: UnsafeCell<T>,
 }
@@ -78,14 +81,19 @@ impl<T> OwnerLock<T> {
         }
     }
 
-    /// Makes this thread the owner.
-    pub fn own(&self) {
+    /// Makes this thread the owner, unless another is. Whether it is the owner now.
+    pub fn own(&self) -> bool {
+        // A stranger may be inside: the new owner meets it when it takes the lock.
+        self.is_own()
+            || self.owner.compare_exchange(0, this_thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Leaves the lock without an owner, if it is this thread's; it must not hold it.
+    pub fn disown(&self) {
         if self.is_own() {
-            return;
+            assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock");
+            self.owner.store(0, Ordering::Release);
         }
-        let guard = self.lock_as_stranger();
-        self.owner.store(this_thread(), Ordering::Release);
-        drop(guard);
     }
 
     /// Whether this thread is the owner.
@@ -94,26 +102,25 @@ impl<T> OwnerLock<T> {
         self.owner.load(Ordering::Relaxed) == this_thread()
     }
 
-    /// Takes the lock, waiting if need be. The owner must not hold it already.
+    /// Takes the lock, waiting if need be. Panics if the owner holds it already.
     #[inline]
     pub fn lock(&self) -> OwnerGuard<'_, T> {
         if !self.is_own() {
             return self.lock_as_stranger();
         }
-        debug_assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
+        assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
         while !self.enter() {
             self.wait_for_strangers();
         }
         OwnerGuard { lock: self, stranger: None, _not_send: std::marker::PhantomData }
     }
 
-    /// Takes the lock if this thread is the owner and nobody else wants it. The owner must not hold it already.
+    /// Takes the lock if this thread is the owner, does not hold it already and nobody else wants it.
     #[inline]
     pub fn lock_own(&self) -> Option<OwnGuard<'_, T>> {
-        if !self.is_own() {
+        if !self.is_own() || self.inside.load(Ordering::Relaxed) {
             return None;
         }
-        debug_assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
         self.enter().then(|| OwnGuard { lock: self, _not_send: std::marker::PhantomData })
     }
 
@@ -267,18 +274,17 @@ mod tests {
     #[test]
     fn ownership_moves() {
         let lock = OwnerLock::new(1);
-        lock.own();
+        assert!(lock.own() && lock.own());
         let held = lock.lock();
-        assert!(lock.lock_unless_inside().is_none());
+        assert!(lock.lock_unless_inside().is_none() && lock.lock_own().is_none());
         drop(held);
         assert!(lock.lock_unless_inside().is_some());
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                lock.own();
-                *lock.lock() += 1;
-            });
-        });
-        assert!(!lock.is_own());
+        let elsewhere = || std::thread::scope(|scope| scope.spawn(|| lock.own()).join().unwrap());
+        assert!(!elsewhere(), "an owner is not robbed");
+        lock.disown();
+        assert!(elsewhere());
+        assert!(!lock.is_own() && !lock.own());
+        *lock.lock() += 1;
         assert_eq!(*lock.lock(), 2);
     }
 }
