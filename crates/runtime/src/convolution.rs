@@ -499,6 +499,27 @@ mod tests {
     }
 
     #[test]
+    fn more_zeros_than_memory_are_refused() {
+        let many = 1usize << 31;
+        let g = Geometry {
+            batch: 1,
+            channels: 1,
+            filters: 1,
+            input: [1, 1],
+            output: [3, 3],
+            kernel: [1, 1],
+            stride: [many, many],
+            padding: [many, many],
+            dilation: [1, 1],
+            groups: 1,
+        };
+        let (mut out, x, weight) = ([0.0f32; 9], [1.0f32], [1.0f32]);
+        // SAFETY: arrays of the sizes named.
+        let done = unsafe { forward(&g, out.as_mut_ptr(), x.as_ptr(), weight.as_ptr()) };
+        assert!(matches!(done, Err(AllocError::TooLarge { .. })));
+    }
+
+    #[test]
     fn all_three_against_plain_loops() {
         let cases: &[[usize; 13]] = &[
             // batch, channels, filters, groups, input, kernel, stride, padding, dilation (vertical) + width

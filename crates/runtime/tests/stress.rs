@@ -167,19 +167,23 @@ fn exhaustion_is_an_error_and_passes() {
     pool::clear();
 }
 
+/// Takes a little time.
+fn dawdle(turns: usize) {
+    for _ in 0..turns {
+        std::hint::spin_loop();
+    }
+}
+
 /// Counts each item of a region.
 fn visit(items: usize, grain: usize, nested: usize, hits: &[AtomicUsize]) {
     parallel_for(items, grain, |begin, end| {
         for hit in &hits[begin..end] {
             hit.fetch_add(1, Ordering::Relaxed);
         }
-        // Inside a region another one runs where it is called.
-        let here = std::thread::current().id();
+        // Others may be through with theirs long before.
+        dawdle((begin * 7919) % 400);
         let inner = AtomicUsize::new(0);
-        parallel_for(nested, 1, |b, e| {
-            assert_eq!(std::thread::current().id(), here);
-            inner.fetch_add(e - b, Ordering::Relaxed);
-        });
+        parallel_for(nested, 1, |b, e| _ = inner.fetch_add(e - b, Ordering::Relaxed));
         assert_eq!(inner.into_inner(), nested);
     });
 }
@@ -234,6 +238,7 @@ fn panics_in_regions_reach_their_caller_only() {
                 parallel_for(items, 1, |begin, end| {
                     for at in begin..end {
                         assert_eq!(canary[at].swap(0, Ordering::Relaxed), me + 1, "item {at} again");
+                        dawdle((at * 7919) % 2000);
                         if at == first || at == second {
                             panic_any(Bomb(AtomicBool::new(true)));
                         }
@@ -261,10 +266,11 @@ fn an_owner_lock_loses_nothing_while_owners_change() {
     let owned = AtomicUsize::new(0);
     on_threads(3, |me| {
         let mut random = Random::new(me);
-        let bump = |both: &mut [u64; 2]| {
+        let bump = |both: &mut [u64; 2], turns: usize| {
             assert_eq!(both[0], both[1], "somebody else is inside");
             both[0] += 1;
             std::hint::black_box(&mut *both);
+            dawdle(turns);
             both[1] += 1;
         };
         let mut left = steps;
@@ -273,17 +279,18 @@ fn an_owner_lock_loses_nothing_while_owners_change() {
             owned.fetch_add(usize::from(own), Ordering::Relaxed);
             // An owner stays for a while; a stranger, whose way in is long, comes rarely.
             for _ in 0..if own { random.below(400) } else { random.below(4) } {
+                let turns = random.below(8) * random.below(20);
                 match random.below(3) {
-                    0 => bump(&mut lock.lock()),
+                    0 => bump(&mut lock.lock(), turns),
                     1 => match lock.lock_own() {
                         Some(mut both) => {
                             assert!(lock.lock_own().is_none() && lock.lock_unless_inside().is_none());
-                            bump(&mut both);
+                            bump(&mut both, turns);
                         }
                         None => continue,
                     },
                     _ => match lock.lock_unless_inside() {
-                        Some(mut both) => bump(&mut both),
+                        Some(mut both) => bump(&mut both, turns),
                         None => unreachable!("nobody here is inside"),
                     },
                 }
