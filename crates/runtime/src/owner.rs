@@ -12,9 +12,10 @@
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{Ordering, compiler_fence};
 
-use parking_lot::{Mutex, MutexGuard};
+pub use crate::sync::this_thread;
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, fence, yield_now};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -33,15 +34,8 @@ pub struct OwnerLock<T> {
 // SAFETY: the value is reached only through a guard, and there is one at a time.
 unsafe impl<T: Send> Sync for OwnerLock<T> {}
 
-/// Tells threads apart: the address of something only this thread has. Never 0.
-#[inline]
-pub fn this_thread() -> usize {
-    thread_local!(static MARK: u8 = const { 0 });
-    MARK.with(|mark| std::ptr::from_ref(mark) as usize)
-}
-
 /// Whether strangers can pass a fence on the owner's behalf.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 #[inline]
 fn has_membarrier() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
@@ -53,7 +47,7 @@ fn has_membarrier() -> bool {
     })
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), loom))]
 fn has_membarrier() -> bool {
     static NEVER: OnceLock<bool> = OnceLock::new();
     *NEVER.get_or_init(|| false)
@@ -62,7 +56,7 @@ fn has_membarrier() -> bool {
 /// A fence for this thread and, if [`has_membarrier`], for every other.
 fn heavy_fence() {
     fence(Ordering::SeqCst);
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(loom)))]
     if has_membarrier() {
         // SAFETY: this command takes no pointers; the process was registered for it.
         unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
@@ -150,7 +144,7 @@ impl<T> OwnerLock<T> {
     #[cold]
     fn wait_for_strangers(&self) {
         while self.revoked.load(Ordering::Acquire) {
-            std::thread::yield_now();
+            yield_now();
         }
     }
 
@@ -160,7 +154,7 @@ impl<T> OwnerLock<T> {
         self.revoked.store(true, Ordering::SeqCst);
         heavy_fence();
         while self.inside.load(Ordering::Acquire) {
-            std::thread::yield_now();
+            yield_now();
         }
         OwnerGuard { lock: self, stranger: Some(turn), _not_send: std::marker::PhantomData }
     }
@@ -234,7 +228,66 @@ impl<T> Drop for OwnGuard<'_, T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// The cell tells on two threads that touch it at once, and on a reader that need not see the last write.
+    fn bump(value: &UnsafeCell<u32>) {
+        // SAFETY: the lock is held; if that is not enough, the model says so.
+        value.with_mut(|value| unsafe { *value += 1 });
+    }
+
+    fn lock() -> Arc<OwnerLock<UnsafeCell<u32>>> {
+        Arc::new(OwnerLock::new(UnsafeCell::new(0)))
+    }
+
+    fn end(lock: &OwnerLock<UnsafeCell<u32>>, wanted: u32) {
+        // SAFETY: as in `bump`.
+        lock.lock().with(|value| assert_eq!(unsafe { *value }, wanted));
+    }
+
+    #[test]
+    fn an_owner_and_a_stranger() {
+        loom::model(|| {
+            let lock = lock();
+            assert!(lock.own());
+            let theirs = lock.clone();
+            let stranger = thread::spawn(move || bump(&theirs.lock()));
+            bump(&lock.lock());
+            let second = lock.lock_own().map(|value| bump(&value)).is_some();
+            stranger.join().expect("no panic");
+            end(&lock, 2 + u32::from(second));
+        });
+    }
+
+    #[test]
+    fn owners_and_a_stranger_while_ownership_moves() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let lock = lock();
+            let use_and_leave = |lock: &OwnerLock<UnsafeCell<u32>>| {
+                lock.own();
+                bump(&lock.lock());
+                lock.disown();
+            };
+            let theirs = lock.clone();
+            let other = thread::spawn(move || use_and_leave(&theirs));
+            let theirs = lock.clone();
+            let stranger = thread::spawn(move || bump(&theirs.lock()));
+            use_and_leave(&lock);
+            other.join().expect("no panic");
+            stranger.join().expect("no panic");
+            end(&lock, 3);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
