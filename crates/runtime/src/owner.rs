@@ -267,7 +267,7 @@ mod loom_tests {
     #[test]
     fn owners_and_a_stranger_while_ownership_moves() {
         let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
+        model.preemption_bound = Some(2);
         model.check(|| {
             let lock = lock();
             let use_and_leave = |lock: &OwnerLock<UnsafeCell<u32>>| {

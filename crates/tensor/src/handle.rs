@@ -327,7 +327,9 @@ mod loom_tests {
 
     /// Runs a program on a new handle in every order; the value must be cleared once.
     fn check(program: impl Fn(Handle<Probe>) + Sync + Send + 'static) {
-        loom::model(move || {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
             let cleared = Arc::new(Tally::new(0));
             let theirs = cleared.clone();
             program(Handle::new(move |probe: &mut Probe| {
