@@ -34,7 +34,8 @@ impl Run {
 
     /// Begins a call.
     pub(crate) fn begin(&self) {
-        self.state.own();
+        let own = self.state.own();
+        debug_assert!(own, "a run between calls has no owner");
         let mut state = self.state.lock();
         state.at = ROOT;
         state.alone = ACTIVE.fetch_add(1, Ordering::Relaxed) == 0;
@@ -73,7 +74,11 @@ impl Run {
         state.id = 0;
         self.id.store(0, Ordering::Relaxed);
         ACTIVE.fetch_sub(1, Ordering::Relaxed);
-        result.and_then(|()| state.failed.take().map_or(Ok(()), Err))
+        let result = result.and_then(|()| state.failed.take().map_or(Ok(()), Err));
+        drop(state);
+        // The next call may come from another thread.
+        self.state.disown();
+        result
     }
 
     /// Runs the pending segment and publishes its results.
@@ -261,6 +266,10 @@ impl Recorder for Run {
     fn force(&self) -> Result<()> {
         // On its own thread the run is in the middle of finishing: a tensor still lazy then has failed.
         let Some(mut state) = self.state.lock_unless_inside() else { return Ok(()) };
+        // Who found the run while it went on may come when it has ended: everything is ready then.
+        if state.id == 0 {
+            return Ok(());
+        }
         self.leave(&mut state, "another thread needed a value", Loc::UNKNOWN)
     }
 }

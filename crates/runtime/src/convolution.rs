@@ -87,9 +87,12 @@ impl<T: Real> Planes<T> {
         if before == [0, 0] && after == [0, 0] {
             return Ok(Planes { base: planes, size, _copy: None });
         }
-        let wide: [usize; 2] = std::array::from_fn(|d| before[d] + size[d] + after[d]);
+        // Zeros take no memory of the user's: with a large step between positions there may be any number.
+        let side = |d: usize| before[d].saturating_add(size[d]).saturating_add(after[d]);
+        let wide = [side(0), side(1)];
+        let bytes = [wide[0], wide[1], size_of::<T>()].iter().fold(count, |all, &n| all.saturating_mul(n));
+        let copy = Buffer::alloc(bytes.max(1))?;
         let area = wide[0] * wide[1];
-        let copy = Buffer::alloc((count * area * size_of::<T>()).max(1))?;
         let base = copy.as_ptr().cast::<T>();
         let shared = Shared((planes, base));
         parallel_for(count, (1usize << 14).div_ceil(area.max(1)), |begin, end| {
@@ -493,6 +496,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn more_zeros_than_memory_are_refused() {
+        let many = 1usize << 31;
+        let g = Geometry {
+            batch: 1,
+            channels: 1,
+            filters: 1,
+            input: [1, 1],
+            output: [3, 3],
+            kernel: [1, 1],
+            stride: [many, many],
+            padding: [many, many],
+            dilation: [1, 1],
+            groups: 1,
+        };
+        let (mut out, x, weight) = ([0.0f32; 9], [1.0f32], [1.0f32]);
+        // SAFETY: arrays of the sizes named.
+        let done = unsafe { forward(&g, out.as_mut_ptr(), x.as_ptr(), weight.as_ptr()) };
+        assert!(matches!(done, Err(AllocError::TooLarge { .. })));
     }
 
     #[test]

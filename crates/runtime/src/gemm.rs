@@ -106,7 +106,7 @@ pub unsafe fn gemm_f64(shape: Shape, dst: Matrix<f64>, accumulate: bool, lhs: Ma
 pub unsafe fn gemm_i64(shape: Shape, dst: Matrix<i64>, accumulate: bool, lhs: Matrix<i64>, rhs: Matrix<i64>) {
     let Shape { m, n, k } = shape;
     let (dst, lhs, rhs) = (Shared(dst), Shared(lhs), Shared(rhs));
-    let grain = (1 << 16) / (n * k).max(1);
+    let grain = (1 << 16) / n.saturating_mul(k).max(1);
     parallel_for(m, grain, |begin, end| {
         for i in begin..end {
             // SAFETY: all indices are within the shape; rows of one region are disjoint.

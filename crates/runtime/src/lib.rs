@@ -15,6 +15,7 @@
 //! | [`kernel`]  | the signature of compiled functions and their launch: [`Kernel`]  |
 //! | [`program`] | lists of launches and library calls over a table of buffers       |
 //! | [`owner`]   | a lock for data that one thread uses almost always                |
+//! | [`sync`]    | atomics, or the model checker's in their place                    |
 //! | [`warn`]    | warnings, each given once                                         |
 //!
 //! A kernel from C text to its result:
@@ -57,6 +58,7 @@ pub mod pool;
 pub mod program;
 pub mod random;
 pub mod scratch;
+pub mod sync;
 #[cfg(test)]
 mod testing;
 pub mod threads;

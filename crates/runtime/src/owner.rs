@@ -5,13 +5,17 @@
 //! looks whether the owner is inside. Each must see the other's store, which takes a full fence on both sides,
 //! and a full fence costs as much as any lock. Linux lets the stranger pay for both: `membarrier` makes every
 //! running thread of the process pass a fence. Where there is no such call, the owner uses a real fence.
+//!
+//! Only the owner writes `inside`, so a thread must never take itself for the owner by what it read a while ago:
+//! an owner gives its right up itself ([`OwnerLock::disown`]), nobody takes it away.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{Ordering, compiler_fence};
 
-use parking_lot::{Mutex, MutexGuard};
+pub use crate::sync::this_thread;
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, fence, yield_now};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -22,7 +26,7 @@ pub struct OwnerLock<T> {
     inside: AtomicBool,
     /// A stranger is inside, or about to be.
     revoked: AtomicBool,
-    /// Strangers take turns, and changes of owner with them.
+    /// Strangers take turns.
     strangers: Mutex<()>,
     value: UnsafeCell<T>,
 }
@@ -30,15 +34,8 @@ pub struct OwnerLock<T> {
 // SAFETY: the value is reached only through a guard, and there is one at a time.
 unsafe impl<T: Send> Sync for OwnerLock<T> {}
 
-/// Tells threads apart: the address of something only this thread has. Never 0.
-#[inline]
-pub fn this_thread() -> usize {
-    thread_local!(static MARK: u8 = const { 0 });
-    MARK.with(|mark| std::ptr::from_ref(mark) as usize)
-}
-
 /// Whether strangers can pass a fence on the owner's behalf.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 #[inline]
 fn has_membarrier() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
@@ -50,7 +47,7 @@ fn has_membarrier() -> bool {
     })
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), loom))]
 fn has_membarrier() -> bool {
     static NEVER: OnceLock<bool> = OnceLock::new();
     *NEVER.get_or_init(|| false)
@@ -59,7 +56,7 @@ fn has_membarrier() -> bool {
 /// A fence for this thread and, if [`has_membarrier`], for every other.
 fn heavy_fence() {
     fence(Ordering::SeqCst);
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(loom)))]
     if has_membarrier() {
         // SAFETY: this command takes no pointers; the process was registered for it.
         unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
@@ -78,14 +75,19 @@ impl<T> OwnerLock<T> {
         }
     }
 
-    /// Makes this thread the owner.
-    pub fn own(&self) {
+    /// Makes this thread the owner, unless another is. Whether it is the owner now.
+    pub fn own(&self) -> bool {
+        // A stranger may be inside: the new owner meets it when it takes the lock.
+        self.is_own()
+            || self.owner.compare_exchange(0, this_thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Leaves the lock without an owner, if it is this thread's; it must not hold it.
+    pub fn disown(&self) {
         if self.is_own() {
-            return;
+            assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock");
+            self.owner.store(0, Ordering::Release);
         }
-        let guard = self.lock_as_stranger();
-        self.owner.store(this_thread(), Ordering::Release);
-        drop(guard);
     }
 
     /// Whether this thread is the owner.
@@ -94,26 +96,25 @@ impl<T> OwnerLock<T> {
         self.owner.load(Ordering::Relaxed) == this_thread()
     }
 
-    /// Takes the lock, waiting if need be. The owner must not hold it already.
+    /// Takes the lock, waiting if need be. Panics if the owner holds it already.
     #[inline]
     pub fn lock(&self) -> OwnerGuard<'_, T> {
         if !self.is_own() {
             return self.lock_as_stranger();
         }
-        debug_assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
+        assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
         while !self.enter() {
             self.wait_for_strangers();
         }
         OwnerGuard { lock: self, stranger: None, _not_send: std::marker::PhantomData }
     }
 
-    /// Takes the lock if this thread is the owner and nobody else wants it. The owner must not hold it already.
+    /// Takes the lock if this thread is the owner, does not hold it already and nobody else wants it.
     #[inline]
     pub fn lock_own(&self) -> Option<OwnGuard<'_, T>> {
-        if !self.is_own() {
+        if !self.is_own() || self.inside.load(Ordering::Relaxed) {
             return None;
         }
-        debug_assert!(!self.inside.load(Ordering::Relaxed), "the owner holds the lock already");
         self.enter().then(|| OwnGuard { lock: self, _not_send: std::marker::PhantomData })
     }
 
@@ -143,7 +144,7 @@ impl<T> OwnerLock<T> {
     #[cold]
     fn wait_for_strangers(&self) {
         while self.revoked.load(Ordering::Acquire) {
-            std::thread::yield_now();
+            yield_now();
         }
     }
 
@@ -153,7 +154,7 @@ impl<T> OwnerLock<T> {
         self.revoked.store(true, Ordering::SeqCst);
         heavy_fence();
         while self.inside.load(Ordering::Acquire) {
-            std::thread::yield_now();
+            yield_now();
         }
         OwnerGuard { lock: self, stranger: Some(turn), _not_send: std::marker::PhantomData }
     }
@@ -227,7 +228,66 @@ impl<T> Drop for OwnGuard<'_, T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// The cell tells on two threads that touch it at once, and on a reader that need not see the last write.
+    fn bump(value: &UnsafeCell<u32>) {
+        // SAFETY: the lock is held; if that is not enough, the model says so.
+        value.with_mut(|value| unsafe { *value += 1 });
+    }
+
+    fn lock() -> Arc<OwnerLock<UnsafeCell<u32>>> {
+        Arc::new(OwnerLock::new(UnsafeCell::new(0)))
+    }
+
+    fn end(lock: &OwnerLock<UnsafeCell<u32>>, wanted: u32) {
+        // SAFETY: as in `bump`.
+        lock.lock().with(|value| assert_eq!(unsafe { *value }, wanted));
+    }
+
+    #[test]
+    fn an_owner_and_a_stranger() {
+        loom::model(|| {
+            let lock = lock();
+            assert!(lock.own());
+            let theirs = lock.clone();
+            let stranger = thread::spawn(move || bump(&theirs.lock()));
+            bump(&lock.lock());
+            let second = lock.lock_own().map(|value| bump(&value)).is_some();
+            stranger.join().expect("no panic");
+            end(&lock, 2 + u32::from(second));
+        });
+    }
+
+    #[test]
+    fn owners_and_a_stranger_while_ownership_moves() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
+            let lock = lock();
+            let use_and_leave = |lock: &OwnerLock<UnsafeCell<u32>>| {
+                lock.own();
+                bump(&lock.lock());
+                lock.disown();
+            };
+            let theirs = lock.clone();
+            let other = thread::spawn(move || use_and_leave(&theirs));
+            let theirs = lock.clone();
+            let stranger = thread::spawn(move || bump(&theirs.lock()));
+            use_and_leave(&lock);
+            other.join().expect("no panic");
+            stranger.join().expect("no panic");
+            end(&lock, 3);
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -267,18 +327,17 @@ mod tests {
     #[test]
     fn ownership_moves() {
         let lock = OwnerLock::new(1);
-        lock.own();
+        assert!(lock.own() && lock.own());
         let held = lock.lock();
-        assert!(lock.lock_unless_inside().is_none());
+        assert!(lock.lock_unless_inside().is_none() && lock.lock_own().is_none());
         drop(held);
         assert!(lock.lock_unless_inside().is_some());
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                lock.own();
-                *lock.lock() += 1;
-            });
-        });
-        assert!(!lock.is_own());
+        let elsewhere = || std::thread::scope(|scope| scope.spawn(|| lock.own()).join().unwrap());
+        assert!(!elsewhere(), "an owner is not robbed");
+        lock.disown();
+        assert!(elsewhere());
+        assert!(!lock.is_own() && !lock.own());
+        *lock.lock() += 1;
         assert_eq!(*lock.lock(), 2);
     }
 }

@@ -78,6 +78,10 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
+    /// Where buffers without bytes are: aligned like all others, so that empty slices can be made of it.
+    const NOWHERE: NonNull<u8> =
+        NonNull::without_provenance(std::num::NonZero::new(ALIGNMENT).expect("not 0"));
+
     /// A buffer of `bytes` bytes with unspecified contents.
     pub fn alloc(bytes: usize) -> Result<Buffer, AllocError> {
         Ok(Buffer::take(bytes)?.0)
@@ -96,12 +100,13 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// A buffer of no bytes whose address is that of memory somebody else owns; dropping it does nothing.
+    /// A buffer of no bytes whose address is that of memory somebody else owns (null: there is none); dropping
+    /// it does nothing.
     ///
     /// # Safety
     /// Whoever uses the address answers for the memory behind it.
     pub unsafe fn borrowed(pointer: *mut u8) -> Buffer {
-        Buffer { pointer: NonNull::new(pointer).unwrap_or(NonNull::dangling()), bytes: 0 }
+        Buffer { pointer: NonNull::new(pointer).unwrap_or(Buffer::NOWHERE), bytes: 0 }
     }
 
     /// The first byte. Dangling (but aligned) when the buffer has no bytes.
@@ -120,9 +125,7 @@ impl Buffer {
     #[inline]
     fn take(bytes: usize) -> Result<(Buffer, bool), AllocError> {
         if bytes == 0 {
-            let pointer =
-                NonNull::without_provenance(const { std::num::NonZero::new(ALIGNMENT).expect("not 0") });
-            return Ok((Buffer { pointer, bytes }, true));
+            return Ok((Buffer { pointer: Buffer::NOWHERE, bytes }, true));
         }
         let too_large = || AllocError::TooLarge { requested: bytes, machine: machine_bytes() };
         let class = Class::of(bytes).ok_or_else(too_large)?;
@@ -529,6 +532,15 @@ mod tests {
                 assert!(slice.iter().all(|byte| *byte == 0));
                 slice.fill(7);
             }
+        }
+    }
+
+    #[test]
+    fn no_bytes_are_aligned_too() {
+        // SAFETY: nobody uses the address.
+        let borrowed = unsafe { Buffer::borrowed(std::ptr::null_mut()) };
+        for buffer in [borrowed, Buffer::alloc(0).unwrap()] {
+            assert!(!buffer.as_ptr().is_null() && (buffer.as_ptr() as usize).is_multiple_of(ALIGNMENT));
         }
     }
 

@@ -151,7 +151,14 @@ impl Job {
     /// `work`, with a panic kept for the caller.
     fn work_guarded(&self, pool: &Pool, thread: usize) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.work(pool, thread))) {
-            pool.payload.lock().get_or_insert(payload);
+            let mut first = pool.payload.lock();
+            match *first {
+                None => *first = Some(payload),
+                // Not dropped: a payload may panic when it is, and nothing may unwind out of a region that
+                // other threads are in.
+                Some(_) => std::mem::forget(payload),
+            }
+            drop(first);
             pool.panicked.store(true, Ordering::Relaxed);
         }
     }

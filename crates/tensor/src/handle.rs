@@ -4,9 +4,9 @@
 use std::cell::UnsafeCell;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::Ordering;
 
-use kiln_runtime::owner::this_thread;
+use kiln_runtime::sync::{AtomicUsize, fence, this_thread};
 
 // [Note: Biased counts]
 //
@@ -283,3 +283,166 @@ macro_rules! free_list {
     };
 }
 pub(crate) use free_list;
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize as Tally;
+
+    /// A value that tells on a reader or writer beside another, and counts how often it was cleared.
+    #[derive(Default)]
+    struct Probe {
+        cell: loom::cell::UnsafeCell<u32>,
+        cleared: Option<Arc<Tally>>,
+    }
+
+    // SAFETY: the model watches over the cell.
+    unsafe impl Sync for Probe {}
+
+    impl Probe {
+        fn read(&self) {
+            // SAFETY: the model says so if it is not.
+            self.cell.with(|value| assert_eq!(unsafe { *value }, 7));
+        }
+        fn write(&self, to: u32) {
+            // SAFETY: as above.
+            self.cell.with_mut(|value| unsafe { *value = to });
+        }
+    }
+
+    impl Recycle for Probe {
+        const BIASED: bool = true;
+        fn clear(&mut self) {
+            self.write(0);
+            if let Some(cleared) = self.cleared.take() {
+                cleared.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        fn free_list<R>(_: impl FnOnce(&mut FreeList<Probe>) -> R) -> Option<R> {
+            None
+        }
+    }
+
+    /// Runs a program on a new handle in every order; the value must be cleared once.
+    fn check(program: impl Fn(Handle<Probe>) + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let cleared = Arc::new(Tally::new(0));
+            let theirs = cleared.clone();
+            program(Handle::new(move |probe: &mut Probe| {
+                probe.write(7);
+                probe.cleared = Some(theirs);
+            }));
+            assert_eq!(cleared.load(Ordering::Relaxed), 1, "cleared once");
+        });
+    }
+
+    /// Ends the bias and lets go.
+    fn release(run: Handle<Probe>) {
+        assert!(run.settle());
+        drop(run);
+    }
+
+    #[test]
+    fn ordinary_counts() {
+        check(|handle| {
+            let theirs = handle.clone();
+            let other = thread::spawn(move || {
+                theirs.read();
+                drop(theirs.clone());
+            });
+            handle.read();
+            drop(handle);
+            other.join().expect("no panic");
+        });
+    }
+
+    #[test]
+    fn another_thread_clones_and_drops_while_the_run_lets_go() {
+        check(|run| {
+            // SAFETY: the only handle; `release` ends the bias before it goes.
+            let user = unsafe { run.second() };
+            let theirs = user.clone();
+            let other = thread::spawn(move || {
+                theirs.read();
+                let second = theirs.clone();
+                drop(theirs);
+                second.read();
+            });
+            user.read();
+            drop(user);
+            release(run);
+            other.join().expect("no panic");
+        });
+    }
+
+    #[test]
+    fn two_other_threads_outlive_the_run() {
+        let program = |run: Handle<Probe>| {
+            // SAFETY: as above.
+            let user = unsafe { run.second() };
+            let first = user.clone();
+            let others = [
+                thread::spawn(move || first.read()),
+                thread::spawn(move || {
+                    let clone = user.clone();
+                    drop(user);
+                    clone.read();
+                }),
+            ];
+            release(run);
+            others.map(|other| other.join().expect("no panic"));
+        };
+        check(program);
+    }
+
+    #[test]
+    fn who_is_alone_may_write() {
+        check(|run| {
+            // SAFETY: as above.
+            let user = unsafe { run.second() };
+            let borrowed = user.clone();
+            let other = thread::spawn(move || {
+                let clone = borrowed.clone();
+                drop(borrowed);
+                clone.read();
+            });
+            // One of the owner's two handles goes there and is dropped there: the parts of the count alone mean
+            // nothing.
+            drop(user);
+            let alone = run.is_alone();
+            if alone {
+                run.write(7);
+            }
+            // Cloned here, dropped there: the owner sees that it is alone once it is told.
+            other.join().expect("no panic");
+            run.write(7);
+            release(run);
+        });
+    }
+
+    #[test]
+    fn a_borrowed_handle_that_comes_and_goes_elsewhere() {
+        check(|run| {
+            // SAFETY: as above.
+            let user = unsafe { run.second() };
+            let user = loom::sync::Arc::new(user);
+            let theirs = user.clone();
+            let other = thread::spawn(move || {
+                let clone = Handle::clone(&theirs);
+                drop(theirs);
+                clone.read();
+            });
+            drop(user);
+            if run.is_alone() {
+                run.write(7);
+            }
+            other.join().expect("no panic");
+            // The last of the user's handles may have been dropped by either.
+            release(run);
+        });
+    }
+}

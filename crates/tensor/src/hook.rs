@@ -113,6 +113,8 @@ thread_local! {
     static CURRENT: Cell<Current> = const { Cell::new(None) };
     /// How many scopes are open.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Whether a scope ended before one that began after it.
+    static DISORDER: Cell<bool> = const { Cell::new(false) };
 }
 
 static RUNS: Mutex<Option<FxHashMap<u32, Weak<dyn Recorder>>>> = Mutex::new(None);
@@ -123,7 +125,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 #[inline]
 pub fn with_current<R>(body: impl FnOnce(Option<&dyn Recorder>) -> R) -> R {
     // SAFETY: the pointer is set only by `Scope`, which keeps the recorder alive on this thread until it is
-    // unset again, and scopes end in the order they began: the recorder outlives `body`.
+    // unset again (for ever, if scopes don't end in the order they began): the recorder outlives `body`.
     body(CURRENT.get().map(|recorder| unsafe { &*recorder }))
 }
 
@@ -131,7 +133,9 @@ pub fn with_current<R>(body: impl FnOnce(Option<&dyn Recorder>) -> R) -> R {
 pub struct Scope {
     previous: Current,
     /// Keeps the recorder alive; `None` for a scope that switches recording off.
-    _recorder: Option<Arc<dyn Recorder>>,
+    recorder: Option<Arc<dyn Recorder>>,
+    /// Which of the open scopes it is.
+    depth: u32,
     /// Scopes must end on the thread and in the order they began.
     _not_send: std::marker::PhantomData<*const ()>,
 }
@@ -139,20 +143,31 @@ pub struct Scope {
 impl Scope {
     /// Records with this recorder until dropped.
     pub fn enter(recorder: Arc<dyn Recorder>) -> Scope {
-        let previous = CURRENT.replace(Some(Arc::as_ptr(&recorder)));
-        DEPTH.set(DEPTH.get() + 1);
-        Scope { previous, _recorder: Some(recorder), _not_send: std::marker::PhantomData }
+        Scope::begin(Some(recorder))
     }
 
     /// Records nothing until dropped: ops run eagerly.
     pub fn suspend() -> Scope {
-        DEPTH.set(DEPTH.get() + 1);
-        Scope { previous: CURRENT.replace(None), _recorder: None, _not_send: std::marker::PhantomData }
+        Scope::begin(None)
+    }
+
+    fn begin(recorder: Option<Arc<dyn Recorder>>) -> Scope {
+        let previous = CURRENT.replace(recorder.as_ref().map(Arc::as_ptr));
+        let depth = DEPTH.get() + 1;
+        DEPTH.set(depth);
+        Scope { previous, recorder, depth, _not_send: std::marker::PhantomData }
     }
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
+        if DEPTH.get() != self.depth {
+            DISORDER.set(true);
+        }
+        if DISORDER.get() {
+            // A scope that is still open may go back to this recorder, which must not die.
+            std::mem::forget(self.recorder.take());
+        }
         CURRENT.set(self.previous);
         DEPTH.set(DEPTH.get() - 1);
     }

@@ -34,6 +34,8 @@ pub mod program;
 pub mod random;
 mod shaping;
 pub mod storage;
+#[cfg(test)]
+mod stress;
 mod tensor;
 
 pub use attention::Attention;

@@ -14,7 +14,9 @@ use crate::hook;
 use crate::storage::Storage;
 
 const LAZY: u8 = 0;
-const READY: u8 = 1;
+/// Somebody is about to make it ready.
+const CLAIMED: u8 = 1;
+const READY: u8 = 2;
 
 /// What a ready tensor is: memory and how its elements lie there.
 #[derive(Clone)]
@@ -52,11 +54,12 @@ pub(crate) struct Slot {
     requires_grad: AtomicBool,
     /// Whether `meta` has a history: most tensors are asked, few have one.
     pub(crate) on_tape: AtomicBool,
-    /// Written once, before `status` becomes READY; read only after.
+    /// Written once, by who claimed it, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
 }
 
-// SAFETY: `ready` is written before READY is published with release ordering and never after.
+// SAFETY: `ready` is written by the one thread that claimed it, before READY is published with release ordering,
+// and never after.
 unsafe impl Sync for Slot {}
 
 impl Default for Slot {
@@ -135,14 +138,15 @@ impl Tensor {
         self.is_lazy() && unsafe { (*self.slot.meta.data_ptr()).is_none() }
     }
 
-    /// Makes a lazy tensor ready. Only the run that made it may call this, once, under its own lock.
+    /// Makes a lazy tensor ready; one that is stays as it is. For the run that made it.
     pub fn publish(&self, ready: Ready) {
-        if self.slot.status.load(Ordering::Acquire) == READY {
+        let status = &self.slot.status;
+        if status.compare_exchange(LAZY, CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
-        // SAFETY: the status is LAZY, so nobody reads `ready`; only the owning run, under its lock, writes.
+        // SAFETY: this thread alone claimed it, and nobody reads `ready` before READY.
         unsafe { *self.slot.ready.get() = Some(ready) };
-        self.slot.status.store(READY, Ordering::Release);
+        status.store(READY, Ordering::Release);
     }
 
     /// Asks for the tensor's own state to be near when its turn comes.
@@ -154,7 +158,7 @@ impl Tensor {
     /// Whether the tensor waits for a run.
     #[inline]
     pub fn is_lazy(&self) -> bool {
-        self.slot.status.load(Ordering::Acquire) == LAZY
+        self.slot.status.load(Ordering::Acquire) != READY
     }
 
     /// The ready state, if it is ready.

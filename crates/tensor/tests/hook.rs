@@ -331,3 +331,20 @@ fn lists_of_results() {
         doubled.get(1)
     });
 }
+
+#[test]
+fn a_recorder_outlives_scopes_that_end_out_of_order() {
+    std::thread::spawn(|| {
+        let first = Arc::new(Log::default());
+        let known = Arc::downgrade(&first);
+        let outer = Scope::enter(first);
+        let inner = Scope::enter(Arc::new(Log::default()));
+        drop(outer);
+        assert!(known.upgrade().is_some(), "the inner scope goes back to it");
+        drop(inner);
+        // Recorded by the first one, which is there.
+        assert_eq!(Tensor::ones([2], &CPU).unwrap().to_vec::<f32>().unwrap(), [1.0; 2]);
+    })
+    .join()
+    .unwrap();
+}
