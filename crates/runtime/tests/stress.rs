@@ -236,8 +236,8 @@ fn panics_in_regions_reach_their_caller_only() {
             let canary: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(me + 1)).collect();
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 parallel_for(items, 1, |begin, end| {
-                    for at in begin..end {
-                        assert_eq!(canary[at].swap(0, Ordering::Relaxed), me + 1, "item {at} again");
+                    for (at, item) in (begin..end).zip(&canary[begin..end]) {
+                        assert_eq!(item.swap(0, Ordering::Relaxed), me + 1, "item {at} again");
                         dawdle((at * 7919) % 2000);
                         if at == first || at == second {
                             panic_any(Bomb(AtomicBool::new(true)));
