@@ -413,10 +413,10 @@ impl Trie {
         segment
     }
 
-    /// Every segment, in the order of the nodes they end at.
-    pub(crate) fn segments(&self) -> Vec<Arc<Segment>> {
-        let ends = self.nodes.iter().filter_map(|(_, node)| node.ends.get());
-        ends.flat_map(|ends| ends.iter().map(|(_, (_, segment))| segment.clone())).collect()
+    /// Every segment with the node it ends at, in the order of the nodes.
+    pub(crate) fn segments(&self) -> Vec<(u32, Arc<Segment>)> {
+        let ends = self.nodes.iter().filter_map(|(index, node)| Some((index as u32, node.ends.get()?)));
+        ends.flat_map(|(at, ends)| ends.iter().map(move |(_, (_, segment))| (at, segment.clone()))).collect()
     }
 
     /// The nodes of the segment that ends at `at`, in order; the break or start before it is left out.
