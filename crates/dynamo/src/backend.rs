@@ -45,7 +45,8 @@ pub type CompiledGraph = Box<dyn Fn(&[GraphValue]) -> Result<Vec<Tensor>> + Send
 ///
 /// What is returned is checked (how many, which types) and copied where it shares memory with something else,
 /// so a backend can't break a program's aliasing. If `compile` fails, the graph runs op by op; a warning and
-/// `explain()` say why. An error of the compiled graph is the call's error.
+/// `explain()` say why. If a compiled graph fails, the program runs op by op, too, and fails as eager does; if
+/// it doesn't, the error of the compiled graph is the call's error.
 ///
 /// A function of a graph and its context is a backend, too:
 ///

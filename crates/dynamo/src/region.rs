@@ -130,7 +130,9 @@ impl Site {
 
     /// Why an event is another way to go on than the one recorded first.
     fn recompile(&self, number: usize, first: u32, event: &Event) -> Recompile {
-        let reason = difference(&self.trie.node(first).event, event);
+        let arrived = |&index: &u32| self.trie.node(index).event.guards().len();
+        let inputs: usize = self.trie.path(self.trie.node(first).parent).iter().map(arrived).sum();
+        let reason = difference(&self.trie.node(first).event, event, inputs);
         let reason = format!("recompile #{number} at {}: {reason}", location(event));
         Recompile { number, loc: line(event), reason }
     }
@@ -182,16 +184,16 @@ fn location(event: &Event) -> String {
     }
 }
 
-/// How two events differ, in words.
-fn difference(before: &Event, now: &Event) -> String {
+/// How two events differ, in words. So many inputs have arrived before.
+fn difference(before: &Event, now: &Event, inputs: usize) -> String {
     match (before, now) {
-        (Event::Call(a), Event::Call(b)) => call_difference(a, b),
+        (Event::Call(a), Event::Call(b)) => call_difference(a, b, inputs),
         (Event::Backward(_), Event::Backward(_)) => "backward finds other gradients in place".into(),
-        (before, now) => format!("{} was {}, now {}", "the next thing", kind(before), kind(now)),
+        (before, now) => format!("the next thing was {}, now {}", kind(before), kind(now)),
     }
 }
 
-fn call_difference(a: &CallEvent, b: &CallEvent) -> String {
+fn call_difference(a: &CallEvent, b: &CallEvent, inputs: usize) -> String {
     if a.op.name() != b.op.name() {
         return format!("the op was {}, now {}", a.op.name(), b.op.name());
     }
@@ -200,11 +202,13 @@ fn call_difference(a: &CallEvent, b: &CallEvent) -> String {
             return format!("{name} of {} was {before}, now {now}", a.op.name());
         }
     }
-    if let Some(text) = a.guards.iter().zip(&b.guards).find_map(|(a, b)| a.difference(b)) {
+    let guards = (inputs..).zip(a.guards.iter().zip(&b.guards));
+    if let Some(text) = guards.into_iter().find_map(|(i, (a, b))| a.difference(b, i)) {
         return text;
     }
     if a.grad_enabled != b.grad_enabled {
-        return format!("gradients were {}recorded, now {}", not(a.grad_enabled), not(b.grad_enabled));
+        let (before, now) = (not(a.grad_enabled), not(b.grad_enabled));
+        return format!("gradients were {before}recorded, now they are {now}recorded");
     }
     format!("{} has other operands", a.op.name())
 }

@@ -135,16 +135,11 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
     if let Some(reason) = &graph.interpreted {
         return writeln!(f, "  runs op by op: {reason}");
     }
-    writeln!(
-        f,
-        "  {} ({} compiled now), {}, {} read, {} written, {} of temporary memory",
-        plural(graph.kernels, "kernel"),
-        graph.compiled_kernels,
-        plural(graph.library_calls, "library call"),
-        bytes(graph.bytes_read),
-        bytes(graph.bytes_written),
-        bytes(graph.arena_bytes)
-    )?;
+    if graph.steps.is_empty() && graph.kernels == 0 {
+        writeln!(f, "  runs as its backend made it")?;
+    } else {
+        write_kernels(f, graph)?;
+    }
     if graph.has_backward {
         let (saved, recomputed) = (bytes(graph.bytes_saved), bytes(graph.bytes_recomputed));
         writeln!(f, "  backward compiled too: {saved} saved, {recomputed} recomputed")?;
@@ -163,6 +158,19 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
     }
     let times: Vec<String> = graph.times().iter().map(|(name, time)| format!("{name} {time:.1?}")).collect();
     writeln!(f, "  time: {}", times.join(", "))
+}
+
+fn write_kernels(f: &mut fmt::Formatter<'_>, graph: &GraphInfo) -> fmt::Result {
+    writeln!(
+        f,
+        "  {} ({} compiled now), {}, {} read, {} written, {} of temporary memory",
+        plural(graph.kernels, "kernel"),
+        graph.compiled_kernels,
+        plural(graph.library_calls, "library call"),
+        bytes(graph.bytes_read),
+        bytes(graph.bytes_written),
+        bytes(graph.arena_bytes)
+    )
 }
 
 impl fmt::Display for Explanation {

@@ -186,6 +186,8 @@ impl Segment {
             return match failure {
                 // Nothing was changed yet: the interpreter gives the very error that eager gives.
                 Stop::Retry => interpret::run(&site.trie, state),
+                // As above; if eager gives none, the error is the backend's.
+                Stop::Backend(error) => interpret::run(&site.trie, state).and(Err(error)),
                 Stop::Error(error) => {
                     interpret::drop_lazy_gradients(state);
                     Err(error)
@@ -207,6 +209,7 @@ impl Segment {
 
 enum Stop {
     Retry,
+    Backend(Error),
     Error(Error),
 }
 
@@ -253,7 +256,7 @@ fn execute(
             let graph = match code {
                 Code::Graph(graph) => graph,
                 Code::Custom(custom) => {
-                    results.extend(custom.run(&values)?);
+                    results.extend(custom.run(&values).map_err(Stop::Backend)?);
                     return Ok(());
                 }
                 Code::Program(_) => return Ok(()),
@@ -451,7 +454,7 @@ fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
             let mut results = Vec::with_capacity(program.outputs.len());
             program.executable.run(inputs, &scalars, &mut results).map_err(|failure| {
                 match Stop::from(failure) {
-                    Stop::Error(error) => error,
+                    Stop::Error(error) | Stop::Backend(error) => error,
                     Stop::Retry => Error::op(
                         "compiled backward",
                         Why::Other("an index is out of range".into()),

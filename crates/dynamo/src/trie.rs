@@ -82,9 +82,9 @@ impl Guard {
             && self.shares_with == other.shares_with
     }
 
-    /// What differs, in words.
-    pub(crate) fn difference(&self, other: &Guard) -> Option<String> {
-        let name = format!("input {}", self.variable);
+    /// What differs, in words, if it is the input with this number.
+    pub(crate) fn difference(&self, other: &Guard, number: usize) -> Option<String> {
+        let name = format!("input {number}");
         Some(match () {
             () if self.shape != other.shape => format!("{name} was {}, now {}", self.shape, other.shape),
             () if self.dtype != other.dtype => format!("{name} was {}, now {}", self.dtype, other.dtype),
@@ -152,6 +152,15 @@ pub(crate) enum Event {
 }
 
 impl Event {
+    /// The inputs first used by it.
+    pub(crate) fn guards(&self) -> &[Guard] {
+        match self {
+            Event::Start | Event::Break => &[],
+            Event::Call(call) => &call.guards,
+            Event::Backward(event) => &event.guards,
+        }
+    }
+
     /// Whether it is an op with these very attributes.
     pub(crate) fn is_call_of(&self, op: &Op) -> bool {
         matches!(self, Event::Call(call) if call.op == *op)

@@ -111,3 +111,28 @@ fn options_are_shown() -> Result<()> {
     assert_eq!(text, want);
     Ok(())
 }
+
+#[test]
+fn inputs_have_the_same_numbers_in_guards_and_recompiles() -> Result<()> {
+    let region = Compile::new().region();
+    let (x, y) = (t(&[1.0]), t(&[2.0]));
+    for z in [t(&[1.0]), t(&[1.0, 2.0])] {
+        region.run(|| x.exp()?.mul(&y)?.neg()?.add(&z))?;
+    }
+    let explanation = region.explain();
+    assert!(explanation.recompiles[0].reason.ends_with("input 2 was [1], now [2]"), "{explanation}");
+    assert_eq!(explanation.graphs[1].guards[2].to_string(), "input 2 is f32[2]");
+    Ok(())
+}
+
+#[test]
+fn recompiles_by_grad_mode_say_so() -> Result<()> {
+    let w = leaf(&[1.0]);
+    let region = Compile::new().region();
+    region.run(|| w.exp())?;
+    let _guard = no_grad();
+    region.run(|| w.exp())?;
+    let reason = &region.explain().recompiles[0].reason;
+    assert!(reason.ends_with("gradients were recorded, now they are not recorded"), "{reason}");
+    Ok(())
+}

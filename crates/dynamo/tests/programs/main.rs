@@ -197,7 +197,8 @@ fn eager() {
 
 #[test]
 fn reduce_overhead() {
-    check(Compile::new().mode(Mode::ReduceOverhead), 30_000..30_150);
+    // Programs whose kernels the test above has made.
+    check(Compile::new().mode(Mode::ReduceOverhead), 0..150);
 }
 
 #[test]
