@@ -1,5 +1,7 @@
 //! What recording has to know of a segment so far and replay does not: aliases, layouts, the tape.
 
+use std::time::Instant;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -37,8 +39,9 @@ struct Done {
 }
 
 /// The state of a recording, rebuilt from the trie when recording begins and kept up to date after.
-#[derive(Default)]
 pub(crate) struct Analysis {
+    /// When recording began.
+    pub(crate) started: Instant,
     variables: Vec<Known>,
     calls: Vec<Done>,
     /// Bases that were changed in place.
@@ -54,7 +57,15 @@ pub(crate) struct Analysis {
 impl Analysis {
     /// The analysis of the segment that ends at `at`.
     pub(crate) fn of(trie: &Trie, at: u32) -> Analysis {
-        let mut analysis = Analysis::default();
+        let mut analysis = Analysis {
+            started: Instant::now(),
+            variables: Vec::new(),
+            calls: Vec::new(),
+            written: FxHashSet::default(),
+            shared: FxHashSet::default(),
+            freed: FxHashSet::default(),
+            history: Vec::new(),
+        };
         for index in trie.path(at) {
             analysis.add(&trie.node(index).event);
         }

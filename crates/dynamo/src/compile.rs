@@ -35,6 +35,46 @@ impl<F: ?Sized> Compiled<F> {
     pub fn region(&self) -> &Region {
         &self.region
     }
+
+    /// Calls the function once with these arguments, a tuple of references, to have it compiled before it is
+    /// needed, and drops the result. What the function does stays done: a training step that is warmed up has
+    /// made a step.
+    ///
+    /// ```
+    /// use kiln_tensor::{Result, Tensor};
+    /// # fn main() -> Result<()> {
+    /// let f = kiln_dynamo::compile(|x: &Tensor, y: &Tensor| x.add(y)?.exp());
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0])?;
+    /// f.warm_up((&x, &x))?;
+    /// assert_eq!(f.explain().graphs.len(), 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn warm_up<Args>(&self, args: Args) -> Result<(), F::Error>
+    where
+        F: Call<Args>,
+    {
+        self.call.call(args)
+    }
+
+    /// Forgets all recordings, so that the next call compiles anew.
+    pub fn reset(&self) {
+        self.region.reset();
+    }
+}
+
+/// A function that can be called with a tuple of arguments: see [`Compiled::warm_up`].
+pub trait Call<Args> {
+    /// What goes wrong.
+    type Error;
+    /// Calls the function and drops its result.
+    fn call(&self, args: Args) -> Result<(), Self::Error>;
+}
+
+impl<'a, T, E> Call<()> for dyn Fn() -> Result<T, E> + 'a {
+    type Error = E;
+    fn call(&self, (): ()) -> Result<(), E> {
+        self().map(drop)
+    }
 }
 
 impl<F: ?Sized> Deref for Compiled<F> {
@@ -75,6 +115,13 @@ macro_rules! compilable {
             type Dyn = dyn Fn($(&$A),*) -> Result<T, Err> + 'a;
             fn wrap(self, region: Region) -> Box<Self::Dyn> {
                 Box::new(move |$($arg: &$A),*| region.run(|| self($($arg),*)))
+            }
+        }
+
+        impl<'a, 'b, T, Err, $($A: ?Sized),*> Call<($(&'b $A,)*)> for dyn Fn($(&$A),*) -> Result<T, Err> + 'a {
+            type Error = Err;
+            fn call(&self, ($($arg,)*): ($(&'b $A,)*)) -> Result<(), Err> {
+                self($($arg),*).map(drop)
             }
         }
     };

@@ -1,19 +1,24 @@
-//! What happened to a compiled function, as data and as text.
+//! What happened to a compiled function, as data. [`report`](crate::report) makes text of it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_ir::Loc;
+use rustc_hash::FxHashMap;
+
+use kiln_ir::{Error, Loc, Result, Shape, Strides};
+use kiln_tensor::DType;
 
 use crate::options::Compile;
 use crate::segment::{Plan, Segment};
+use crate::trie::{Event, Guard, Trie};
 
 /// A line at which a graph ends or is not compiled, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Break {
     /// The user's line.
     pub loc: Loc,
+    /// The module that the program was in last, by the parameters it used: `layers.3.fc`.
+    pub module: Option<String>,
     /// Why.
     pub reason: String,
 }
@@ -21,17 +26,48 @@ pub struct Break {
 /// A recording that went another way than before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recompile {
+    /// Which one it was, from 1.
+    pub number: usize,
+    /// The line of the op at which the ways part.
+    pub loc: Loc,
     /// `recompile #1 at model.rs:42: input 0 was [32], now [48]`.
     pub reason: String,
 }
 
+/// What is checked of an input on every call.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GuardInfo {
+    /// The input's number in its graph.
+    pub input: usize,
+    /// Its name in a model, if it has one: `fc1.weight`.
+    pub name: Option<String>,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its sizes.
+    pub shape: Shape,
+    /// Its strides.
+    pub strides: Strides,
+    /// Whether it asks for a gradient.
+    pub requires_grad: bool,
+    /// Whether it is a leaf, as parameters are.
+    pub leaf: bool,
+    /// The earlier input whose memory it shares.
+    pub shares_with: Option<usize>,
+}
+
 /// One captured graph.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct GraphInfo {
     /// Ops recorded.
     pub nodes: usize,
-    /// Inputs checked on every call.
-    pub guards: usize,
+    /// The ops by name, with how often each occurs, in the order in which they first do.
+    pub ops: Vec<(&'static str, usize)>,
+    /// What is checked of each input on every call.
+    pub guards: Vec<GuardInfo>,
+    /// Parameters that were used, asked for a gradient, and that no `backward` in the graph reached: by name,
+    /// or as `input 3` where there is none. Empty for a graph without `backward`.
+    pub without_gradient: Vec<String>,
     /// Kernel launches per call.
     pub kernels: usize,
     /// Kernels that had to be compiled (the others came from a cache).
@@ -58,21 +94,44 @@ pub struct GraphInfo {
     pub steps: Vec<String>,
     /// Fusions that were refused, and why.
     pub why_not: Vec<String>,
-    /// Time per stage.
+    /// What mode `max-autotune` measured and chose.
+    pub tuned: Vec<String>,
+    /// Time per stage, as it went; [`GraphInfo::times`] sums it up.
     pub stages: Vec<(&'static str, Duration)>,
     /// The text at each stage: graph, joint, prims, loops, code.
     pub texts: Vec<(&'static str, String)>,
 }
 
-/// See the [module](self).
+/// What happened to a compiled function: plain data, and a text (`to_string`) for people.
+///
+/// ```
+/// use kiln_dynamo::Compile;
+/// use kiln_tensor::{Result, Tensor};
+/// # fn main() -> Result<()> {
+/// let region = Compile::new().name("half").region();
+/// for size in [2, 3, 3] {
+///     let x = Tensor::ones([size], &kiln_tensor::Device::Cpu)?;
+///     region.run(|| x.mul(0.5))?;
+/// }
+/// let explanation = region.explain();
+/// assert_eq!((explanation.calls, explanation.replays, explanation.graphs.len()), (3, 1, 2));
+/// assert_eq!(explanation.graphs[0].ops, [("mul", 1)]);
+/// assert_eq!(explanation.graphs[1].guards[0].to_string(), "input 0 is f32[3]");
+/// assert!(explanation.recompiles[0].reason.ends_with("input 0 was [2], now [3]"));
+/// assert!(explanation.to_string().starts_with("half: 3 calls, 2 graphs, 0 breaks, 1 recompile"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Explanation {
     /// The function's name.
     pub name: String,
-    /// Mode and backend.
+    /// Mode, backend, and what differs from the defaults.
     pub options: String,
     /// Calls so far.
     pub calls: usize,
+    /// Calls that met nothing new.
+    pub replays: usize,
     /// Captured graphs.
     pub graphs: Vec<GraphInfo>,
     /// Graph breaks.
@@ -81,52 +140,42 @@ pub struct Explanation {
     pub fallbacks: Vec<Break>,
     /// Recompilations.
     pub recompiles: Vec<Recompile>,
+    /// Whether there were so many of them that the function runs eagerly now.
+    pub given_up: bool,
+}
+
+/// Runs a function once, compiled, and tells what happened; the result is dropped.
+///
+/// ```
+/// use kiln_tensor::Tensor;
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let x = Tensor::from_slice(&[1.0f32, 2.0])?;
+/// let explanation = kiln_dynamo::explain(|| {
+///     let y = x.exp()?;
+///     if y.sum()?.item::<f32>()? > 1.0 { y.neg() } else { Ok(y) }
+/// })?;
+/// assert_eq!((explanation.graphs.len(), explanation.breaks.len()), (2, 1));
+/// assert_eq!(explanation.breaks[0].reason, "item needs the value");
+/// # Ok(()) }
+/// ```
+pub fn explain<T, E: From<Error>>(body: impl FnOnce() -> Result<T, E>) -> Result<Explanation, E> {
+    let region = Compile::new().name("explain").region();
+    region.run(body)?;
+    Ok(region.explain())
 }
 
 impl Explanation {
-    pub(crate) fn new(
-        name: &str,
-        options: &Compile,
-        calls: usize,
-        segments: &[Arc<Segment>],
-        breaks: Vec<Break>,
-        fallbacks: Vec<Break>,
-        recompiles: Vec<Recompile>,
-    ) -> Explanation {
-        let graphs = segments.iter().map(|segment| {
-            let info = segment.info.clone();
-            let (interpreted, has_backward) = match &segment.plan {
-                Plan::Interpreted(reason) => (Some(reason.clone()), false),
-                Plan::Compiled { backward, .. } => (None, backward.is_some()),
-            };
-            GraphInfo {
-                nodes: info.nodes,
-                guards: info.guards,
-                kernels: info.kernels,
-                compiled_kernels: info.compiled_kernels,
-                library_calls: info.library_calls,
-                fallbacks: info.fallbacks,
-                bytes_read: info.bytes_read,
-                bytes_written: info.bytes_written,
-                arena_bytes: info.arena_bytes,
-                bytes_saved: info.bytes_saved,
-                bytes_recomputed: info.bytes_recomputed,
-                has_backward,
-                interpreted,
-                steps: info.steps,
-                why_not: info.why_not,
-                stages: info.stages,
-                texts: info.texts.iter().map(|(stage, text)| (*stage, text.to_string())).collect(),
-            }
-        });
+    pub(crate) fn empty(name: &str, options: &Compile) -> Explanation {
         Explanation {
             name: name.to_string(),
-            options: format!("mode {}, backend {}", options.mode, options.backend),
-            calls,
-            graphs: graphs.collect(),
-            breaks,
-            fallbacks,
-            recompiles,
+            options: options.to_string(),
+            calls: 0,
+            replays: 0,
+            graphs: Vec::new(),
+            breaks: Vec::new(),
+            fallbacks: Vec::new(),
+            recompiles: Vec::new(),
+            given_up: false,
         }
     }
 
@@ -134,109 +183,121 @@ impl Explanation {
     pub fn kernels(&self) -> usize {
         self.graphs.iter().map(|g| g.kernels).sum()
     }
+
+    /// Ops recorded, over all graphs.
+    pub fn ops(&self) -> usize {
+        self.graphs.iter().map(|g| g.nodes).sum()
+    }
+
+    /// Parameters that no `backward` reached, over all graphs: see [`GraphInfo::without_gradient`].
+    pub fn without_gradient(&self) -> Vec<&str> {
+        let mut names: Vec<&str> =
+            self.graphs.iter().flat_map(|g| &g.without_gradient).map(String::as_str).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
 }
 
-fn plural(count: usize, word: &str) -> String {
-    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+impl GraphInfo {
+    /// Time spent in capture, aot, prims, inductor, autotune, the C compiler, and a user's backend.
+    pub fn times(&self) -> Vec<(&'static str, Duration)> {
+        let group = |stage: &str| match stage {
+            "functionalise" | "joint" | "partition" => Some("aot"),
+            "inductor" | "bind" => Some("inductor"),
+            "compile" => Some("C compile"),
+            "capture" => Some("capture"),
+            "prims" => Some("prims"),
+            "autotune" => Some("autotune"),
+            "backend" => Some("backend"),
+            _ => None,
+        };
+        let mut sums: Vec<(&'static str, Duration)> = Vec::new();
+        for (stage, time) in &self.stages {
+            let Some(name) = group(stage) else { continue };
+            match sums.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, sum)) => *sum += *time,
+                None => sums.push((name, *time)),
+            }
+        }
+        sums
+    }
 }
 
-/// Ops of one line after each other name it once: `sub, mul at step.rs:7; sqrt at step.rs:8`.
-pub(crate) fn by_line(ops: &[String]) -> String {
-    let line = |op: &String| op.split_once(" at ").map(|(_, line)| line.to_string());
-    let groups = ops.chunk_by(|a, b| line(a).is_some() && line(a) == line(b));
-    let text = |group: &[String]| {
-        let names: Vec<&str> = group.iter().map(|op| op.split(" at ").next().unwrap_or(op)).collect();
-        match group.first().and_then(line) {
-            Some(line) => format!("{} at {line}", names.join(", ")),
-            None => names.join(", "),
+/// Every graph of a trie.
+pub(crate) fn graphs(trie: &Trie) -> Vec<GraphInfo> {
+    trie.segments().into_iter().map(|(at, segment)| graph(trie, at, &segment)).collect()
+}
+
+fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
+    let info = &segment.info;
+    let (interpreted, has_backward) = match &segment.plan {
+        Plan::Interpreted(reason) => (Some(reason.clone()), false),
+        Plan::Compiled { backward, .. } => (None, backward.is_some()),
+    };
+    let names: FxHashMap<u32, &String> = info.names.iter().map(|(v, name)| (*v, name)).collect();
+    let mut guards: Vec<GuardInfo> = Vec::new();
+    let mut ops: Vec<(&'static str, usize)> = Vec::new();
+    let mut positions = FxHashMap::default();
+    // Inputs are numbered among themselves: the numbers of variables mean nothing to a reader.
+    let mut numbers = FxHashMap::default();
+    let mut arrive = |new: &[Guard], guards: &mut Vec<GuardInfo>| {
+        for guard in new {
+            numbers.insert(guard.variable, guards.len());
+            guards.push(GuardInfo {
+                input: guards.len(),
+                name: names.get(&guard.variable).map(|name| name.to_string()),
+                dtype: guard.dtype,
+                shape: guard.shape.clone(),
+                strides: guard.strides.clone(),
+                requires_grad: guard.requires_grad,
+                leaf: guard.leaf,
+                shares_with: guard.shares_with.and_then(|v| numbers.get(&v).copied()),
+            });
         }
     };
-    groups.map(text).collect::<Vec<_>>().join("; ")
-}
-
-pub(crate) fn bytes(count: usize) -> String {
-    match count {
-        0..10_000 => format!("{count} B"),
-        10_000..10_000_000 => format!("{:.1} kB", count as f64 / 1e3),
-        _ => format!("{:.1} MB", count as f64 / 1e6),
+    for index in trie.path(at) {
+        let name = match &*trie.node(index).event {
+            Event::Start | Event::Break => continue,
+            Event::Call(call) => {
+                arrive(&call.guards, &mut guards);
+                call.op.name()
+            }
+            Event::Backward(event) => {
+                arrive(&event.guards, &mut guards);
+                "backward"
+            }
+        };
+        let position = *positions.entry(name).or_insert_with(|| {
+            ops.push((name, 0));
+            ops.len() - 1
+        });
+        ops[position].1 += 1;
     }
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{}: {}, {}, {}, {} ({})",
-            self.name,
-            plural(self.calls, "call"),
-            plural(self.graphs.len(), "graph"),
-            plural(self.breaks.len(), "break"),
-            plural(self.recompiles.len(), "recompile"),
-            self.options
-        )?;
-        for (i, graph) in self.graphs.iter().enumerate() {
-            writeln!(
-                f,
-                "graph {i}: {}, {}",
-                plural(graph.nodes, "op"),
-                plural(graph.guards, "guarded input")
-            )?;
-            if let Some(reason) = &graph.interpreted {
-                writeln!(f, "  runs op by op: {reason}")?;
-                continue;
-            }
-            writeln!(
-                f,
-                "  {} ({} compiled now), {}, {} read, {} written, {} of temporary memory",
-                plural(graph.kernels, "kernel"),
-                graph.compiled_kernels,
-                plural(graph.library_calls, "library call"),
-                bytes(graph.bytes_read),
-                bytes(graph.bytes_written),
-                bytes(graph.arena_bytes)
-            )?;
-            if graph.has_backward {
-                writeln!(
-                    f,
-                    "  backward compiled too: {} saved, {} recomputed",
-                    bytes(graph.bytes_saved),
-                    bytes(graph.bytes_recomputed)
-                )?;
-            }
-            for step in &graph.steps {
-                writeln!(f, "    {step}")?;
-            }
-            for op in &graph.fallbacks {
-                writeln!(f, "  runs eagerly inside: {op}")?;
-            }
-            for why in &graph.why_not {
-                writeln!(f, "  not fused: {why}")?;
-            }
-            let stages: Vec<String> =
-                graph.stages.iter().map(|(name, time)| format!("{name} {time:.1?}")).collect();
-            writeln!(f, "  time: {}", stages.join(", "))?;
-        }
-        for at in &self.breaks {
-            writeln!(f, "break at {}: {}", at.loc, at.reason)?;
-        }
-        for at in &self.fallbacks {
-            writeln!(f, "went on eagerly at {}: {}", at.loc, at.reason)?;
-        }
-        for recompile in &self.recompiles {
-            writeln!(f, "{}", recompile.reason)?;
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_named_once() {
-        let ops = ["sub at a.rs:1", "mul at a.rs:1", "sqrt at b.rs:2", "neg", "abs"].map(String::from);
-        assert_eq!(by_line(&ops), "sub, mul at a.rs:1; sqrt at b.rs:2; neg; abs");
-        assert_eq!(by_line(&[]), "");
+    let named = |v: &u32| match names.get(v) {
+        Some(name) => name.to_string(),
+        None => format!("input {}", numbers.get(v).copied().unwrap_or_default()),
+    };
+    GraphInfo {
+        nodes: info.nodes,
+        ops,
+        guards,
+        without_gradient: info.without_gradient.iter().map(named).collect(),
+        kernels: info.kernels,
+        compiled_kernels: info.compiled_kernels,
+        library_calls: info.library_calls,
+        fallbacks: info.fallbacks.clone(),
+        bytes_read: info.bytes_read,
+        bytes_written: info.bytes_written,
+        arena_bytes: info.arena_bytes,
+        bytes_saved: info.bytes_saved,
+        bytes_recomputed: info.bytes_recomputed,
+        has_backward,
+        interpreted,
+        steps: info.steps.clone(),
+        why_not: info.why_not.clone(),
+        tuned: info.tuned.clone(),
+        stages: info.stages.clone(),
+        texts: info.texts.iter().map(|(stage, text)| (*stage, text.to_string())).collect(),
     }
 }

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use kiln_aot::trace::GradTarget;
 use kiln_ir::{Error, Graph, Loc, Node, Op, Result, Scalar, TensorTy, Ty, Value, Why, Write};
-use kiln_tensor::hook::{Arg, Call, Output};
+use kiln_tensor::hook::{Arg, Call, Output, Scope};
 use kiln_tensor::{Tensor, TensorList, autograd, enable_grad, execute, no_grad};
 
 use crate::state::{Held, State};
@@ -179,8 +179,40 @@ fn backward(event: &BackwardEvent, state: &State, next: &mut usize) -> Result<()
     Ok(())
 }
 
-/// Runs a functional graph op by op on tensors: the `aot_eager` backend.
-pub(crate) fn graph(graph: &Graph, inputs: &[GraphValue]) -> Result<Vec<Tensor>> {
+/// Runs a functional graph op by op: the interpreter for backends of your own. Outputs may share memory with
+/// inputs and with each other.
+pub fn run_graph(graph: &Graph, inputs: &[GraphValue]) -> Result<Vec<Tensor>> {
+    run_graph_with(graph, inputs, &mut run_node)
+}
+
+/// [`run_graph`] with each op given to `run`, which may do it in a way of its own or hand it to [`run_node`].
+pub fn run_graph_with(
+    graph: &Graph,
+    inputs: &[GraphValue],
+    run: &mut dyn FnMut(&Node, &[&GraphValue]) -> Result<GraphValue>,
+) -> Result<Vec<Tensor>> {
+    if inputs.len() != graph.inputs.len() {
+        let what = format!("{} values for {} inputs", inputs.len(), graph.inputs.len());
+        return Err(Error::op("run_graph", Why::Other(what), Loc::UNKNOWN));
+    }
+    let _eager = Scope::suspend();
+    let values = values_of(graph, inputs, run)?;
+    graph.outputs.iter().map(|v| tensor_of(&values, *v)).collect()
+}
+
+/// Runs one op of a graph on its operands.
+pub fn run_node(node: &Node, args: &[&GraphValue]) -> Result<GraphValue> {
+    evaluate(node, args)
+}
+
+type Values = Vec<Option<GraphValue>>;
+
+/// Every value of a graph.
+fn values_of(
+    graph: &Graph,
+    inputs: &[GraphValue],
+    run: &mut dyn FnMut(&Node, &[&GraphValue]) -> Result<GraphValue>,
+) -> Result<Values> {
     let _mode = no_grad();
     let mut values: Vec<Option<GraphValue>> = vec![None; graph.value_count()];
     for (&value, input) in graph.inputs.iter().zip(inputs) {
@@ -189,14 +221,25 @@ pub(crate) fn graph(graph: &Graph, inputs: &[GraphValue]) -> Result<Vec<Tensor>>
     for node in &graph.nodes {
         let args: SmallVec<[&GraphValue; 4]> =
             node.args.iter().map(|v| values[v.index()].as_ref().ok_or_else(lost)).collect::<Result<_>>()?;
-        let result = evaluate(node, &args)?;
+        let result = run(node, &args)?;
         drop(args);
         values[node.outs[0].index()] = Some(result);
     }
-    let tensor = |value: Value| match &values[value.index()] {
+    Ok(values)
+}
+
+fn tensor_of(values: &Values, value: Value) -> Result<Tensor> {
+    match &values[value.index()] {
         Some(GraphValue::Tensor(t)) => Ok(t.clone()),
         _ => Err(lost()),
-    };
+    }
+}
+
+/// Runs a functional graph op by op on tensors and writes back: the `aot_eager` backend.
+pub(crate) fn graph(graph: &Graph, inputs: &[GraphValue]) -> Result<Vec<Tensor>> {
+    let _mode = no_grad();
+    let values = values_of(graph, inputs, &mut run_node)?;
+    let tensor = |value: Value| tensor_of(&values, value);
     // Outputs have memory of their own: a result may be a view of, or the same as, another or an input.
     let outputs = graph.outputs.iter().map(|&v| tensor(v)?.clone_tensor()).collect::<Result<Vec<_>>>()?;
     let element = |w: &Write| match (&values[w.value.index()], w.element) {
@@ -300,15 +343,34 @@ fn evaluate(node: &Node, args: &[&GraphValue]) -> Result<GraphValue> {
     })
 }
 
-/// A value while a graph is interpreted.
+/// A value of a graph: what goes into a compiled graph, and what its ops give.
 #[derive(Clone)]
-pub(crate) enum GraphValue {
+pub enum GraphValue {
+    /// A tensor.
     Tensor(Tensor),
+    /// A number.
     Number(Scalar),
+    /// A list of tensors; inside graphs only.
     List(TensorList),
 }
 
 impl GraphValue {
+    /// The tensor, if it is one.
+    pub fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            GraphValue::Tensor(tensor) => Some(tensor),
+            GraphValue::Number(_) | GraphValue::List(_) => None,
+        }
+    }
+
+    /// The number, if it is one.
+    pub fn number(&self) -> Option<Scalar> {
+        match self {
+            GraphValue::Number(number) => Some(*number),
+            GraphValue::Tensor(_) | GraphValue::List(_) => None,
+        }
+    }
+
     fn arg(&self) -> Arg<'_> {
         match self {
             GraphValue::Tensor(t) => Arg::Tensor(t),

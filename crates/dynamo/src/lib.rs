@@ -7,6 +7,10 @@
 //!
 //! | module        | what it is                                                             |
 //! |---------------|------------------------------------------------------------------------|
+//! | `options`     | what `compile()` can be told; `settings`: inductor's named options     |
+//! | `backend`     | who runs captured graphs: Kiln's backends and users' own               |
+//! | `stance`      | what compiled functions do for now; `counters`: what they did          |
+//! | `compile`     | functions of up to four arguments                                      |
 //! | `region`      | the primitive behind every form of `compile()`                         |
 //! | `run`         | one call: takes ops and runs segments where values are needed          |
 //! | `state`       | where a call is in the trie and how it goes on from op to op           |
@@ -14,31 +18,51 @@
 //! | `trie`        | everything the program ever did, as paths                              |
 //! | `analysis`    | what recording must know and replay needn't: aliases, the tape         |
 //! | `pipeline`    | the whole compiler as one list of stages                               |
+//! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
+//! | `autotune`    | the quickest of several forms of each kernel, by measuring             |
 //! | `segment`     | a compiled piece of program and its backward                           |
 //! | `interpret`   | the same piece run op by op                                            |
-//! | `explain`     | what happened, as data and text                                        |
+//! | `explain`     | what happened, as data; `report`: as text                              |
 
 mod analysis;
+mod autotune;
+mod backend;
 mod compile;
+mod counters;
 mod explain;
 mod interpret;
+mod kernels;
 mod logs;
 mod options;
 mod pipeline;
 mod record;
 mod region;
+mod report;
 mod run;
 mod segment;
+mod settings;
+mod stance;
 mod state;
 mod trie;
 
-pub use compile::{Compilable, Compiled, compile};
-pub use explain::{Break, Explanation, GraphInfo, Recompile};
-pub use options::{Backend, Compile, Mode};
+pub use backend::{
+    Backend, ChosenBackend, CompiledGraph, CustomBackend, GraphContext, GraphKind, Level, OutputRole,
+    list_backends, register_backend,
+};
+pub use compile::{Call, Compilable, Compiled, compile};
+pub use counters::{Counters, counters};
+pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, explain};
+pub use interpret::{GraphValue, run_graph, run_graph_with, run_node};
+pub use options::{Compile, Mode, OptimizationLevel};
 pub use region::Region;
+pub use settings::{OptLevel, OptionInfo, Settings, list_options};
+pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
 
-/// Forgets the kernels that this process has loaded, so that the next compilation starts cold (the disk cache
-/// is left alone). Compiled functions keep theirs.
+/// Starts afresh: drops the recordings of every compiled function of this process, forgets the kernels it has
+/// loaded (the disk cache is left alone) and sets the counters to zero. The functions stay usable and are
+/// compiled again when they are called; calls in progress end as they began.
 pub fn reset() {
-    pipeline::forget_kernels();
+    region::reset_all();
+    kernels::forget();
+    counters::reset();
 }

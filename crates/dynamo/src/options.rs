@@ -3,7 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use kiln_ir::{Error, Result};
+use kiln_ir::{Device, Error, Result};
+
+use crate::backend::{Backend, ChosenBackend};
+use crate::settings::Settings;
 
 /// What compilation aims for.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -11,26 +14,34 @@ pub enum Mode {
     /// A good balance.
     #[default]
     Default,
-    /// Least host time per call.
+    /// Least host time per call: a compiled graph keeps its temporary memory and its table of pointers from
+    /// one call to the next, at the price of memory that nothing else can use meanwhile.
     ReduceOverhead,
-    /// Measured choices, at the price of longer compilation.
+    /// Measured choices, at the price of longer compilation: each kernel is compiled in several forms, which
+    /// are timed; the quickest is kept, and remembered beside the kernel cache.
     MaxAutotune,
+    /// The same as `Default`, by the name that says what the function is for.
+    Training,
+    /// For inference: the function runs as under `no_grad`, so that nothing is kept for a backward pass.
+    Evaluation,
 }
 
-/// Who runs captured graphs.
+/// How much to optimise, as a number. A name for a choice of other options.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Backend {
-    /// Fused loops, compiled.
+pub enum OptimizationLevel {
+    /// No code generation: backend `aot_eager`.
+    O0,
+    /// The default.
     #[default]
-    Inductor,
-    /// The graphs after ahead-of-time autograd, op by op.
-    AotEager,
-    /// What was captured, op by op.
-    Eager,
+    O1,
+    /// Larger kernels: fewer passes over memory, longer compilation.
+    O2,
+    /// Mode `max-autotune`.
+    O3,
 }
 
 macro_rules! named {
-    ($ty:ident, $option:literal, $($variant:ident = $name:literal),*) => {
+    ($ty:ident, $option:literal, $($variant:ident = $name:literal $(| $alias:literal)*),*) => {
         impl $ty {
             /// Every value.
             pub const ALL: &'static [$ty] = &[$($ty::$variant),*];
@@ -41,42 +52,77 @@ macro_rules! named {
             }
         }
 
-        impl fmt::Display for $ty {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $ty {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.name())
             }
         }
 
-        impl FromStr for $ty {
-            type Err = Error;
-            fn from_str(text: &str) -> Result<$ty> {
-                $ty::ALL.iter().copied().find(|v| v.name() == text).ok_or_else(|| Error::Option {
-                    option: $option,
-                    value: text.to_string(),
-                    valid: [$($name),*].join(", "),
-                })
+        impl std::str::FromStr for $ty {
+            type Err = kiln_ir::Error;
+            fn from_str(text: &str) -> kiln_ir::Result<$ty> {
+                match text {
+                    $($name $(| $alias)* => Ok($ty::$variant),)*
+                    _ => Err(kiln_ir::Error::Option {
+                        option: $option,
+                        value: text.to_string(),
+                        valid: [$($name),*].join(", "),
+                    }),
+                }
             }
         }
     };
 }
-named!(Mode, "mode", Default = "default", ReduceOverhead = "reduce-overhead", MaxAutotune = "max-autotune");
-named!(Backend, "backend", Inductor = "inductor", AotEager = "aot_eager", Eager = "eager");
+pub(crate) use named;
+
+named!(
+    Mode,
+    "mode",
+    Default = "default",
+    ReduceOverhead = "reduce-overhead",
+    MaxAutotune = "max-autotune" | "max-autotune-no-cudagraphs",
+    Training = "training",
+    Evaluation = "evaluation"
+);
+named!(
+    OptimizationLevel,
+    "optimization_level",
+    O0 = "O0" | "0",
+    O1 = "O1" | "1",
+    O2 = "O2" | "2",
+    O3 = "O3" | "3"
+);
 
 /// How to compile: a builder that ends in a [`Region`](crate::Region) or a compiled function.
 ///
 /// ```
-/// use kiln_dynamo::{Compile, Mode};
-/// let region = Compile::new().mode(Mode::ReduceOverhead).fullgraph(true).region();
-/// # let _ = region;
+/// use kiln_dynamo::{Backend, Compile, Mode};
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let options = Compile::new()
+///     .mode(Mode::ReduceOverhead)
+///     .backend(Backend::Inductor)
+///     .fullgraph(true)
+///     .option("max_fusion_size", 64)?;
+/// // The same from text, as a command line or a configuration file has it.
+/// let same: Compile = "mode=reduce-overhead, fullgraph=true, options.max_fusion_size=64".parse()?;
+/// assert_eq!(options.to_string(), "mode reduce-overhead, backend inductor, fullgraph, max_fusion_size 64");
+/// assert_eq!(options.to_string(), same.to_string());
+/// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Compile {
     pub(crate) mode: Mode,
-    pub(crate) backend: Backend,
+    pub(crate) dynamic: Option<bool>,
+    pub(crate) backend: ChosenBackend,
     pub(crate) fullgraph: bool,
+    pub(crate) settings: Settings,
     pub(crate) disable: bool,
     pub(crate) name: Option<String>,
 }
+
+/// The names that [`Compile::set`] knows.
+const NAMES: [&str; 8] =
+    ["mode", "dynamic", "fullgraph", "backend", "disable", "name", "optimization_level", "device"];
 
 impl Compile {
     /// The defaults.
@@ -90,9 +136,18 @@ impl Compile {
         self
     }
 
-    /// Who runs captured graphs.
-    pub fn backend(mut self, backend: Backend) -> Compile {
-        self.backend = backend;
+    /// Whether sizes may differ from call to call: `true` expects it, `false` rules it out, `None` (the
+    /// default) decides by what is seen. Shown by `explain()`. Every size a function meets is compiled for in
+    /// any case, and results never depend on this.
+    pub fn dynamic(mut self, dynamic: impl Into<Option<bool>>) -> Compile {
+        self.dynamic = dynamic.into();
+        self
+    }
+
+    /// Who runs captured graphs: a [`Backend`], a [`CustomBackend`](crate::CustomBackend) of your own, or a
+    /// [`ChosenBackend`] parsed from a name.
+    pub fn backend(mut self, backend: impl Into<ChosenBackend>) -> Compile {
+        self.backend = backend.into();
         self
     }
 
@@ -113,6 +168,144 @@ impl Compile {
         self.name = Some(name.into());
         self
     }
+
+    /// The name that was given.
+    pub fn name_of(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// One of the named options of inductor ([`list_options`](crate::list_options)).
+    pub fn option(mut self, name: &str, value: impl ToString) -> Result<Compile> {
+        self.settings.set(name, &value.to_string())?;
+        Ok(self)
+    }
+
+    /// Several named options: a map from names to values.
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    /// let map = HashMap::from([("opt_level", "3"), ("recompile_limit", "64")]);
+    /// let compile = kiln_dynamo::Compile::new().options(map)?;
+    /// assert_eq!(compile.settings().recompile_limit, 64);
+    /// # Ok::<(), kiln_tensor::Error>(())
+    /// ```
+    pub fn options<N: AsRef<str>, V: ToString>(
+        mut self,
+        options: impl IntoIterator<Item = (N, V)>,
+    ) -> Result<Compile> {
+        for (name, value) in options {
+            self = self.option(name.as_ref(), value)?;
+        }
+        Ok(self)
+    }
+
+    /// The named options as they are.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// How much to optimise: `O0` is backend `aot_eager`, `O1` the default, `O2` larger kernels, `O3` mode
+    /// `max-autotune`. What is set afterwards wins.
+    pub fn optimization_level(mut self, level: OptimizationLevel) -> Compile {
+        match level {
+            OptimizationLevel::O0 => self.backend = Backend::AotEager.into(),
+            OptimizationLevel::O1 => {}
+            OptimizationLevel::O2 => self.settings.widen(),
+            OptimizationLevel::O3 => self.mode = Mode::MaxAutotune,
+        }
+        self
+    }
+
+    /// Says where the function runs. It runs where its tensors are, so this only checks that Kiln can compile
+    /// for that device.
+    pub fn device(self, device: &Device) -> Result<Compile> {
+        match device {
+            Device::Cpu => Ok(self),
+            Device::Cuda(_) => Err(unknown_device(&device.to_string())),
+        }
+    }
+
+    /// Sets any option by its name, from text or a value: `set("mode", "max-autotune")?`,
+    /// `set("fullgraph", true)?`. Named options of inductor are `options.NAME`.
+    pub fn set(mut self, name: &str, value: impl ToString) -> Result<Compile> {
+        let value = value.to_string();
+        if let Some(option) = name.strip_prefix("options.") {
+            return self.option(option, value);
+        }
+        match name {
+            "mode" => self.mode = value.parse()?,
+            "dynamic" => self.dynamic = dynamic(&value)?,
+            "fullgraph" => self.fullgraph = flag("fullgraph", &value)?,
+            "backend" => self.backend = value.parse()?,
+            "disable" => self.disable = flag("disable", &value)?,
+            "name" => self.name = Some(value),
+            "optimization_level" => self = self.optimization_level(value.parse()?),
+            "device" if value == "cpu" => {}
+            "device" => return Err(unknown_device(&value)),
+            _ => {
+                let valid = format!("{}, options.NAME", NAMES.join(", "));
+                return Err(Error::Option { option: "compile", value: name.to_string(), valid });
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn unknown_device(value: &str) -> Error {
+    Error::Option { option: "device", value: value.to_string(), valid: "cpu".to_string() }
+}
+
+fn flag(option: &'static str, value: &str) -> Result<bool> {
+    let unknown = |_| Error::Option { option, value: value.to_string(), valid: "true, false".into() };
+    value.parse().map_err(unknown)
+}
+
+fn dynamic(value: &str) -> Result<Option<bool>> {
+    match value {
+        "none" | "None" => Ok(None),
+        "true" => Ok(Some(true)),
+        "false" => Ok(Some(false)),
+        _ => Err(Error::Option {
+            option: "dynamic",
+            value: value.to_string(),
+            valid: "none, true, false".into(),
+        }),
+    }
+}
+
+/// `mode=reduce-overhead, fullgraph=true`: see [`Compile::set`].
+impl FromStr for Compile {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Compile> {
+        let mut compile = Compile::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| Error::Option {
+                option: "compile",
+                value: part.to_string(),
+                valid: "name=value, name=value, …".into(),
+            })?;
+            compile = compile.set(name.trim(), value.trim())?;
+        }
+        Ok(compile)
+    }
+}
+
+/// Mode, backend, and whatever differs from the defaults.
+impl fmt::Display for Compile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "mode {}, backend {}", self.mode, self.backend)?;
+        if let Some(dynamic) = self.dynamic {
+            write!(f, ", dynamic {dynamic}")?;
+        }
+        if self.fullgraph {
+            f.write_str(", fullgraph")?;
+        }
+        if self.disable {
+            f.write_str(", disabled")?;
+        }
+        let settings = self.settings.to_string();
+        if settings.is_empty() { Ok(()) } else { write!(f, ", {settings}") }
+    }
 }
 
 #[cfg(test)]
@@ -122,8 +315,50 @@ mod tests {
     #[test]
     fn unknown_values_are_refused_with_the_valid_ones() {
         assert_eq!("reduce-overhead".parse::<Mode>().unwrap(), Mode::ReduceOverhead);
-        let error = "fast".parse::<Mode>().unwrap_err().to_string();
-        assert_eq!(error, "mode: unknown value \"fast\"; valid are default, reduce-overhead, max-autotune");
+        let check = |text: &str, want: &str| {
+            assert_eq!(text.parse::<Compile>().unwrap_err().to_string(), want);
+        };
+        check(
+            "mode=fast",
+            "mode: unknown value \"fast\"; valid are default, reduce-overhead, max-autotune, training, evaluation",
+        );
+        check("dynamic=maybe", "dynamic: unknown value \"maybe\"; valid are none, true, false");
+        check("fullgraph=yes", "fullgraph: unknown value \"yes\"; valid are true, false");
+        check("device=cuda", "device: unknown value \"cuda\"; valid are cpu");
+        check("optimization_level=O4", "optimization_level: unknown value \"O4\"; valid are O0, O1, O2, O3");
+        check("options.opt_level=9", "opt_level: unknown value \"9\"; valid are 0, 1, 2, 3");
+        check("fullgraph", "compile: unknown value \"fullgraph\"; valid are name=value, name=value, …");
+        check(
+            "modus=default",
+            "compile: unknown value \"modus\"; valid are mode, dynamic, fullgraph, backend, disable, name, \
+             optimization_level, device, options.NAME",
+        );
         assert!("nvfuser".parse::<Backend>().unwrap_err().to_string().contains("aot_eager"));
+    }
+
+    #[test]
+    fn every_value_parses_from_its_name() {
+        for &mode in Mode::ALL {
+            assert_eq!(mode.name().parse::<Mode>().unwrap(), mode);
+        }
+        for &level in OptimizationLevel::ALL {
+            assert_eq!(level.name().parse::<OptimizationLevel>().unwrap(), level);
+        }
+        for &backend in Backend::ALL {
+            assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
+        }
+        assert_eq!("graph".parse::<Backend>().unwrap(), Backend::Inductor);
+    }
+
+    #[test]
+    fn optimization_levels_are_other_options() {
+        let text = |level: &str| Compile::new().set("optimization_level", level).unwrap().to_string();
+        assert_eq!(text("O0"), "mode default, backend aot_eager");
+        assert_eq!(text("1"), Compile::new().to_string());
+        assert!(text("O2").contains("max_fusion_size 600"));
+        assert_eq!(text("3"), "mode max-autotune, backend inductor");
+        let after = Compile::new().optimization_level(OptimizationLevel::O3).mode(Mode::Default);
+        assert_eq!(after.to_string(), "mode default, backend inductor");
+        assert_eq!(Compile::new().dynamic(true).to_string(), "mode default, backend inductor, dynamic true");
     }
 }

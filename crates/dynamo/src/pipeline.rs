@@ -1,31 +1,41 @@
 //! The whole compiler as one list of stages: from what was recorded to something that runs.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use kiln_aot::trace::{Event as TraceEvent, TraceArg, Variable};
 use kiln_aot::{Functional, GraphInput, Home, Joint, Survivor, Trace};
-use kiln_inductor::{KernelSource, Layout as InputLayout, Options, Place, Plan as Lowered, Step};
-use kiln_ir::math::c::{self, CIsa};
-use kiln_ir::{Grad, Graph, Layout, Result, Stage, TensorTy, Ty, Value, carries_gradient};
-use kiln_runtime::program::{self, Element, MatrixAt};
-use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Source, gemm, threads, warn};
-use kiln_tensor::program::{Executable, HostStep, View};
+use kiln_inductor::{Layout as InputLayout, Options, Plan as Lowered, Step, Tuning};
+use kiln_ir::{Grad, Graph, Layout, Result, Stage, Ty, Value, carries_gradient};
+use kiln_runtime::{threads, warn};
+use kiln_tensor::hook::Scope;
 
 use crate::analysis::{self, Analysis};
-use crate::explain;
+use crate::autotune;
+use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
+use crate::counters::{Count, count};
+use crate::kernels;
 use crate::logs::{self, Log};
-use crate::options::Backend;
+use crate::options::Mode;
 use crate::region::Site;
-use crate::segment::{Backward, Code, Info, Numbers, Plan, Program, Segment, Text};
+use crate::report;
+use crate::segment::{Backward, Code, Info, Plan, Segment, Text};
 use crate::trie::LiveSet;
 
 /// Compiles the segment that ends at `at`; what can't be compiled is interpreted, with the reason.
-/// `known` is the analysis of the recording, if it was kept.
-pub(crate) fn compile(site: &Site, at: u32, live: &LiveSet, known: Option<&Analysis>) -> Segment {
+/// `known` is the analysis of the recording, if it was kept; `name` tells the names of inputs that have one.
+pub(crate) fn compile(
+    site: &Site,
+    at: u32,
+    live: &LiveSet,
+    known: Option<&Analysis>,
+    name: &dyn Fn(Variable) -> Option<String>,
+) -> Segment {
+    count(Count::Graph);
+    // Measuring, and backends that users wrote, run ops of their own.
+    let _eager = Scope::suspend();
     let trace = analysis::trace(&site.trie, at);
     let made;
     let tape = match known {
@@ -35,9 +45,15 @@ pub(crate) fn compile(site: &Site, at: u32, live: &LiveSet, known: Option<&Analy
             &made
         }
     };
-    let mut stages = Stages { info: Info::default(), started: Instant::now() };
+    let keep_text = site.options.settings.keep_text;
+    let mut stages = Stages { info: Info::default(), started: Instant::now(), keep_text };
     stages.info.nodes = trace.events.len();
-    stages.info.guards = trace.variables.iter().filter(|v| v.input.is_some()).count();
+    if let Some(known) = known {
+        stages.info.stages.push(("capture", known.started.elapsed()));
+    }
+    let inputs = (0..).zip(&trace.variables).filter(|(_, variable)| variable.input.is_some());
+    stages.info.names = inputs.filter_map(|(v, _)| Some((v, name(v)?))).collect();
+    stages.info.without_gradient = without_gradient(&trace);
     let plan = match plan(site, &trace, tape, live, &mut stages) {
         Ok(plan) => plan,
         Err(reason) => Plan::Interpreted(reason),
@@ -60,18 +76,19 @@ fn plan(
     stages: &mut Stages,
 ) -> Result<Plan, String> {
     let live = variables(live);
-    if site.options.backend == Backend::Eager {
+    if site.options.backend.is(Backend::Eager) {
         return Err("backend eager".into());
     }
     compilable(trace)?;
     let functional = stages.run("functionalise", || kiln_aot::functionalise(trace, &live))?;
     stages.text("graph", Log::Graph, Arc::new(functional.graph.clone()), Stage::Functional)?;
     let (used_up, gradients) = leaving(trace, tape, &functional)?;
+    let results = functional.graph.outputs.len();
     let compiled = match gradients {
         None => {
             let graph = stages.prims(site, &functional.graph)?;
-            let code = stages.lower(site, &graph, &layouts(trace, &functional.inputs))?;
-            (code, None)
+            let layouts = layouts(trace, &functional.inputs);
+            (stages.lower(site, &graph, &layouts, GraphKind::Whole, results)?, None)
         }
         Some(gradients) => {
             let joint = stages.run("joint", || gradients.joint(&functional))?;
@@ -81,9 +98,12 @@ fn plan(
             let parts = stages.run("partition", || kiln_aot::partition(&joint))?;
             stages.info.bytes_saved = parts.report.bytes_saved;
             stages.info.bytes_recomputed = parts.report.bytes_recomputed;
-            let forward = stages.lower(site, &parts.forward, &layouts(trace, &functional.inputs))?;
-            let saved_layouts = gradients.backward_layouts(trace, &functional.inputs, &parts);
-            let code = stages.lower(site, &parts.backward, &saved_layouts)?;
+            let forward = layouts(trace, &functional.inputs);
+            let results = parts.forward_outputs;
+            let forward = stages.lower(site, &parts.forward, &forward, GraphKind::Forward, results)?;
+            let saved = gradients.backward_layouts(trace, &functional.inputs, &parts);
+            let results = parts.backward.outputs.len();
+            let code = stages.lower(site, &parts.backward, &saved, GraphKind::Backward, results)?;
             let partial = (gradients.outputs.len() > 1).then_some(parts.backward);
             let grads = gradients.inputs.iter().map(|&(_, v)| v).zip(parts.grads).collect();
             let backward = Backward {
@@ -112,6 +132,7 @@ fn plan(
 struct Stages {
     info: Info,
     started: Instant,
+    keep_text: bool,
 }
 
 impl Stages {
@@ -127,12 +148,16 @@ impl Stages {
             graph.verify(stage, name).map_err(|error| error.to_string())?;
         }
         logs::write(log, name, &|| graph.to_string());
-        self.info.texts.push((name, Text::Graph(graph)));
+        if self.keep_text {
+            self.info.texts.push((name, Text::Graph(graph)));
+        }
         Ok(())
     }
 
     fn prims(&mut self, site: &Site, graph: &Graph) -> Result<Arc<Graph>, String> {
-        if site.options.backend == Backend::AotEager {
+        let backend = &site.options.backend;
+        let wants_aten = backend.custom().is_some_and(|custom| custom.level() == Level::Aten);
+        if wants_aten || backend.is(Backend::AotEager) {
             return Ok(Arc::new(graph.clone()));
         }
         let graph = Arc::new(self.run("prims", || kiln_prims::lower(graph))?);
@@ -140,37 +165,106 @@ impl Stages {
         Ok(graph)
     }
 
-    fn lower(&mut self, site: &Site, graph: &Graph, layouts: &[InputLayout]) -> Result<Code, String> {
-        if site.options.backend == Backend::AotEager {
+    /// Makes a graph run; its first `results` outputs are what it is for, others are saved for a backward.
+    fn lower(
+        &mut self,
+        site: &Site,
+        graph: &Graph,
+        layouts: &[InputLayout],
+        kind: GraphKind,
+        results: usize,
+    ) -> Result<Code, String> {
+        let options = &site.options;
+        if options.backend.is(Backend::AotEager) {
             return Ok(Code::Graph(graph.clone()));
         }
-        let isa = c_isa(Isa::best());
-        let options = Options { input_layouts: layouts.to_vec(), isa, threads: threads::count() };
-        let lowered = {
-            let begin = Instant::now();
-            let lowered =
-                kiln_inductor::lower(graph, &options).map_err(|error| format!("inductor: {error}"))?;
-            self.info.stages.push(("inductor", begin.elapsed()));
-            lowered
+        if options.backend.custom().is_some() {
+            return self.custom(site, graph, layouts, kind, results);
+        }
+        let isa = options.settings.isa();
+        let lowering = Options {
+            input_layouts: layouts.to_vec(),
+            isa: kernels::c_isa(isa),
+            threads: threads::count(),
+            tuning: options.settings.tuning(),
         };
+        let lower = |tuning: Tuning| {
+            let lowering = Options { tuning, ..lowering.clone() };
+            kiln_inductor::lower(graph, &lowering).map_err(|error| format!("inductor: {error}"))
+        };
+        let mut lowered = self.timed("inductor", || lower(lowering.tuning))?;
         self.describe(&lowered);
-        let begin = Instant::now();
-        let (kernels, compiled) = load(&lowered)?;
-        self.info.stages.push(("compile", begin.elapsed()));
+        let level = options.settings.opt_level;
+        let (mut kernels, compiled) = self.timed("compile", || kernels::load(&lowered, isa, level))?;
         self.info.compiled_kernels += compiled;
-        let begin = Instant::now();
-        let program = bind(graph, lowered, kernels);
-        self.info.stages.push(("bind", begin.elapsed()));
+        if options.mode == Mode::MaxAutotune {
+            let tuned = self.timed("autotune", || {
+                Ok(autotune::tune(graph, &lowered, kernels, &options.settings, isa, &lower))
+            })?;
+            self.info.compiled_kernels += tuned.compiled;
+            self.info.tuned.extend(tuned.notes);
+            (lowered, kernels) = (tuned.plan, tuned.kernels);
+        }
+        let program = self.timed("bind", || kernels::bind(graph, &lowered, &kernels, options.mode))?;
         self.info.stages.push(("total", self.started.elapsed()));
-        program.map(Code::Program)
+        Ok(Code::Program(program))
+    }
+
+    /// Has the user's backend make a graph run.
+    fn custom(
+        &mut self,
+        site: &Site,
+        graph: &Graph,
+        layouts: &[InputLayout],
+        kind: GraphKind,
+        results: usize,
+    ) -> Result<Code, String> {
+        let options = &site.options;
+        let Some(backend) = options.backend.custom() else { return Err("no backend".into()) };
+        let is_tensor = |v: &Value| matches!(graph.ty(*v), Ty::Tensor(_));
+        let strides = graph.inputs.iter().zip(layouts);
+        let strides = strides.map(|(v, layout)| is_tensor(v).then(|| layout.strides.clone())).collect();
+        let mut outputs = vec![OutputRole::Result; results];
+        outputs.resize(graph.outputs.len(), OutputRole::Saved);
+        let context = GraphContext {
+            name: site.name(),
+            kind,
+            mode: options.mode,
+            dynamic: options.dynamic,
+            settings: &options.settings,
+            strides,
+            outputs,
+        };
+        let name = options.backend.name();
+        let made = self.timed("backend", || {
+            Custom::compile(backend, name, graph, context).map_err(|error| error.to_string())
+        });
+        made.map(Code::Custom).map_err(|error| {
+            let text = format!("backend {name} can't compile a graph: {error}");
+            warn::once(&text, || format!("{text}; it runs op by op"));
+            text
+        })
+    }
+
+    fn timed<T>(
+        &mut self,
+        name: &'static str,
+        body: impl FnOnce() -> Result<T, String>,
+    ) -> Result<T, String> {
+        let begin = Instant::now();
+        let result = body();
+        self.info.stages.push((name, begin.elapsed()));
+        result
     }
 
     fn describe(&mut self, lowered: &Lowered) {
         for kernel in &lowered.kernels {
             logs::write(Log::Loops, &kernel.name, &|| kernel.loops.clone());
             logs::write(Log::Code, &kernel.name, &|| kernel.source(lowered.isa));
-            self.info.texts.push(("loops", Text::Source(kernel.loops.clone())));
-            self.info.texts.push(("code", Text::Source(kernel.code.clone())));
+            if self.keep_text {
+                self.info.texts.push(("loops", Text::Source(kernel.loops.clone())));
+                self.info.texts.push(("code", Text::Source(kernel.code.clone())));
+            }
         }
         logs::write(Log::Fusion, "fusion", &|| lowered.report.to_string());
         let info = &mut self.info;
@@ -186,9 +280,9 @@ impl Stages {
             info.steps.push(format!(
                 "{} ({} read, {} written): {}",
                 report.name,
-                explain::bytes(report.bytes_read),
-                explain::bytes(report.bytes_written),
-                explain::by_line(&report.ops)
+                report::bytes(report.bytes_read),
+                report::bytes(report.bytes_written),
+                report::by_line(&report.ops)
             ));
         }
         info.why_not.extend(lowered.report.why_not.iter().map(|why| why.to_string()));
@@ -198,6 +292,33 @@ impl Stages {
 fn variables(live: &LiveSet) -> Vec<Variable> {
     let bit = |i: u32| live[i as usize / 64] >> (i % 64) & 1 == 1;
     (0..live.len() as u32 * 64).filter(|&i| bit(i)).collect()
+}
+
+/// Leaves that were used where gradients are recorded and that no `backward` reached, if there was one.
+fn without_gradient(trace: &Trace) -> Vec<Variable> {
+    let mut used = FxHashSet::default();
+    let mut reached = FxHashSet::default();
+    let mut walked = false;
+    for event in &trace.events {
+        match event {
+            TraceEvent::Call { op, args, grad_enabled: true, .. } if !matches!(op.row().grad, Grad::Zero) => {
+                used.extend(args.iter().filter_map(|arg| match arg {
+                    TraceArg::Variable(v) => Some(*v),
+                    TraceArg::Number(_) => None,
+                }));
+            }
+            TraceEvent::Call { .. } => {}
+            TraceEvent::Backward { targets, .. } => {
+                walked = true;
+                reached.extend(targets.iter().map(|(leaf, _)| *leaf));
+            }
+        }
+    }
+    let waits = |v: &Variable| {
+        let input = trace.variables[*v as usize].input.as_ref();
+        used.contains(v) && !reached.contains(v) && input.is_some_and(|i| i.requires_grad && i.leaf)
+    };
+    if walked { (0..trace.variables.len() as Variable).filter(waits).collect() } else { Vec::new() }
 }
 
 /// Why a trace can't become a graph, if it can't.
@@ -326,197 +447,4 @@ impl Gradients {
             })
             .collect()
     }
-}
-
-fn c_isa(isa: Isa) -> CIsa {
-    match isa {
-        Isa::Avx512 => CIsa::Avx512,
-        Isa::Avx2 => CIsa::Avx2,
-        Isa::Plain => CIsa::Plain,
-    }
-}
-
-/// Kernels that are loaded in this process, by name and instruction set.
-fn loaded() -> &'static Mutex<FxHashMap<(String, CIsa), Kernel>> {
-    static LOADED: OnceLock<Mutex<FxHashMap<(String, CIsa), Kernel>>> = OnceLock::new();
-    LOADED.get_or_init(Mutex::default)
-}
-
-/// Forgets the kernels loaded so far (those in use stay).
-pub(crate) fn forget_kernels() {
-    loaded().lock().clear();
-}
-
-/// The plan's kernels, compiled where they are not there yet, and how many had to be compiled. Kernels are
-/// compiled together in a few sources of about equal length, at most one per core: most of a small
-/// kernel's compile time is the compiler's start.
-fn load(lowered: &Lowered) -> Result<(Vec<Kernel>, usize), String> {
-    let key = |kernel: &KernelSource| (kernel.name.clone(), lowered.isa);
-    let missing: Vec<&KernelSource> = {
-        let loaded = loaded().lock();
-        lowered.kernels.iter().filter(|k| !loaded.contains_key(&key(k))).collect()
-    };
-    let mut by_lanes: FxHashMap<usize, Vec<&KernelSource>> = FxHashMap::default();
-    for kernel in missing {
-        by_lanes.entry(kernel.lanes).or_default().push(kernel);
-    }
-    let mut groups: Vec<(usize, Vec<&KernelSource>)> = by_lanes.into_iter().collect();
-    groups.sort_by_key(|(lanes, _)| *lanes);
-    let mut shards: Vec<Vec<&KernelSource>> = Vec::new();
-    for (_, mut kernels) in groups {
-        kernels.sort_by_key(|k| std::cmp::Reverse(k.code.len()));
-        let count = threads::count().min(kernels.len());
-        let mut parts: Vec<(usize, Vec<&KernelSource>)> = vec![(0, Vec::new()); count];
-        for kernel in kernels {
-            if let Some(part) = parts.iter_mut().min_by_key(|(size, _)| *size) {
-                part.0 += kernel.code.len();
-                part.1.push(kernel);
-            }
-        }
-        shards.extend(parts.into_iter().map(|(_, kernels)| kernels));
-    }
-    let sources: Vec<Source> = shards
-        .iter()
-        .map(|kernels| {
-            let mut flags = vec!["-O2", "-fno-strict-aliasing"];
-            flags.extend(c::FLAGS);
-            if kernels.iter().any(|k| k.needs_libm) {
-                flags.push("-lm");
-            }
-            Source::new(KernelSource::shard(kernels, lowered.isa), &flags)
-        })
-        .collect();
-    let mut compiled = 0;
-    for (kernels, outcome) in shards.iter().zip(KernelCache::global().load_many(&sources)) {
-        let library = match outcome {
-            Ok(library) => library,
-            Err(error) => {
-                let text = error.to_string();
-                warn::once("compile", || {
-                    format!("kernels can't be compiled, running eagerly instead: {text}")
-                });
-                return Err(format!("compile: {text}"));
-            }
-        };
-        if matches!(library.origin, Origin::Compiler) {
-            compiled += kernels.len();
-        }
-        let mut loaded = loaded().lock();
-        for kernel in kernels {
-            let found = Kernel::new(library.library.clone(), &kernel.name)
-                .ok_or_else(|| format!("compile: {} is not in its library", kernel.name))?;
-            loaded.insert(key(kernel), found);
-        }
-    }
-    let loaded = loaded().lock();
-    let kernels: Option<Vec<Kernel>> = lowered.kernels.iter().map(|k| loaded.get(&key(k)).cloned()).collect();
-    Ok((kernels.ok_or("compile: a kernel was lost")?, compiled))
-}
-
-fn element(dtype: kiln_ir::DType) -> Element {
-    // Prims that are library calls are on computing types only.
-    match dtype.computing() {
-        kiln_ir::DType::F64 => Element::F64,
-        kiln_ir::DType::F32 => Element::F32,
-        _ => Element::I64,
-    }
-}
-
-/// Turns a plan into a program: buffers to places, references to pointers and numbers.
-fn bind(graph: &Graph, lowered: Lowered, kernels: Vec<Kernel>) -> Result<Program, String> {
-    let buffers = &lowered.buffers;
-    let mut numbers = Numbers { table: Vec::new(), computed: lowered.scalars.clone() };
-    let mut host_steps = Vec::new();
-    let mut steps = Vec::new();
-    let places = buffers
-        .iter()
-        .map(|b| match b.place {
-            Place::Input(i) => program::Place::Input(i),
-            Place::Output(i) => program::Place::Output(i),
-            Place::Arena { offset } => program::Place::Arena(offset),
-        })
-        .collect();
-    let view = |id: kiln_inductor::BufferId| {
-        let b = &buffers[id.index()];
-        let layout = Layout { shape: b.shape.clone(), strides: b.strides.clone(), offset: 0 };
-        View { buffer: id.index(), ty: TensorTy::new(b.dtype, b.shape.clone()), layout }
-    };
-    let matrix = |m: &kiln_inductor::MatrixRef| MatrixAt {
-        buffer: m.at.buffer.index(),
-        offset: m.at.offset as isize,
-        row: m.row as isize,
-        column: m.column as isize,
-    };
-    for step in &lowered.steps {
-        steps.push(match step {
-            Step::Kernel { kernel, bufs, ints, scalars, items, grain, scratch_bytes, checks: _ } => {
-                let bytes = |b: &kiln_inductor::BufferRef| {
-                    let size = buffers[b.buffer.index()].dtype.size() as i64;
-                    (b.buffer.index(), (b.offset * size) as isize)
-                };
-                program::Step::Kernel {
-                    kernel: kernels[*kernel].clone(),
-                    bufs: bufs.iter().map(bytes).collect(),
-                    ints: ints.clone(),
-                    scalars: scalars.iter().map(|s| numbers.position(*s)).collect(),
-                    items: *items,
-                    grain: *grain,
-                    scratch_bytes: *scratch_bytes,
-                }
-            }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype } => program::Step::Gemm {
-                shape: gemm::Shape { m: *m, n: *n, k: *k },
-                dst: matrix(dst),
-                lhs: matrix(lhs),
-                rhs: matrix(rhs),
-                accumulate: *accumulate,
-                element: element(*dtype),
-            },
-            Step::Random { distribution, buffer, seed, offset } => program::Step::Random {
-                normal: matches!(distribution, kiln_inductor::Distribution::Normal),
-                buffer: buffer.index(),
-                count: buffers[buffer.index()].shape.numel(),
-                element: element(buffers[buffer.index()].dtype),
-                seed: numbers.position(*seed),
-                offset: numbers.position(*offset),
-            },
-            Step::Copy { src, dst } => {
-                host_steps.push(HostStep::Copy { src: view(*src), dst: view(*dst) });
-                program::Step::Host(host_steps.len() - 1)
-            }
-            Step::Fallback { op, args, outs, loc } => {
-                let out = view(*outs.first().ok_or("a fallback without a result")?);
-                let operand = |v: &kiln_inductor::ViewRef| View {
-                    buffer: v.at.buffer.index(),
-                    ty: TensorTy::new(buffers[v.at.buffer.index()].dtype, v.shape.clone()),
-                    layout: Layout {
-                        shape: v.shape.clone(),
-                        strides: v.strides.clone(),
-                        offset: v.at.offset as usize,
-                    },
-                };
-                let args = args.iter().map(operand).collect();
-                host_steps.push(HostStep::Op { op: op.clone(), args, out, loc: *loc });
-                program::Step::Host(host_steps.len() - 1)
-            }
-        });
-    }
-    let outputs: Vec<TensorTy> = graph
-        .outputs
-        .iter()
-        .map(|&v| {
-            graph.ty(v).as_tensor().cloned().ok_or_else(|| "an output that is not a tensor".to_string())
-        })
-        .collect::<Result<_, _>>()?;
-    for (i, id) in lowered.outputs.iter().enumerate() {
-        if buffers[id.index()].place != Place::Output(i) {
-            return Err(format!("output {i} has no buffer of its own"));
-        }
-    }
-    let targets: FxHashSet<Value> = graph.writes.iter().map(|w| w.target).collect();
-    let writes: Vec<bool> = graph.inputs.iter().map(|v| targets.contains(v)).collect();
-    let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
-    let program = program::Program { steps, places, arena_bytes: lowered.arena_bytes };
-    let executable = Executable::new(program, outputs, writes, host_steps);
-    Ok(Program { executable, numbers, outputs: kinds })
 }

@@ -1,22 +1,24 @@
 //! Regions: the primitive behind every form of `compile()`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
-use kiln_ir::{Error, Result};
+use kiln_ir::{Error, Loc, Result};
 use kiln_runtime::warn;
-use kiln_tensor::hook::{self, Scope};
+use kiln_tensor::hook::Scope;
+use kiln_tensor::no_grad;
 
+use crate::counters::{self, Count, count};
 use crate::explain::{Break, Explanation, Recompile};
 use crate::logs::{self, Log};
-use crate::options::Compile;
+use crate::options::{Compile, Mode};
 use crate::run::Run;
-use crate::trie::{CallEvent, Event, Trie};
+use crate::stance::{Stance, is_compiling, stance};
+use crate::state::Leave;
+use crate::trie::{CallEvent, Event, ROOT, Trie};
 
-/// More different continuations than this in one region, and it runs eagerly from then on.
-const RECOMPILE_LIMIT: usize = 16;
 /// More recorded ops than this, and it runs eagerly from then on.
 const NODE_LIMIT: usize = 1 << 20;
 
@@ -24,42 +26,100 @@ const NODE_LIMIT: usize = 1 << 20;
 pub(crate) struct Site {
     pub(crate) options: Compile,
     pub(crate) trie: Trie,
-    runs: Mutex<Vec<Arc<Run>>>,
+    /// Runs that the next calls use again; none once the region is gone or was reset. A run holds its site,
+    /// so neither would ever be freed otherwise.
+    runs: Mutex<Option<Vec<Arc<Run>>>>,
     breaks: Mutex<Vec<Break>>,
     fallbacks: Mutex<Vec<Break>>,
     recompiles: Mutex<Vec<Recompile>>,
     calls: AtomicUsize,
+    replays: AtomicUsize,
     given_up: AtomicBool,
 }
 
 impl Site {
+    fn new(options: Compile) -> Arc<Site> {
+        Arc::new(Site {
+            options,
+            trie: Trie::new(),
+            runs: Mutex::new(Some(Vec::new())),
+            breaks: Mutex::default(),
+            fallbacks: Mutex::default(),
+            recompiles: Mutex::default(),
+            calls: AtomicUsize::new(0),
+            replays: AtomicUsize::new(0),
+            given_up: AtomicBool::new(false),
+        })
+    }
+
+    /// Lets go of the runs that are kept.
+    fn retire(&self) {
+        let runs = self.runs.lock().take();
+        drop(runs);
+    }
+
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn note_break(&self, at: Break) {
-        note(&self.breaks, at);
+    /// A value was needed in the middle of a call. `module` says where, if it is known.
+    pub(crate) fn note_break(&self, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
+        count(Count::Break);
+        note(&self.breaks, loc, reason, module);
     }
 
-    pub(crate) fn note_fallback(&self, at: Break) {
-        note(&self.fallbacks, at);
+    /// The rest of a call runs eagerly.
+    pub(crate) fn note_fallback(&self, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
+        count(Count::Fallback);
+        note(&self.fallbacks, loc, reason, module);
+    }
+
+    /// Called before a segment is compiled. If the stance forbids it, the segment runs op by op, and the
+    /// error, if there is one, is the call's.
+    pub(crate) fn may_compile(&self) -> Result<(), Option<Error>> {
+        counters::note_new();
+        match stance() {
+            Stance::Default | Stance::ForceEager => Ok(()),
+            Stance::EagerOnRecompile => Err(None),
+            Stance::FailOnRecompile => {
+                let reason = format!("{} keeps other results than before", self.name());
+                Err(Some(Error::Recompile { reason }))
+            }
+        }
     }
 
     /// Called before the trie grows at a node: keeps the reason if this is another way to go on, and says no
-    /// past the limits.
-    pub(crate) fn check_growth(&self, at: u32, event: &Event) -> Result<(), &'static str> {
+    /// past the limits and where the stance forbids it.
+    pub(crate) fn check_growth(&self, at: u32, event: &Event) -> Result<(), Leave> {
+        counters::note_new();
         let siblings = self.trie.children(at);
+        match stance() {
+            Stance::Default | Stance::ForceEager => {}
+            Stance::EagerOnRecompile => {
+                return Err(Leave::Eager("new to this function, and the stance is eager_on_recompile"));
+            }
+            Stance::FailOnRecompile => {
+                let number = self.recompiles.lock().len() + 1;
+                let reason = match siblings.first() {
+                    Some(&first) => self.recompile(number, first, event).reason,
+                    None if at == ROOT => format!("{} was not compiled yet", self.name()),
+                    None => format!("{} at {} was never met here", kind(event), location(event)),
+                };
+                return Err(Leave::Error(Error::Recompile { reason }));
+            }
+        }
         if self.trie.len() >= NODE_LIMIT {
             return self.give_up("too many recorded ops");
         }
         let Some(&first) = siblings.first() else { return Ok(()) };
-        let reason = difference(&self.trie.node(first).event, event);
+        count(Count::Recompile);
         let mut recompiles = self.recompiles.lock();
         let number = recompiles.len() + 1;
-        let text = format!("recompile #{number} at {}: {reason}", location(event));
+        let recompile = self.recompile(number, first, event);
+        let text = recompile.reason.clone();
         logs::write(Log::Recompiles, "recompile", &|| text.clone());
-        recompiles.push(Recompile { reason: text.clone() });
-        if number > RECOMPILE_LIMIT {
+        recompiles.push(recompile);
+        if number > self.options.settings.recompile_limit {
             drop(recompiles);
             let key = format!("recompiles-{:p}", self);
             warn::once(&key, || format!("{}: {text}; running eagerly from now on", self.name()));
@@ -68,21 +128,51 @@ impl Site {
         Ok(())
     }
 
-    fn give_up(&self, reason: &'static str) -> Result<(), &'static str> {
-        self.given_up.store(true, Ordering::Relaxed);
-        Err(reason)
+    /// Why an event is another way to go on than the one recorded first.
+    fn recompile(&self, number: usize, first: u32, event: &Event) -> Recompile {
+        let arrived = |&index: &u32| self.trie.node(index).event.guards().len();
+        let inputs: usize = self.trie.path(self.trie.node(first).parent).iter().map(arrived).sum();
+        let reason = difference(&self.trie.node(first).event, event, inputs);
+        let reason = format!("recompile #{number} at {}: {reason}", location(event));
+        Recompile { number, loc: line(event), reason }
     }
 
-    fn name(&self) -> &str {
+    fn give_up(&self, reason: &'static str) -> Result<(), Leave> {
+        self.given_up.store(true, Ordering::Relaxed);
+        Err(Leave::Eager(reason))
+    }
+
+    pub(crate) fn name(&self) -> &str {
         self.options.name.as_deref().unwrap_or("compiled function")
+    }
+
+    fn explain(&self) -> Explanation {
+        Explanation {
+            calls: self.calls.load(Ordering::Relaxed),
+            replays: self.replays.load(Ordering::Relaxed),
+            graphs: crate::explain::graphs(&self.trie),
+            breaks: self.breaks.lock().clone(),
+            fallbacks: self.fallbacks.lock().clone(),
+            recompiles: self.recompiles.lock().clone(),
+            given_up: self.is_given_up(),
+            ..Explanation::empty(self.name(), &self.options)
+        }
     }
 }
 
 /// Keeps the first of equal entries.
-fn note(list: &Mutex<Vec<Break>>, at: Break) {
+fn note(list: &Mutex<Vec<Break>>, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
     let mut list = list.lock();
-    if !list.contains(&at) {
-        list.push(at);
+    if !list.iter().any(|at| at.loc == loc && at.reason == reason) {
+        list.push(Break { loc, module: module(), reason: reason.to_string() });
+    }
+}
+
+fn line(event: &Event) -> Loc {
+    match event {
+        Event::Call(call) => call.loc,
+        Event::Backward(event) => event.loc,
+        Event::Start | Event::Break => Loc::UNKNOWN,
     }
 }
 
@@ -94,16 +184,16 @@ fn location(event: &Event) -> String {
     }
 }
 
-/// How two events differ, in words.
-fn difference(before: &Event, now: &Event) -> String {
+/// How two events differ, in words. So many inputs have arrived before.
+fn difference(before: &Event, now: &Event, inputs: usize) -> String {
     match (before, now) {
-        (Event::Call(a), Event::Call(b)) => call_difference(a, b),
+        (Event::Call(a), Event::Call(b)) => call_difference(a, b, inputs),
         (Event::Backward(_), Event::Backward(_)) => "backward finds other gradients in place".into(),
-        (before, now) => format!("{} was {}, now {}", "the next thing", kind(before), kind(now)),
+        (before, now) => format!("the next thing was {}, now {}", kind(before), kind(now)),
     }
 }
 
-fn call_difference(a: &CallEvent, b: &CallEvent) -> String {
+fn call_difference(a: &CallEvent, b: &CallEvent, inputs: usize) -> String {
     if a.op.name() != b.op.name() {
         return format!("the op was {}, now {}", a.op.name(), b.op.name());
     }
@@ -112,11 +202,13 @@ fn call_difference(a: &CallEvent, b: &CallEvent) -> String {
             return format!("{name} of {} was {before}, now {now}", a.op.name());
         }
     }
-    if let Some(text) = a.guards.iter().zip(&b.guards).find_map(|(a, b)| a.difference(b)) {
+    let guards = (inputs..).zip(a.guards.iter().zip(&b.guards));
+    if let Some(text) = guards.into_iter().find_map(|(i, (a, b))| a.difference(b, i)) {
         return text;
     }
     if a.grad_enabled != b.grad_enabled {
-        return format!("gradients were {}recorded, now {}", not(a.grad_enabled), not(b.grad_enabled));
+        let (before, now) = (not(a.grad_enabled), not(b.grad_enabled));
+        return format!("gradients were {before}recorded, now they are {now}recorded");
     }
     format!("{} has other operands", a.op.name())
 }
@@ -153,7 +245,30 @@ fn kind(event: &Event) -> String {
 /// ```
 #[derive(Clone)]
 pub struct Region {
-    site: Arc<Site>,
+    place: Arc<Place>,
+}
+
+/// Where a region's recordings are: `reset` puts new ones there.
+struct Place {
+    options: Compile,
+    site: RwLock<Arc<Site>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.site.get_mut().retire();
+    }
+}
+
+/// All regions of the process, for `reset`.
+static REGIONS: Mutex<Vec<Weak<Place>>> = Mutex::new(Vec::new());
+
+/// Drops the recordings of every region.
+pub(crate) fn reset_all() {
+    let regions: Vec<Arc<Place>> = REGIONS.lock().iter().filter_map(Weak::upgrade).collect();
+    for place in regions {
+        Region { place }.reset();
+    }
 }
 
 /// Ends a call whatever way it ends.
@@ -174,18 +289,14 @@ impl Drop for Finish<'_> {
 impl Compile {
     /// A region with these options.
     pub fn region(self) -> Region {
-        Region {
-            site: Arc::new(Site {
-                options: self,
-                trie: Trie::new(),
-                runs: Mutex::default(),
-                breaks: Mutex::default(),
-                fallbacks: Mutex::default(),
-                recompiles: Mutex::default(),
-                calls: AtomicUsize::new(0),
-                given_up: AtomicBool::new(false),
-            }),
+        let site = RwLock::new(Site::new(self.clone()));
+        let place = Arc::new(Place { options: self, site });
+        let mut regions = REGIONS.lock();
+        if regions.len() == regions.capacity() {
+            regions.retain(|region| region.strong_count() > 0);
         }
+        regions.push(Arc::downgrade(&place));
+        Region { place }
     }
 }
 
@@ -193,12 +304,26 @@ impl Region {
     /// Runs a closure, its tensor work compiled. Any captures, any result; inputs are found by use. A region
     /// inside another is part of it.
     pub fn run<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let nested = hook::with_current(|recorder| recorder.is_some());
-        if nested || self.site.options.disable || self.site.is_given_up() {
+        let options = &self.place.options;
+        let _mode = (options.mode == Mode::Evaluation).then(no_grad);
+        if is_compiling() {
             return body();
         }
-        self.site.calls.fetch_add(1, Ordering::Relaxed);
-        let run = self.site.runs.lock().pop().unwrap_or_else(|| Run::new(self.site.clone()));
+        if options.disable || stance() == Stance::ForceEager {
+            count(Count::EagerCall);
+            return body();
+        }
+        let site = self.place.site.read().clone();
+        site.calls.fetch_add(1, Ordering::Relaxed);
+        count(Count::Call);
+        if site.is_given_up() {
+            count(Count::EagerCall);
+            return body();
+        }
+        let kept = site.runs.lock().as_mut().and_then(Vec::pop);
+        let run = kept.unwrap_or_else(|| Run::new(site.clone()));
+        // What a call that panicked left.
+        counters::take_new();
         run.begin();
         let mut finish = Finish { run: &run, done: false };
         let result = {
@@ -208,7 +333,13 @@ impl Region {
         finish.done = true;
         let ended = run.end(result.is_ok());
         drop(finish);
-        self.site.runs.lock().push(run);
+        if !counters::take_new() {
+            count(Count::Replay);
+            site.replays.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(runs) = &mut *site.runs.lock() {
+            runs.push(run);
+        }
         match result {
             Ok(value) => ended.map(|()| value).map_err(E::from),
             Err(error) => Err(error),
@@ -217,14 +348,24 @@ impl Region {
 
     /// What was captured, compiled and refused so far.
     pub fn explain(&self) -> Explanation {
-        Explanation::new(
-            self.site.name(),
-            &self.site.options,
-            self.site.calls.load(Ordering::Relaxed),
-            &self.site.trie.segments(),
-            self.site.breaks.lock().clone(),
-            self.site.fallbacks.lock().clone(),
-            self.site.recompiles.lock().clone(),
-        )
+        let site = self.place.site.read().clone();
+        site.explain()
+    }
+
+    /// Runs a closure once, to have it compiled before it is needed, and drops the result. What the closure
+    /// does stays done: a training step that is warmed up has made a step.
+    pub fn warm_up<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
+        self.run(body).map(drop)
+    }
+
+    /// Forgets all recordings and what is known about them. Calls in progress end as they began.
+    pub fn reset(&self) {
+        let old = std::mem::replace(&mut *self.place.site.write(), Site::new(self.place.options.clone()));
+        old.retire();
+    }
+
+    /// The options it was made with.
+    pub fn options(&self) -> &Compile {
+        &self.place.options
     }
 }

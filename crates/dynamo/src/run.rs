@@ -9,7 +9,6 @@ use kiln_runtime::owner::OwnerLock;
 use kiln_tensor::hook::{self, Access, Arg, Call, Output, Recorder, Scope, Tag};
 use kiln_tensor::{Tensor, autograd, execute};
 
-use crate::explain::Break;
 use crate::region::Site;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::{Event, ROOT};
@@ -101,8 +100,14 @@ impl Run {
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
-                let segment =
-                    Arc::new(pipeline::compile(&self.site, state.at, &state.live, state.analysis.as_ref()));
+                if let Err(refusal) = self.site.may_compile() {
+                    self.flush_by_interpreter(state)?;
+                    return refusal.map_or(Ok(()), Err);
+                }
+                let name = |variable| state.input(variable).and_then(Tensor::label);
+                let known = state.analysis.as_ref();
+                let segment = pipeline::compile(&self.site, state.at, &state.live, known, &name);
+                let segment = Arc::new(segment);
                 self.site.trie.add_segment(state.at, state.live.clone(), segment)
             }
         };
@@ -126,7 +131,7 @@ impl Run {
         if self.site.options.fullgraph {
             return Err(Error::GraphBreak { loc, reason: reason.to_string() });
         }
-        self.site.note_break(Break { loc, reason: reason.to_string() });
+        self.site.note_break(loc, reason, || state.module());
         let outcome = self.flush(state);
         let next = match self.site.trie.find(state.at, |event| *event == Event::Break) {
             Some(next) => next,
@@ -139,7 +144,7 @@ impl Run {
 
     /// Runs what is pending op by op; the rest of the call is eager.
     fn leave(&self, state: &mut State, reason: &str, loc: Loc) -> Result<()> {
-        self.site.note_fallback(Break { loc, reason: reason.to_string() });
+        self.site.note_fallback(loc, reason, || state.module());
         let outcome = self.flush_by_interpreter(state);
         state.at = state.start;
         state.forget_variables();

@@ -16,6 +16,7 @@ use kiln_tensor::program::{Executable, Failure};
 use kiln_tensor::{Ready, Tensor};
 
 use crate::analysis::Reach;
+use crate::backend::Custom;
 use crate::interpret::{self, GraphValue};
 use crate::region::Site;
 use crate::state::{Held, State};
@@ -26,6 +27,8 @@ pub(crate) enum Code {
     Program(Program),
     /// A graph that is run op by op.
     Graph(Graph),
+    /// What a user's backend made.
+    Custom(Custom),
 }
 
 /// A graph lowered and loaded.
@@ -56,7 +59,7 @@ impl Numbers {
     }
 
     /// Works out all numbers as bit patterns.
-    fn fill(&self, input: &dyn Fn(usize) -> Scalar, bits: &mut Vec<u64>) -> Result<()> {
+    pub(crate) fn fill(&self, input: &dyn Fn(usize) -> Scalar, bits: &mut Vec<u64>) -> Result<()> {
         let mut computed: SmallVec<[Scalar; 16]> = SmallVec::new();
         let value = |number: &ScalarRef, computed: &[Scalar]| match number {
             ScalarRef::Input(i) => input(*i),
@@ -148,9 +151,14 @@ pub(crate) struct Info {
     pub(crate) arena_bytes: usize,
     pub(crate) bytes_saved: usize,
     pub(crate) bytes_recomputed: usize,
-    pub(crate) guards: usize,
+    /// Names of inputs that have one, by number.
+    pub(crate) names: Vec<(Variable, String)>,
+    /// Leaves that were used and that no `backward` reached.
+    pub(crate) without_gradient: Vec<Variable>,
     pub(crate) steps: Vec<String>,
     pub(crate) why_not: Vec<String>,
+    /// What was measured and chosen.
+    pub(crate) tuned: Vec<String>,
     pub(crate) stages: Vec<(&'static str, Duration)>,
     /// The program at each stage.
     pub(crate) texts: Vec<(&'static str, Text)>,
@@ -178,6 +186,8 @@ impl Segment {
             return match failure {
                 // Nothing was changed yet: the interpreter gives the very error that eager gives.
                 Stop::Retry => interpret::run(&site.trie, state),
+                // As above; if eager gives none, the error is the backend's.
+                Stop::Backend(error) => interpret::run(&site.trie, state).and(Err(error)),
                 Stop::Error(error) => {
                     interpret::drop_lazy_gradients(state);
                     Err(error)
@@ -199,6 +209,7 @@ impl Segment {
 
 enum Stop {
     Retry,
+    Backend(Error),
     Error(Error),
 }
 
@@ -233,7 +244,7 @@ fn execute(
             let ready = inputs.iter().map(|input| tensor(input).and_then(Tensor::try_ready));
             program.executable.run(ready, scalars, results).map_err(Stop::from)
         }
-        Code::Graph(graph) => {
+        Code::Graph(_) | Code::Custom(_) => {
             let values: Vec<GraphValue> = inputs
                 .iter()
                 .enumerate()
@@ -242,6 +253,14 @@ fn execute(
                         .map_or_else(|| GraphValue::Number(number(i)), |t| GraphValue::Tensor(t.clone()))
                 })
                 .collect();
+            let graph = match code {
+                Code::Graph(graph) => graph,
+                Code::Custom(custom) => {
+                    results.extend(custom.run(&values).map_err(Stop::Backend)?);
+                    return Ok(());
+                }
+                Code::Program(_) => return Ok(()),
+            };
             // Nothing is written before everything is computed: the interpreter gives the very error.
             let outputs = interpret::graph(graph, &values).map_err(|_| Stop::Retry)?;
             for output in outputs {
@@ -420,6 +439,7 @@ impl Function for CompiledBackward {
 fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
     match code {
         Code::Graph(graph) => interpret::graph(graph, values),
+        Code::Custom(custom) => Ok(custom.run(values)?.into_iter().map(Tensor::from_ready).collect()),
         Code::Program(program) => {
             let number = |i: usize| match &values[i] {
                 GraphValue::Number(x) => *x,
@@ -434,7 +454,7 @@ fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
             let mut results = Vec::with_capacity(program.outputs.len());
             program.executable.run(inputs, &scalars, &mut results).map_err(|failure| {
                 match Stop::from(failure) {
-                    Stop::Error(error) => error,
+                    Stop::Error(error) | Stop::Backend(error) => error,
                     Stop::Retry => Error::op(
                         "compiled backward",
                         Why::Other("an index is out of range".into()),

@@ -183,6 +183,13 @@ impl State {
         }
     }
 
+    /// The module that the program was in last, by the parameters it used.
+    pub(crate) fn module(&self) -> Option<String> {
+        let inputs = (0..self.variables.len() as Variable).rev().filter_map(|v| self.input(v));
+        let label = inputs.filter_map(Tensor::label).next()?;
+        Some(label.rsplit_once('.').map_or(label.clone(), |(module, _)| module.to_string()))
+    }
+
     /// Whether the inputs registered by the op in hand are as the event says.
     #[inline]
     pub(crate) fn guards_hold(&self, guards: &[Guard]) -> bool {
@@ -382,7 +389,7 @@ impl State {
 
     /// Adds an event to the trie and goes there.
     pub(crate) fn extend(&mut self, site: &Site, event: Event) -> Result<(), Leave> {
-        site.check_growth(self.at, &event).map_err(Leave::Eager)?;
+        site.check_growth(self.at, &event)?;
         self.analysis(site).add(&event);
         self.at = site.trie.insert(self.at, event);
         self.fresh.clear();

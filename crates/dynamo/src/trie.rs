@@ -82,9 +82,9 @@ impl Guard {
             && self.shares_with == other.shares_with
     }
 
-    /// What differs, in words.
-    pub(crate) fn difference(&self, other: &Guard) -> Option<String> {
-        let name = format!("input {}", self.variable);
+    /// What differs, in words, if it is the input with this number.
+    pub(crate) fn difference(&self, other: &Guard, number: usize) -> Option<String> {
+        let name = format!("input {number}");
         Some(match () {
             () if self.shape != other.shape => format!("{name} was {}, now {}", self.shape, other.shape),
             () if self.dtype != other.dtype => format!("{name} was {}, now {}", self.dtype, other.dtype),
@@ -152,6 +152,15 @@ pub(crate) enum Event {
 }
 
 impl Event {
+    /// The inputs first used by it.
+    pub(crate) fn guards(&self) -> &[Guard] {
+        match self {
+            Event::Start | Event::Break => &[],
+            Event::Call(call) => &call.guards,
+            Event::Backward(event) => &event.guards,
+        }
+    }
+
     /// Whether it is an op with these very attributes.
     pub(crate) fn is_call_of(&self, op: &Op) -> bool {
         matches!(self, Event::Call(call) if call.op == *op)
@@ -413,10 +422,10 @@ impl Trie {
         segment
     }
 
-    /// Every segment, in the order of the nodes they end at.
-    pub(crate) fn segments(&self) -> Vec<Arc<Segment>> {
-        let ends = self.nodes.iter().filter_map(|(_, node)| node.ends.get());
-        ends.flat_map(|ends| ends.iter().map(|(_, (_, segment))| segment.clone())).collect()
+    /// Every segment with the node it ends at, in the order of the nodes.
+    pub(crate) fn segments(&self) -> Vec<(u32, Arc<Segment>)> {
+        let ends = self.nodes.iter().filter_map(|(index, node)| Some((index as u32, node.ends.get()?)));
+        ends.flat_map(|(at, ends)| ends.iter().map(move |(_, (_, segment))| (at, segment.clone()))).collect()
     }
 
     /// The nodes of the segment that ends at `at`, in order; the break or start before it is left out.

@@ -302,7 +302,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         }
         let last = parts.len() - 1;
         for (p, part) in parts.into_iter().enumerate() {
-            let emitted = c::emit(&part.kernel, self.options.isa, self.options.threads);
+            let emitted = c::emit(&part.kernel, self.options);
             let ops = self.ops(&lowered.nodes);
             let kernel = self.source(&part.kernel, &emitted, &ops);
             let step = Step::Kernel {
@@ -357,7 +357,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         for lowered in table.lower(graph) {
             let mut kernel = lowered.kernel.clone();
             let (columns, scalars) = kernel.prune();
-            let emitted = c::emit(&kernel, self.options.isa, self.options.threads);
+            let emitted = c::emit(&kernel, self.options);
             let ops = self.ops(&lowered.nodes);
             let number = self.source(&kernel, &emitted, &ops);
             let mut ints = emitted.ints;

@@ -9,17 +9,10 @@ use kiln_ir::{Def, Graph, Op, Strides, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::WhyNot;
 use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
 use crate::table::Table;
 use crate::views::{View, is_row_major, view_of};
-
-/// Kernels with more expressions than this are not merged.
-const MOST_MERGED: usize = 240;
-/// Kernels with more buffers than this are not merged.
-const MOST_BUFFERS: usize = 28;
-/// Values computed from more nodes than this are stored.
-const MOST_CONE: usize = 160;
+use crate::{Tuning, WhyNot};
 
 /// Where a value goes.
 #[derive(Clone, PartialEq, Debug)]
@@ -58,6 +51,7 @@ pub(crate) struct Group {
 pub(crate) struct Fusion<'g> {
     pub graph: &'g Graph,
     pub layouts: &'g [Strides],
+    tuning: Tuning,
     /// Values with a buffer of their own.
     pub stored: FxHashSet<Value>,
     /// Where roots go.
@@ -82,10 +76,11 @@ pub(crate) fn behind_reshapes(graph: &Graph, mut value: Value) -> Value {
 }
 
 /// Decides what is stored and what is fused.
-pub(crate) fn fuse<'g>(graph: &'g Graph, layouts: &'g [Strides]) -> Fusion<'g> {
+pub(crate) fn fuse<'g>(graph: &'g Graph, layouts: &'g [Strides], tuning: Tuning) -> Fusion<'g> {
     let mut this = Fusion {
         graph,
         layouts,
+        tuning,
         stored: FxHashSet::default(),
         targets: FxHashMap::default(),
         groups: Vec::new(),
@@ -246,9 +241,9 @@ impl<'g> Fusion<'g> {
             }
             let cone = 1 + node.args.iter().map(|a| cones[a.index()]).sum::<usize>();
             cones[out.index()] = if self.stored.contains(&out) { 1 } else { cone };
-            if cone > MOST_CONE && !self.stored.contains(&out) {
+            if cone > self.tuning.inlined && !self.stored.contains(&out) {
                 cones[out.index()] = 1;
-                self.why_not.push(WhyNot::TooLarge { value: out, limit: MOST_CONE });
+                self.why_not.push(WhyNot::TooLarge { value: out, limit: self.tuning.inlined });
                 self.chosen.insert(out);
                 self.store(out);
             }
@@ -572,10 +567,11 @@ impl<'g> Fusion<'g> {
         let (left, right) = (a.roots[0].min(b.roots[0]), a.roots[0].max(b.roots[0]));
         let spaces = WhyNot::Spaces { left, right };
         let space = a.lowered.space.join(&b.lowered.space).ok_or_else(|| spaces.clone())?;
-        if a.lowered.kernel.exprs.len() + b.lowered.kernel.exprs.len() > MOST_MERGED
-            || a.lowered.loads.len() + b.lowered.loads.len() + a.roots.len() + b.roots.len() > MOST_BUFFERS
+        if a.lowered.kernel.exprs.len() + b.lowered.kernel.exprs.len() > self.tuning.fusion_size
+            || a.lowered.loads.len() + b.lowered.loads.len() + a.roots.len() + b.roots.len()
+                > self.tuning.fusion_buffers
         {
-            return Err(WhyNot::TooLarge { value: left, limit: MOST_MERGED });
+            return Err(WhyNot::TooLarge { value: left, limit: self.tuning.fusion_size });
         }
         if reaches(deps, into, ua, ub) || reaches(deps, into, ub, ua) {
             return Err(WhyNot::Between { left, right });

@@ -45,7 +45,7 @@ mod why_not;
 
 use kiln_ir::{Graph, Strides, Ty};
 
-pub use options::{Layout, Options};
+pub use options::{Layout, Options, Tuning};
 pub use plan::{
     BufferId, BufferPlan, BufferRef, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan, ScalarOp,
     ScalarRef, Step, ViewRef,
@@ -92,7 +92,7 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
     let layouts: Vec<Strides> = options.input_layouts.iter().map(|l| l.strides.clone()).collect();
     let graph = lists::elements_written(graph);
     let (graph, refused) = lists::take_apart(&graph, &layouts);
-    let mut fusion = fuse::fuse(&graph, &layouts);
+    let mut fusion = fuse::fuse(&graph, &layouts, options.tuning);
     fusion.why_not.extend(refused);
     let order = order::order(&fusion);
     Ok(assemble::assemble(&fusion, &order, options))

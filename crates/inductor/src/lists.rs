@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use kiln_ir::{Class, Def, Graph, Loc, Op, Shape, Strides, TensorTy, Ty, Value, Write};
+use kiln_ir::{Class, Def, Graph, Op, Shape, Strides, TensorTy, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -24,15 +24,7 @@ pub(crate) fn elements_written(graph: &Graph) -> Cow<'_, Graph> {
         return Cow::Borrowed(graph);
     }
     let mut graph = graph.clone();
-    for i in 0..graph.writes.len() {
-        let write = graph.writes[i];
-        if let Some(index) = write.element {
-            let op = Op::ListGet { index: index as usize };
-            let ty = graph.ty(write.target).clone();
-            let element = graph.push(op, &[write.value], [ty], false, Loc::UNKNOWN)[0];
-            graph.writes[i] = Write::whole(write.target, element);
-        }
-    }
+    graph.take_out_written();
     Cow::Owned(graph)
 }
 

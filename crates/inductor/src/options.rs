@@ -10,6 +10,32 @@ pub struct Layout {
     pub strides: Strides,
 }
 
+/// How large kernels may grow and how their loops are written. What is computed does not depend on it.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Tuning {
+    /// Kernels are merged up to this many expressions.
+    pub fusion_size: usize,
+    /// Kernels are merged up to this many buffers.
+    pub fusion_buffers: usize,
+    /// A value computed from more nodes than this is stored.
+    pub inlined: usize,
+    /// Whether long bodies are cut into stages over a block.
+    pub stages: bool,
+}
+
+impl Tuning {
+    /// Kernels that compilers like.
+    pub const DEFAULT: Tuning = Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true };
+    /// Kernels as large as they can be made: fewer passes over memory, longer compilation.
+    pub const WIDE: Tuning = Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true };
+}
+
+impl Default for Tuning {
+    fn default() -> Tuning {
+        Tuning::DEFAULT
+    }
+}
+
 /// Options of [`lower`](crate::lower).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {
@@ -19,6 +45,8 @@ pub struct Options {
     pub isa: CIsa,
     /// Threads that will run the plan. Results never depend on it.
     pub threads: usize,
+    /// Sizes of kernels.
+    pub tuning: Tuning,
 }
 
 impl Options {
@@ -26,6 +54,6 @@ impl Options {
     pub fn dense(graph: &Graph, isa: CIsa, threads: usize) -> Options {
         let strides = |&v| graph.ty(v).as_tensor().map(|t| t.shape.contiguous_strides()).unwrap_or_default();
         let input_layouts = graph.inputs.iter().map(|v| Layout { strides: strides(v) }).collect();
-        Options { input_layouts, isa, threads }
+        Options { input_layouts, isa, threads, tuning: Tuning::DEFAULT }
     }
 }

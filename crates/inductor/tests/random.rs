@@ -4,7 +4,7 @@
 
 mod support;
 
-use kiln_inductor::{Layout, Options};
+use kiln_inductor::{Layout, Options, Tuning};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{DType, Device, Dims, EmitExt, Graph, Scalar, Shape, Strides, Ty, Value};
 use support::{Random, best_isa, check_run};
@@ -326,7 +326,7 @@ fn check_seed(seed: u64, isa: CIsa) {
             }
         }
     }
-    let options = Options { input_layouts: layouts, isa, threads: 2 };
+    let options = Options { input_layouts: layouts, isa, threads: 2, tuning: Tuning::DEFAULT };
     let values = g.random.inputs(&g.graph);
     check_run(&g.graph, &options, &values);
 }

@@ -47,6 +47,12 @@ pub enum Error {
         /// Why it needs one.
         reason: String,
     },
+    /// Something new to compile where the stance forbids it.
+    #[error("stance fail_on_recompile: {reason}")]
+    Recompile {
+        /// What is new, with the line.
+        reason: String,
+    },
     /// State that does not fit a module.
     #[error("{0}")]
     State(String),

@@ -168,6 +168,19 @@ impl Graph {
         outs
     }
 
+    /// Makes write-backs of elements of lists write-backs of tensors, each taken out by a node of its own.
+    pub fn take_out_written(&mut self) {
+        for i in 0..self.writes.len() {
+            let write = self.writes[i];
+            if let Some(index) = write.element {
+                let op = Op::ListGet { index: index as usize };
+                let ty = self.ty(write.target).clone();
+                let element = self.push(op, &[write.value], [ty], false, Loc::UNKNOWN)[0];
+                self.writes[i] = Write::whole(write.target, element);
+            }
+        }
+    }
+
     /// The type of a value.
     pub fn ty(&self, value: Value) -> &Ty {
         &self.types[value.index()]

@@ -19,12 +19,17 @@
 //! ```
 
 pub mod benchmark;
+mod module;
 
 pub use kiln_dynamo::{
-    Backend, Break, Compilable, Compile, Compiled, Explanation, GraphInfo, Mode, Recompile, Region, compile,
-    reset,
+    Backend, Break, Call, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph, Counters,
+    CustomBackend, Explanation, GraphContext, GraphInfo, GraphKind, GraphValue, GuardInfo, Level, Mode,
+    OptLevel, OptimizationLevel, OptionInfo, OutputRole, Recompile, Region, Settings, Stance, StanceGuard,
+    compile, counters, explain, is_compiling, list_backends, list_options, register_backend, reset,
+    run_graph, run_graph_with, run_node, set_process_stance, set_stance, stance,
 };
 pub use kiln_ir as ir;
+pub use kiln_ir::Graph;
 pub use kiln_nn as nn;
 pub use kiln_nn::optim;
 pub use kiln_runtime as runtime;
@@ -34,13 +39,15 @@ pub use kiln_tensor::{
     ScatterReduce, Shape, Tensor, TensorList, bf16, enable_grad, f16, foreach, manual_seed, no_grad,
 };
 
+pub use module::{CompileModule, CompiledModule};
+
 /// Everything a program usually needs.
 pub mod prelude {
     pub use crate::nn::{self, Forward, Module};
     pub use crate::optim::{self, Optimizer};
     pub use crate::{
-        Compile, DType, Device, Ellipsis, IndexOp, Mode, NewAxis, Reduction, Shape, Tensor, TensorList,
-        compile, foreach, manual_seed, no_grad,
+        Backend, Compile, CompileModule, DType, Device, Ellipsis, IndexOp, Mode, NewAxis, Reduction, Shape,
+        Tensor, TensorList, compile, foreach, manual_seed, no_grad,
     };
 }
 
@@ -48,3 +55,8 @@ pub mod prelude {
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The programs of the guide to `compile()` are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/compile.md")]
+struct Guide;

@@ -233,6 +233,29 @@ impl KernelCache {
         self.directory.as_deref()
     }
 
+    /// A remark that was kept under a key.
+    pub fn remark(&self, key: &str) -> Option<String> {
+        fs::read_to_string(self.remark_path(key)?).ok()
+    }
+
+    /// Keeps a remark beside the objects for this and other processes: what was measured, say. One that can't
+    /// be kept is only missed.
+    pub fn keep_remark(&self, key: &str, text: &str) {
+        let Some(path) = self.remark_path(key) else { return };
+        let Some(Ok(workshop)) = path.parent().map(Workshop::new) else { return };
+        let draft = workshop.path.join("remark");
+        // Written apart and renamed, so that nobody reads half of it.
+        if fs::write(&draft, text).is_ok() {
+            let _ = fs::rename(&draft, &path);
+        }
+    }
+
+    fn remark_path(&self, key: &str) -> Option<PathBuf> {
+        let compiler = Compiler::find().ok()?;
+        let key = Key::new(&Source::new(key, &[]), compiler.identity());
+        Some(object_path(self.directory.as_ref().ok()?, key).with_extension("txt"))
+    }
+
     /// The library of a source: from memory, from disk, or compiled now.
     pub fn load(&self, source: &Source) -> Result<Loaded, CacheError> {
         let start = Instant::now();

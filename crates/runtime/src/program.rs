@@ -1,6 +1,8 @@
 //! Programs: a list of kernel launches and library calls over a table of buffers, ready to run again and
 //! again without asking the allocator for anything.
 
+use std::time::{Duration, Instant};
+
 use crate::gemm::{self, Matrix};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer};
@@ -128,12 +130,103 @@ pub struct Workspace {
     pointers: Vec<*mut u8>,
     bufs: Vec<*mut u8>,
     scalars: Vec<u64>,
+    bound: Option<Box<Bound>>,
+    times: Option<Vec<Duration>>,
+}
+
+impl Workspace {
+    /// A workspace that keeps the arena and the steps' tables of pointers from run to run: what has not moved
+    /// since the last run is not put together again. It must be used with one program only.
+    pub fn bound() -> Workspace {
+        Workspace { bound: Some(Box::default()), ..Workspace::default() }
+    }
+
+    /// A workspace that times every step.
+    pub fn timed() -> Workspace {
+        Workspace { times: Some(Vec::new()), ..Workspace::default() }
+    }
+
+    /// How long each step of the last run took, if that was asked for.
+    pub fn times(&self) -> &[Duration] {
+        self.times.as_deref().unwrap_or_default()
+    }
+}
+
+/// Pointers as they were in the last run.
+#[derive(Debug, Default)]
+struct Bound {
+    arena: Option<Buffer>,
+    inputs: Vec<*mut u8>,
+    outputs: Vec<*mut u8>,
+    /// The tables of all kernels, one after the other.
+    tables: Vec<*mut u8>,
+    /// Where each step's table begins; one more for the end.
+    starts: Vec<usize>,
+    /// Whether a step's table has an output in it.
+    has_output: Vec<bool>,
+}
+
+impl Bound {
+    /// Brings pointers and tables up to date.
+    fn renew(
+        &mut self,
+        program: &Program,
+        inputs: &[*mut u8],
+        outputs: &[*mut u8],
+        pointers: &mut Vec<*mut u8>,
+    ) -> Result<(), AllocError> {
+        let first = self.arena.is_none();
+        let arena = match &self.arena {
+            Some(arena) => arena.as_ptr(),
+            None => self.arena.insert(Buffer::alloc(program.arena_bytes)?).as_ptr(),
+        };
+        let moved = first || self.inputs != inputs;
+        if !moved && self.outputs == outputs {
+            return Ok(());
+        }
+        if first {
+            self.starts.push(0);
+            for step in &program.steps {
+                let wanted = if let Step::Kernel { bufs, .. } = step { bufs.as_slice() } else { &[] };
+                let is_output =
+                    |&(buffer, _): &(usize, isize)| matches!(program.places[buffer], Place::Output(_));
+                self.has_output.push(wanted.iter().any(is_output));
+                self.tables.resize(self.tables.len() + wanted.len(), std::ptr::null_mut());
+                self.starts.push(self.tables.len());
+            }
+        }
+        program.place(inputs, outputs, arena, pointers);
+        for (index, step) in program.steps.iter().enumerate() {
+            let Step::Kernel { bufs, .. } = step else { continue };
+            if moved || self.has_output[index] {
+                let table = &mut self.tables[self.starts[index]..self.starts[index + 1]];
+                for (to, &(buffer, offset)) in table.iter_mut().zip(bufs) {
+                    *to = pointers[buffer].wrapping_offset(offset);
+                }
+            }
+        }
+        self.inputs.clear();
+        self.inputs.extend(inputs);
+        self.outputs.clear();
+        self.outputs.extend(outputs);
+        Ok(())
+    }
 }
 
 // SAFETY: the pointers are scratch, filled and used within one run.
 unsafe impl Send for Workspace {}
 
 impl Program {
+    /// Where every buffer is.
+    fn place(&self, inputs: &[*mut u8], outputs: &[*mut u8], arena: *mut u8, pointers: &mut Vec<*mut u8>) {
+        pointers.clear();
+        pointers.extend(self.places.iter().map(|place| match *place {
+            Place::Input(i) => inputs[i],
+            Place::Output(i) => outputs[i],
+            Place::Arena(offset) => arena.wrapping_add(offset),
+        }));
+    }
+
     /// Runs all steps; stops at the first that fails.
     ///
     /// # Safety
@@ -148,21 +241,38 @@ impl Program {
         workspace: &mut Workspace,
         host: &mut dyn FnMut(usize, &[*mut u8]) -> Result<(), E>,
     ) -> Result<(), Stopped<E>> {
-        let arena = Buffer::alloc(self.arena_bytes).map_err(Stopped::Memory)?;
-        let Workspace { pointers, bufs, scalars: numbers } = workspace;
-        pointers.clear();
-        pointers.extend(self.places.iter().map(|place| match *place {
-            Place::Input(i) => inputs[i],
-            Place::Output(i) => outputs[i],
-            Place::Arena(offset) => arena.as_ptr().wrapping_add(offset),
-        }));
+        let Workspace { pointers, bufs, scalars: numbers, bound, times } = workspace;
+        if let Some(times) = times {
+            times.clear();
+        }
+        // Lives as long as the run.
+        let _arena = match bound {
+            Some(bound) => {
+                bound.renew(self, inputs, outputs, pointers).map_err(Stopped::Memory)?;
+                None
+            }
+            None => {
+                let arena = Buffer::alloc(self.arena_bytes).map_err(Stopped::Memory)?;
+                self.place(inputs, outputs, arena.as_ptr(), pointers);
+                Some(arena)
+            }
+        };
         for (index, step) in self.steps.iter().enumerate() {
+            let begin = times.is_some().then(Instant::now);
             match step {
                 Step::Kernel { kernel, bufs: wanted, ints, scalars: used, items, grain, scratch_bytes } => {
-                    bufs.clear();
-                    bufs.extend(
-                        wanted.iter().map(|&(buffer, offset)| pointers[buffer].wrapping_offset(offset)),
-                    );
+                    let bufs = match bound {
+                        Some(bound) => &bound.tables[bound.starts[index]..bound.starts[index + 1]],
+                        None => {
+                            bufs.clear();
+                            bufs.extend(
+                                wanted
+                                    .iter()
+                                    .map(|&(buffer, offset)| pointers[buffer].wrapping_offset(offset)),
+                            );
+                            &**bufs
+                        }
+                    };
                     numbers.clear();
                     numbers.extend(used.iter().map(|&i| scalars[i]));
                     let args = Args { bufs, ints, scalars: numbers };
@@ -192,9 +302,8 @@ impl Program {
                 Step::Random { normal, buffer, count, element, seed, offset } => {
                     let (seed, offset) = (scalars[*seed], scalars[*offset]);
                     let first = pointers[*buffer];
-                    if *count == 0 {
-                        continue;
-                    }
+                    // No elements: there may be no memory either.
+                    let first = if *count == 0 { std::ptr::dangling_mut::<u64>().cast() } else { first };
                     macro_rules! fill {
                         ($ty:ty, $uniform:path, $normal:path) => {{
                             // SAFETY: the caller promises that the buffer holds `count` elements that only
@@ -212,6 +321,9 @@ impl Program {
                     }
                 }
                 Step::Host(call) => host(*call, pointers).map_err(Stopped::Host)?,
+            }
+            if let (Some(times), Some(begin)) = (&mut *times, begin) {
+                times.push(begin.elapsed());
             }
         }
         Ok(())

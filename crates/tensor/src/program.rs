@@ -1,5 +1,7 @@
 //! Running compiled programs on tensors: locks the storages, allocates the results, calls the runtime.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 
 use kiln_ir::{Device, Error, Layout, Loc, Op, Result, TensorTy, Ty, Why};
@@ -53,6 +55,8 @@ pub struct Executable {
     outputs: Vec<TensorTy>,
     writes: Vec<bool>,
     host_steps: Vec<HostStep>,
+    keep: bool,
+    timed: bool,
     free: Mutex<Vec<Kept>>,
 }
 
@@ -100,7 +104,42 @@ impl Executable {
         writes: Vec<bool>,
         host_steps: Vec<HostStep>,
     ) -> Executable {
-        Executable { program, outputs, writes, host_steps, free: Mutex::new(Vec::new()) }
+        Executable {
+            program,
+            outputs,
+            writes,
+            host_steps,
+            keep: false,
+            timed: false,
+            free: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Whether a run leaves its temporary memory and its table of pointers to the next one. Less work a call;
+    /// the memory can't serve anything else meanwhile.
+    pub fn keep_bound(mut self, keep: bool) -> Executable {
+        self.keep = keep;
+        self
+    }
+
+    /// Times every step of its runs: see [`Executable::times`].
+    pub fn timed(mut self) -> Executable {
+        self.timed = true;
+        self
+    }
+
+    /// How long each step of the last run took, if it was told to be timed.
+    pub fn times(&self) -> Vec<Duration> {
+        self.free.lock().last().map(|kept| kept.workspace.times().to_vec()).unwrap_or_default()
+    }
+
+    fn workspace(&self) -> Kept {
+        let workspace = match (self.timed, self.keep) {
+            (true, _) => Workspace::timed(),
+            (false, true) => Workspace::bound(),
+            (false, false) => Workspace::default(),
+        };
+        Kept { workspace, ..Kept::default() }
     }
 
     /// Number of steps.
@@ -115,7 +154,7 @@ impl Executable {
         scalars: &[u64],
         results: &mut Vec<Ready>,
     ) -> std::result::Result<(), Failure> {
-        let mut kept = self.free.lock().pop().unwrap_or_default();
+        let mut kept = self.free.lock().pop().unwrap_or_else(|| self.workspace());
         let first = results.len();
         for ty in &self.outputs {
             match allocate(ty, "compiled program", Loc::UNKNOWN) {

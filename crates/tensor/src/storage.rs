@@ -90,7 +90,7 @@ impl Storage {
     }
 
     /// How many tensors share it.
-    pub(crate) fn references(&self) -> usize {
+    pub fn references(&self) -> usize {
         self.0.references()
     }
 }

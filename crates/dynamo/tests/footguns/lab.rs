@@ -4,7 +4,10 @@
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard};
 
-use kiln_dynamo::{Backend, Compile, Explanation, Region};
+use kiln_dynamo::{
+    Backend, Compile, CompiledGraph, CustomBackend, Explanation, GraphContext, Level, Mode, Region, run_graph,
+};
+use kiln_ir::Graph;
 use kiln_tensor::{Device, Error, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
 
 pub const CPU: Device = Device::Cpu;
@@ -86,25 +89,50 @@ pub fn check(scenario: impl Fn(&Lab) -> Result<()>) -> Result<Vec<(Backend, Expl
     scenario(&eager)?;
     let want = eager.notes.into_inner();
     let mut explanations = Vec::new();
-    for &backend in Backend::ALL {
+    for (backend, options) in contestants() {
         manual_seed(5);
-        let lab = Lab::new(Some(Compile::new().backend(backend).region()));
+        let lab = Lab::new(Some(options.clone().region()));
         let outcome = scenario(&lab);
         let explanation = lab.region.as_ref().unwrap().explain();
         if let Err(error) = outcome {
-            panic!("{backend}: {error}\n{explanation}");
+            panic!("{options}: {error}\n{explanation}");
         }
         let got = lab.notes.into_inner();
         for (i, ((what, got), (_, want))) in got.iter().zip(&want).enumerate() {
             assert!(
                 same(got, want),
-                "{backend}, note {i}, {what}:\n{got:?}\ninstead of\n{want:?}\n{explanation}"
+                "{options}, note {i}, {what}:\n{got:?}\ninstead of\n{want:?}\n{explanation}"
             );
         }
-        assert_eq!(got.len(), want.len(), "{backend}");
-        explanations.push((backend, explanation));
+        assert_eq!(got.len(), want.len(), "{options}");
+        explanations.extend(backend.map(|backend| (backend, explanation)));
     }
     Ok(explanations)
+}
+
+/// Kiln's backends, and other options that must give the same.
+fn contestants() -> Vec<(Option<Backend>, Compile)> {
+    let own = Backend::ALL.iter().map(|&backend| (Some(backend), Compile::new().backend(backend)));
+    let others = [
+        Compile::new().mode(Mode::ReduceOverhead),
+        Compile::new().backend(Interpreter(Level::Aten)),
+        Compile::new().backend(Interpreter(Level::Prims)),
+    ];
+    own.chain(others.map(|options| (None, options))).collect()
+}
+
+/// A backend that runs graphs op by op.
+struct Interpreter(Level);
+
+impl CustomBackend for Interpreter {
+    fn level(&self) -> Level {
+        self.0
+    }
+
+    fn compile(&self, graph: &Graph, _: &GraphContext<'_>) -> Result<CompiledGraph> {
+        let graph = graph.clone();
+        Ok(Box::new(move |inputs| run_graph(&graph, inputs)))
+    }
 }
 
 pub fn t(data: &[f32]) -> Tensor {

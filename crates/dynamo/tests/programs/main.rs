@@ -19,7 +19,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard};
 
-use kiln_dynamo::Backend;
+use kiln_dynamo::{Backend, Compile, CompiledGraph, GraphContext, Mode, run_graph};
+use kiln_ir::Graph;
 use kiln_tensor::{DType, Result, Tensor, no_grad};
 
 use crate::generate::generate;
@@ -84,8 +85,8 @@ fn stir(world: &World) {
 }
 
 /// Whether a program gives the same in both worlds; `Ok(false)` if eager itself refuses.
-fn agrees(program: &Program, backend: Backend) -> std::result::Result<bool, String> {
-    let (mut eager, mut compiled) = (World::new(None), World::new(Some(backend)));
+fn agrees(program: &Program, options: &Compile) -> std::result::Result<bool, String> {
+    let (mut eager, mut compiled) = (World::new(None), World::new(Some(options)));
     let outcome = catch_unwind(AssertUnwindSafe(|| -> std::result::Result<bool, String> {
         for call in 0..CALLS {
             if eager.call(program, call).is_err() {
@@ -114,8 +115,8 @@ fn agrees(program: &Program, backend: Backend) -> std::result::Result<bool, Stri
 }
 
 /// The smallest program found by dropping steps that still fails.
-fn shrink(program: Program, backend: Backend) -> Program {
-    let fails = |p: &Program| agrees(p, backend).is_err();
+fn shrink(program: Program, options: &Compile) -> Program {
+    let fails = |p: &Program| agrees(p, options).is_err();
     let mut best = program;
     let mut again = true;
     while again {
@@ -155,19 +156,19 @@ fn seeds(usual: Range<u64>) -> Range<u64> {
     std::env::var("KILN_PROGRAMS").ok().and_then(parse).unwrap_or(usual)
 }
 
-fn check(backend: Backend, usual: Range<u64>) {
+fn check(options: Compile, usual: Range<u64>) {
     let _turn = turn();
     let (mut ran, mut failures) = (0, String::new());
     let mut count = 0;
     for seed in seeds(usual) {
         let program = generate(seed);
-        match agrees(&program, backend) {
+        match agrees(&program, &options) {
             Ok(true) => ran += 1,
             Ok(false) => {}
             Err(first) => {
-                let small = shrink(program, backend);
-                let why = agrees(&small, backend).err().unwrap_or(first);
-                let _ = writeln!(failures, "==== {backend}, seed {seed}\n{small}{why}");
+                let small = shrink(program, &options);
+                let why = agrees(&small, &options).err().unwrap_or(first);
+                let _ = writeln!(failures, "==== {options}, seed {seed}\n{small}{why}");
                 count += 1;
                 if count == 5 {
                     break;
@@ -181,15 +182,32 @@ fn check(backend: Backend, usual: Range<u64>) {
 
 #[test]
 fn inductor() {
-    check(Backend::Inductor, 0..350);
+    check(Compile::new(), 0..350);
 }
 
 #[test]
 fn aot_eager() {
-    check(Backend::AotEager, 10_000..10_700);
+    check(Compile::new().backend(Backend::AotEager), 10_000..10_700);
 }
 
 #[test]
 fn eager() {
-    check(Backend::Eager, 20_000..20_300);
+    check(Compile::new().backend(Backend::Eager), 20_000..20_300);
+}
+
+#[test]
+fn reduce_overhead() {
+    // Programs whose kernels the test above has made.
+    check(Compile::new().mode(Mode::ReduceOverhead), 0..150);
+}
+
+#[test]
+fn backends_of_ones_own() {
+    check(Compile::new().backend(interpret), 40_000..40_300);
+}
+
+/// A backend that runs graphs op by op.
+fn interpret(graph: &Graph, _: &GraphContext<'_>) -> kiln_tensor::Result<CompiledGraph> {
+    let graph = graph.clone();
+    Ok(Box::new(move |inputs| run_graph(&graph, inputs)))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln_dynamo::{Backend, Compile, Region};
+use kiln_dynamo::{Compile, Region};
 use kiln_ir::Why;
 use kiln_tensor::{DType, Device, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
 use kiln_testkit::Rng;
@@ -142,9 +142,9 @@ pub struct World {
 pub struct Refused;
 
 impl World {
-    pub fn new(backend: Option<Backend>) -> World {
+    pub fn new(options: Option<&Compile>) -> World {
         World {
-            region: backend.map(|b| Compile::new().backend(b).region()),
+            region: options.map(|options| options.clone().region()),
             kept: BTreeMap::new(),
             history: Vec::new(),
             notes: Vec::new(),

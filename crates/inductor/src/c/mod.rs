@@ -21,9 +21,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use kiln_ir::DType;
-use kiln_ir::math::c::CIsa;
 use kiln_ir::math::{Function, Width};
 
+use crate::Options;
 use crate::index::{AxisId, ExprId, Index, Term};
 use crate::loops::{ExprKind, Kernel, Mode, Reduction};
 
@@ -63,6 +63,8 @@ enum Level {
 struct Emitter<'k> {
     kernel: &'k Kernel,
     lanes: usize,
+    /// Whether long bodies are cut into stages.
+    staged: bool,
     /// Bytes of a mask's lanes.
     mask: usize,
     depths: Vec<usize>,
@@ -120,13 +122,14 @@ fn suffix(dtype: DType) -> &'static str {
 }
 
 /// Writes a kernel.
-pub(crate) fn emit(kernel: &Kernel, isa: CIsa, threads: usize) -> Emitted {
-    let lanes = isa.lanes(kernel.widest().max(4));
+pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
+    let lanes = options.isa.lanes(kernel.widest().max(4));
     let has_f32 = kernel.exprs.iter().any(|e| e.dtype == DType::F32) || kernel.buffers.contains(&DType::F32);
     let wide = kernel.exprs.iter().any(|e| e.dtype.size() == 8);
     let mut this = Emitter {
         kernel,
         lanes,
+        staged: options.tuning.stages,
         mask: if has_f32 || !wide { 4 } else { 8 },
         depths: kernel.depths(),
         levels: Vec::new(),
@@ -144,7 +147,7 @@ pub(crate) fn emit(kernel: &Kernel, isa: CIsa, threads: usize) -> Emitted {
         ahead: Vec::new(),
     };
     this.classify();
-    this.run(threads)
+    this.run(options.threads)
 }
 
 impl<'k> Emitter<'k> {

@@ -145,7 +145,7 @@ impl Emitter<'_> {
         };
         let mut kept = BTreeMap::new();
         let mut left: usize = ids.iter().map(|&id| instructions(id)).sum();
-        if left < LONG {
+        if left < LONG || !self.staged {
             return kept;
         }
         let last_use = self.last_uses(ids, results);

@@ -1,0 +1,296 @@
+//! Mode `max-autotune`: each kernel is made in several forms, which are timed on memory like the program's,
+//! and the quickest is taken. All forms compute the same, so the choice is only one of time. It is remembered
+//! beside the kernel cache: the next process does not measure again.
+
+use std::time::{Duration, Instant};
+
+use kiln_inductor::{Plan as Lowered, Step, Tuning};
+use kiln_ir::{DType, Graph, Layout, Scalar, Ty};
+use kiln_runtime::{Isa, Kernel, KernelCache, threads};
+use kiln_tensor::{Device, Ready, Tensor};
+
+use crate::kernels;
+use crate::options::Mode;
+use crate::segment::Program;
+use crate::settings::{OptLevel, Settings};
+
+/// Inputs of more bytes than this are not copied to measure on.
+const MOST_BYTES: usize = 2 << 30;
+/// Measured at most so often.
+const MOST_ROUNDS: usize = 15;
+/// Another form must take less than this share of the time to be taken.
+const WORTH: f64 = 0.97;
+
+/// How the kernels of one form differ from the usual one.
+#[derive(Copy, Clone, PartialEq)]
+enum Form {
+    Usual,
+    /// Compiled with another level of the C compiler.
+    Level(OptLevel),
+    /// Cut into stages where the usual form is not, or the other way round.
+    Stages(bool),
+    /// Larger pieces for each thread.
+    Grain(i64),
+    /// On one thread.
+    Serial,
+}
+
+impl Form {
+    fn name(self) -> String {
+        match self {
+            Form::Usual => "the usual form".into(),
+            Form::Level(level) => level.flag().into(),
+            Form::Stages(true) => "in stages".into(),
+            Form::Stages(false) => "without stages".into(),
+            Form::Grain(factor) => format!("{factor} times larger pieces for each thread"),
+            Form::Serial => "on one thread".into(),
+        }
+    }
+}
+
+/// A plan with the forms that were chosen.
+pub(crate) struct Tuned {
+    pub(crate) plan: Lowered,
+    pub(crate) kernels: Vec<Kernel>,
+    /// How many kernels had to be compiled for it.
+    pub(crate) compiled: usize,
+    /// What was chosen, in words.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Chooses the form of each kernel of a plan. `lower` makes the plan anew with another tuning.
+pub(crate) fn tune(
+    graph: &Graph,
+    usual: &Lowered,
+    kernels: Vec<Kernel>,
+    settings: &Settings,
+    isa: Isa,
+    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+) -> Tuned {
+    let mut tuned = Tuned { plan: usual.clone(), kernels, compiled: 0, notes: Vec::new() };
+    let forms = forms(usual, settings);
+    let key = key(usual, &forms, settings, isa);
+    let remembered = KernelCache::global().remark(&key).and_then(|text| parse(&text, usual, &forms));
+    let mut candidates = Vec::new();
+    for &form in &forms {
+        let is_wanted = remembered.as_ref().is_none_or(|chosen| chosen.iter().any(|&f| forms[f] == form));
+        let made = if is_wanted { steps(usual, form, settings, isa, lower, &mut tuned) } else { Ok(None) };
+        match made {
+            Ok(steps) => candidates.push(steps),
+            Err(reason) => {
+                tuned.notes.push(format!("nothing: {reason}"));
+                return tuned;
+            }
+        }
+    }
+    let chosen = match remembered {
+        Some(chosen) => chosen,
+        None => match measure(graph, &tuned, &candidates, settings) {
+            Ok((chosen, notes)) => {
+                let text: Vec<String> = chosen.iter().map(usize::to_string).collect();
+                KernelCache::global().keep_remark(&key, &text.join(" "));
+                tuned.notes.extend(notes);
+                chosen
+            }
+            Err(reason) => {
+                tuned.notes.push(format!("nothing: {reason}"));
+                return tuned;
+            }
+        },
+    };
+    for (i, &form) in chosen.iter().enumerate() {
+        if let Some(Some(steps)) = candidates.get(form)
+            && forms[form] != Form::Usual
+        {
+            tuned.plan.steps[i] = steps[i].clone();
+            tuned.notes.push(format!("{}: {}", usual.report.steps[i].name, forms[form].name()));
+        }
+    }
+    if tuned.notes.is_empty() {
+        tuned.notes.push("the usual forms are the quickest".into());
+    }
+    tuned
+}
+
+/// The forms that may differ for some kernel of the plan.
+fn forms(usual: &Lowered, settings: &Settings) -> Vec<Form> {
+    let level = if settings.opt_level == OptLevel::O3 { OptLevel::O2 } else { OptLevel::O3 };
+    let mut forms = vec![Form::Usual, Form::Level(level), Form::Stages(!settings.stages)];
+    let splits = |step: &Step| matches!(step, Step::Kernel { items, grain, .. } if items > grain);
+    if threads::count() > 1 && usual.steps.iter().any(splits) {
+        forms.extend([Form::Grain(4), Form::Serial]);
+    }
+    forms
+}
+
+/// The steps of a plan with all kernels in one form; `None` if that is no other form. Kernels that are not
+/// among the plan's are added to those of `tuned`.
+fn steps(
+    usual: &Lowered,
+    form: Form,
+    settings: &Settings,
+    isa: Isa,
+    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+    tuned: &mut Tuned,
+) -> Result<Option<Vec<Step>>, String> {
+    let (other, level) = match form {
+        Form::Usual => return Ok(Some(usual.steps.clone())),
+        Form::Grain(_) | Form::Serial => {
+            let mut steps = usual.steps.clone();
+            for step in &mut steps {
+                if let Step::Kernel { items, grain, .. } = step {
+                    *grain =
+                        if let Form::Grain(factor) = form { grain.saturating_mul(factor) } else { *items };
+                }
+            }
+            return Ok(Some(steps));
+        }
+        Form::Level(level) => (usual.clone(), level),
+        Form::Stages(stages) => (lower(Tuning { stages, ..settings.tuning() })?, settings.opt_level),
+    };
+    let same_text = other.kernels.iter().map(|k| &k.name).eq(usual.kernels.iter().map(|k| &k.name));
+    let aligned = other.steps.len() == usual.steps.len() && other.buffers == usual.buffers;
+    if !aligned || (same_text && level == settings.opt_level) {
+        return Ok(None);
+    }
+    let (kernels, compiled) = kernels::load(&other, isa, level)?;
+    tuned.compiled += compiled;
+    let first = tuned.kernels.len();
+    tuned.kernels.extend(kernels);
+    let mut steps = other.steps;
+    for step in &mut steps {
+        if let Step::Kernel { kernel, .. } = step {
+            *kernel += first;
+        }
+    }
+    Ok(Some(steps))
+}
+
+/// What a choice is remembered by: everything that it may depend on.
+fn key(usual: &Lowered, forms: &[Form], settings: &Settings, isa: Isa) -> String {
+    let mut key = format!(
+        "autotune 1: {} threads, {}, {}, {} forms",
+        threads::count(),
+        isa.name(),
+        settings.opt_level.flag(),
+        forms.len()
+    );
+    for step in &usual.steps {
+        if let Step::Kernel { kernel, ints, items, grain, .. } = step {
+            key += &format!("\n{} {items} {grain} {ints:?}", usual.kernels[*kernel].name);
+        }
+    }
+    key
+}
+
+fn parse(text: &str, usual: &Lowered, forms: &[Form]) -> Option<Vec<usize>> {
+    let chosen: Vec<usize> = text.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    let fits = chosen.len() == usual.steps.len() && chosen.iter().all(|form| *form < forms.len());
+    fits.then_some(chosen)
+}
+
+/// The quickest form of each step.
+fn measure(
+    graph: &Graph,
+    tuned: &Tuned,
+    candidates: &[Option<Vec<Step>>],
+    settings: &Settings,
+) -> Result<(Vec<usize>, Vec<String>), String> {
+    let mut programs: Vec<(usize, Program)> = Vec::new();
+    for (form, steps) in candidates.iter().enumerate() {
+        let Some(steps) = steps else { continue };
+        let plan = Lowered { steps: steps.clone(), ..tuned.plan.clone() };
+        let mut program = kernels::bind(graph, &plan, &tuned.kernels, Mode::Default)?;
+        program.executable = program.executable.timed();
+        programs.push((form, program));
+    }
+    // Zeros are indices that are always there; ones can be divided by.
+    let timed = run_rounds(graph, tuned, &programs, settings, 0)
+        .or_else(|_| run_rounds(graph, tuned, &programs, settings, 1))?;
+    let mut chosen = vec![0; tuned.plan.steps.len()];
+    let mut notes = Vec::new();
+    let (mut before, mut after) = (Duration::ZERO, Duration::ZERO);
+    for (step, best) in chosen.iter_mut().enumerate() {
+        let usual = timed[0].1[step];
+        let quickest = timed.iter().min_by_key(|(_, times)| times[step]);
+        let is_kernel = matches!(tuned.plan.steps[step], Step::Kernel { .. });
+        let (form, time) = match quickest {
+            Some((form, times)) if is_kernel && times[step].as_secs_f64() < usual.as_secs_f64() * WORTH => {
+                (*form, times[step])
+            }
+            _ => (0, usual),
+        };
+        *best = form;
+        before += usual;
+        after += time;
+    }
+    notes.push(format!("{before:.1?} a call measured in the usual forms, {after:.1?} in those chosen"));
+    Ok((chosen, notes))
+}
+
+/// The least time of each step in each form.
+type Times = Vec<(usize, Vec<Duration>)>;
+
+fn run_rounds(
+    graph: &Graph,
+    tuned: &Tuned,
+    programs: &[(usize, Program)],
+    settings: &Settings,
+    integer: i64,
+) -> Result<Times, String> {
+    let inputs = inputs(graph, &tuned.plan, integer)?;
+    let number = |i: usize| match graph.inputs.get(i).map(|v| graph.ty(*v)) {
+        Some(Ty::Scalar(kind)) => Scalar::Int(1).to_kind(*kind),
+        _ => Scalar::Int(1),
+    };
+    let budget = Duration::from_millis(settings.autotune_ms as u64);
+    let begin = Instant::now();
+    let mut least: Times =
+        programs.iter().map(|(form, _)| (*form, vec![Duration::MAX; tuned.plan.steps.len()])).collect();
+    for round in 0..MOST_ROUNDS {
+        for ((_, program), (_, least)) in programs.iter().zip(&mut least) {
+            let mut scalars = Vec::new();
+            program.numbers.fill(&number, &mut scalars).map_err(|error| error.to_string())?;
+            let mut results = Vec::new();
+            let run = program.executable.run(inputs.iter().map(Option::as_ref), &scalars, &mut results);
+            run.map_err(|_| "the program does not run on made-up inputs".to_string())?;
+            for (least, time) in least.iter_mut().zip(program.executable.times()) {
+                *least = time.min(*least);
+            }
+        }
+        // The first round finds cold caches.
+        if round > 0 && begin.elapsed() > budget {
+            break;
+        }
+    }
+    Ok(least)
+}
+
+/// Tensors that lie as the program's inputs do.
+fn inputs(graph: &Graph, plan: &Lowered, integer: i64) -> Result<Vec<Option<Ready>>, String> {
+    let mut bytes = 0;
+    let mut made: Vec<Option<Ready>> = vec![None; graph.inputs.len()];
+    for buffer in &plan.buffers {
+        let kiln_inductor::Place::Input(i) = buffer.place else { continue };
+        let layout = Layout { shape: buffer.shape.clone(), strides: buffer.strides.clone(), offset: 0 };
+        let last = buffer.shape.iter().zip(buffer.strides.iter());
+        let reach: isize = last.map(|(&size, &stride)| (size as isize - 1).max(0) * stride).sum();
+        if buffer.strides.iter().any(|&stride| stride < 0) {
+            return Err("an input lies backwards in memory".into());
+        }
+        let count = reach as usize + 1;
+        bytes += count * buffer.dtype.size();
+        if bytes > MOST_BYTES {
+            return Err("the inputs are too large to measure on copies".into());
+        }
+        let value = match buffer.dtype {
+            DType::F16 | DType::BF16 | DType::F32 | DType::F64 => 0.5,
+            _ => integer as f64,
+        };
+        let tensor = Tensor::full_of([count], value, buffer.dtype, &Device::Cpu);
+        let tensor = tensor.map_err(|error| error.to_string())?;
+        let ready = tensor.ready().map_err(|error| error.to_string())?;
+        made[i] = Some(Ready { layout, ..ready.clone() });
+    }
+    Ok(made)
+}

@@ -1,0 +1,222 @@
+//! A plan's kernels, compiled and loaded, and the plan bound to them: a program that runs.
+
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
+use kiln_ir::math::c::{self, CIsa};
+use kiln_ir::{Graph, Layout, Result, TensorTy, Value};
+use kiln_runtime::program::{self, Element, MatrixAt};
+use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Source, gemm, threads, warn};
+use kiln_tensor::program::{Executable, HostStep, View};
+
+use crate::counters::{self, Count};
+use crate::options::Mode;
+use crate::segment::{Numbers, Program};
+use crate::settings::OptLevel;
+
+/// The instruction set as C text knows it.
+pub(crate) fn c_isa(isa: Isa) -> CIsa {
+    match isa {
+        Isa::Avx512 => CIsa::Avx512,
+        Isa::Avx2 => CIsa::Avx2,
+        Isa::Plain => CIsa::Plain,
+    }
+}
+
+/// Kernels that are loaded in this process, by name, instruction set and how hard the C compiler worked.
+type Loaded = FxHashMap<(String, CIsa, OptLevel), Kernel>;
+
+fn loaded() -> &'static Mutex<Loaded> {
+    static LOADED: OnceLock<Mutex<Loaded>> = OnceLock::new();
+    LOADED.get_or_init(Mutex::default)
+}
+
+/// Forgets the kernels loaded so far (those in use stay).
+pub(crate) fn forget() {
+    loaded().lock().clear();
+}
+
+/// The plan's kernels, compiled where they are not there yet, and how many had to be compiled. Kernels are
+/// compiled together in a few sources of about equal length, at most one per core: most of a small
+/// kernel's compile time is the compiler's start.
+pub(crate) fn load(lowered: &Lowered, isa: Isa, level: OptLevel) -> Result<(Vec<Kernel>, usize), String> {
+    let key = |kernel: &KernelSource| (kernel.name.clone(), lowered.isa, level);
+    let missing: Vec<&KernelSource> = {
+        let loaded = loaded().lock();
+        lowered.kernels.iter().filter(|k| !loaded.contains_key(&key(k))).collect()
+    };
+    let mut by_lanes: FxHashMap<usize, Vec<&KernelSource>> = FxHashMap::default();
+    for kernel in missing {
+        by_lanes.entry(kernel.lanes).or_default().push(kernel);
+    }
+    let mut groups: Vec<(usize, Vec<&KernelSource>)> = by_lanes.into_iter().collect();
+    groups.sort_by_key(|(lanes, _)| *lanes);
+    let mut shards: Vec<Vec<&KernelSource>> = Vec::new();
+    for (_, mut kernels) in groups {
+        kernels.sort_by_key(|k| std::cmp::Reverse(k.code.len()));
+        let count = threads::count().min(kernels.len());
+        let mut parts: Vec<(usize, Vec<&KernelSource>)> = vec![(0, Vec::new()); count];
+        for kernel in kernels {
+            if let Some(part) = parts.iter_mut().min_by_key(|(size, _)| *size) {
+                part.0 += kernel.code.len();
+                part.1.push(kernel);
+            }
+        }
+        shards.extend(parts.into_iter().map(|(_, kernels)| kernels));
+    }
+    let sources: Vec<Source> = shards
+        .iter()
+        .map(|kernels| {
+            let mut flags = vec![level.flag(), "-fno-strict-aliasing"];
+            flags.extend(c::FLAGS);
+            if kernels.iter().any(|k| k.needs_libm) {
+                flags.push("-lm");
+            }
+            Source { isa, ..Source::new(KernelSource::shard(kernels, lowered.isa), &flags) }
+        })
+        .collect();
+    let mut compiled = 0;
+    for (kernels, outcome) in shards.iter().zip(KernelCache::global().load_many(&sources)) {
+        let library = match outcome {
+            Ok(library) => library,
+            Err(error) => {
+                let text = error.to_string();
+                warn::once("compile", || {
+                    format!("kernels can't be compiled, running eagerly instead: {text}")
+                });
+                return Err(format!("compile: {text}"));
+            }
+        };
+        if matches!(library.origin, Origin::Compiler) {
+            compiled += kernels.len();
+        }
+        let mut loaded = loaded().lock();
+        for kernel in kernels {
+            let found = Kernel::new(library.library.clone(), &kernel.name)
+                .ok_or_else(|| format!("compile: {} is not in its library", kernel.name))?;
+            loaded.insert(key(kernel), found);
+        }
+    }
+    let loaded = loaded().lock();
+    let kernels: Option<Vec<Kernel>> = lowered.kernels.iter().map(|k| loaded.get(&key(k)).cloned()).collect();
+    counters::add(Count::CacheMiss, compiled);
+    counters::add(Count::CacheHit, lowered.kernels.len() - compiled);
+    Ok((kernels.ok_or("compile: a kernel was lost")?, compiled))
+}
+
+fn element(dtype: kiln_ir::DType) -> Element {
+    // Prims that are library calls are on computing types only.
+    match dtype.computing() {
+        kiln_ir::DType::F64 => Element::F64,
+        kiln_ir::DType::F32 => Element::F32,
+        _ => Element::I64,
+    }
+}
+
+/// Turns a plan into a program: buffers to places, references to pointers and numbers.
+pub(crate) fn bind(
+    graph: &Graph,
+    lowered: &Lowered,
+    kernels: &[Kernel],
+    mode: Mode,
+) -> Result<Program, String> {
+    let buffers = &lowered.buffers;
+    let mut numbers = Numbers { table: Vec::new(), computed: lowered.scalars.clone() };
+    let mut host_steps = Vec::new();
+    let mut steps = Vec::new();
+    let places = buffers
+        .iter()
+        .map(|b| match b.place {
+            Place::Input(i) => program::Place::Input(i),
+            Place::Output(i) => program::Place::Output(i),
+            Place::Arena { offset } => program::Place::Arena(offset),
+        })
+        .collect();
+    let view = |id: kiln_inductor::BufferId| {
+        let b = &buffers[id.index()];
+        let layout = Layout { shape: b.shape.clone(), strides: b.strides.clone(), offset: 0 };
+        View { buffer: id.index(), ty: TensorTy::new(b.dtype, b.shape.clone()), layout }
+    };
+    let matrix = |m: &kiln_inductor::MatrixRef| MatrixAt {
+        buffer: m.at.buffer.index(),
+        offset: m.at.offset as isize,
+        row: m.row as isize,
+        column: m.column as isize,
+    };
+    for step in &lowered.steps {
+        steps.push(match step {
+            Step::Kernel { kernel, bufs, ints, scalars, items, grain, scratch_bytes, checks: _ } => {
+                let bytes = |b: &kiln_inductor::BufferRef| {
+                    let size = buffers[b.buffer.index()].dtype.size() as i64;
+                    (b.buffer.index(), (b.offset * size) as isize)
+                };
+                program::Step::Kernel {
+                    kernel: kernels[*kernel].clone(),
+                    bufs: bufs.iter().map(bytes).collect(),
+                    ints: ints.clone(),
+                    scalars: scalars.iter().map(|s| numbers.position(*s)).collect(),
+                    items: *items,
+                    grain: *grain,
+                    scratch_bytes: *scratch_bytes,
+                }
+            }
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype } => program::Step::Gemm {
+                shape: gemm::Shape { m: *m, n: *n, k: *k },
+                dst: matrix(dst),
+                lhs: matrix(lhs),
+                rhs: matrix(rhs),
+                accumulate: *accumulate,
+                element: element(*dtype),
+            },
+            Step::Random { distribution, buffer, seed, offset } => program::Step::Random {
+                normal: matches!(distribution, kiln_inductor::Distribution::Normal),
+                buffer: buffer.index(),
+                count: buffers[buffer.index()].shape.numel(),
+                element: element(buffers[buffer.index()].dtype),
+                seed: numbers.position(*seed),
+                offset: numbers.position(*offset),
+            },
+            Step::Copy { src, dst } => {
+                host_steps.push(HostStep::Copy { src: view(*src), dst: view(*dst) });
+                program::Step::Host(host_steps.len() - 1)
+            }
+            Step::Fallback { op, args, outs, loc } => {
+                let out = view(*outs.first().ok_or("a fallback without a result")?);
+                let operand = |v: &kiln_inductor::ViewRef| View {
+                    buffer: v.at.buffer.index(),
+                    ty: TensorTy::new(buffers[v.at.buffer.index()].dtype, v.shape.clone()),
+                    layout: Layout {
+                        shape: v.shape.clone(),
+                        strides: v.strides.clone(),
+                        offset: v.at.offset as usize,
+                    },
+                };
+                let args = args.iter().map(operand).collect();
+                host_steps.push(HostStep::Op { op: op.clone(), args, out, loc: *loc });
+                program::Step::Host(host_steps.len() - 1)
+            }
+        });
+    }
+    let outputs: Vec<TensorTy> = graph
+        .outputs
+        .iter()
+        .map(|&v| {
+            graph.ty(v).as_tensor().cloned().ok_or_else(|| "an output that is not a tensor".to_string())
+        })
+        .collect::<Result<_, _>>()?;
+    for (i, id) in lowered.outputs.iter().enumerate() {
+        if buffers[id.index()].place != Place::Output(i) {
+            return Err(format!("output {i} has no buffer of its own"));
+        }
+    }
+    let targets: FxHashSet<Value> = graph.writes.iter().map(|w| w.target).collect();
+    let writes: Vec<bool> = graph.inputs.iter().map(|v| targets.contains(v)).collect();
+    let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
+    let program = program::Program { steps, places, arena_bytes: lowered.arena_bytes };
+    let executable = Executable::new(program, outputs, writes, host_steps);
+    let executable = executable.keep_bound(mode == Mode::ReduceOverhead);
+    Ok(Program { executable, numbers, outputs: kinds })
+}

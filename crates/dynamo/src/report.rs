@@ -1,0 +1,217 @@
+//! An explanation as text.
+
+use std::fmt;
+
+use crate::explain::{Break, Explanation, GraphInfo, GuardInfo};
+
+fn plural(count: usize, word: &str) -> String {
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Ops of one line after each other name it once: `sub, mul at step.rs:7; sqrt at step.rs:8`.
+pub(crate) fn by_line(ops: &[String]) -> String {
+    let line = |op: &String| op.split_once(" at ").map(|(_, line)| line.to_string());
+    let groups = ops.chunk_by(|a, b| line(a).is_some() && line(a) == line(b));
+    let text = |group: &[String]| {
+        let names: Vec<&str> = group.iter().map(|op| op.split(" at ").next().unwrap_or(op)).collect();
+        match group.first().and_then(line) {
+            Some(line) => format!("{} at {line}", names.join(", ")),
+            None => names.join(", "),
+        }
+    };
+    groups.map(text).collect::<Vec<_>>().join("; ")
+}
+
+pub(crate) fn bytes(count: usize) -> String {
+    match count {
+        0..10_000 => format!("{count} B"),
+        10_000..10_000_000 => format!("{:.1} kB", count as f64 / 1e3),
+        _ => format!("{:.1} MB", count as f64 / 1e6),
+    }
+}
+
+impl Break {
+    /// What can be done about it, if there is something.
+    pub fn advice(&self) -> Option<&'static str> {
+        // What each reason begins with or says.
+        const ADVICE: &[(&str, &str)] = &[
+            (
+                "needs the value",
+                "read it after the compiled function, or keep it a tensor (`where_` instead of a branch)",
+            ),
+            ("hook", "take the hook off, or put what it does into the function"),
+            ("share one storage", "give each input memory of its own (`clone_tensor`)"),
+            ("shares the storage", "give each input memory of its own (`clone_tensor`)"),
+            ("share their memory", "give each element memory of its own (`clone_tensor`)"),
+            ("another thread", "let threads pass finished tensors: read them after the compiled function"),
+            ("was made outside", "compute the tensor inside the compiled function, too"),
+            ("goes on outside", "compute the tensor inside the compiled function, too"),
+            ("through a list op", "use the op on each tensor where gradients are recorded"),
+            ("an input is changed in place", "change a copy, or make the change under `no_grad`"),
+            ("too many recompilations", "pad to a few sizes, or raise the option recompile_limit"),
+            ("eager_on_recompile", "warm the function up with such inputs first"),
+        ];
+        ADVICE.iter().find(|(part, _)| self.reason.contains(part)).map(|(_, advice)| *advice)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, what: &str) -> fmt::Result {
+        write!(f, "{what} at {}", self.loc)?;
+        if let Some(module) = &self.module {
+            write!(f, " (after {module})")?;
+        }
+        writeln!(f, ": {}", self.reason)?;
+        match self.advice() {
+            Some(advice) => writeln!(f, "  what helps: {advice}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl GuardInfo {
+    /// What is checked besides the number and the name.
+    fn words(&self) -> String {
+        let mut text = format!("{}{}", self.dtype, self.shape);
+        if self.strides != self.shape.contiguous_strides() {
+            text += &format!(" with strides {:?}", self.strides.as_slice());
+        }
+        match (self.requires_grad, self.leaf) {
+            (true, true) => text += ", a leaf that requires a gradient",
+            (true, false) => text += ", with a tape outside",
+            (false, _) => {}
+        }
+        if let Some(other) = self.shares_with {
+            text += &format!(", in the memory of input {other}");
+        }
+        text
+    }
+
+    fn is_like(&self, other: &GuardInfo) -> bool {
+        let same_memory = self.shares_with == other.shares_with;
+        self.name.is_none() && other.name.is_none() && same_memory && self.words() == other.words()
+    }
+}
+
+/// `input 0 (fc1.weight) is f32[8, 5], a leaf that requires a gradient`.
+impl fmt::Display for GuardInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "input {}", self.input)?;
+        if let Some(name) = &self.name {
+            write!(f, " ({name})")?;
+        }
+        write!(f, " is {}", self.words())
+    }
+}
+
+/// More lines than this about inputs, and the rest is counted.
+const MOST_GUARDS: usize = 24;
+
+fn write_guards(f: &mut fmt::Formatter<'_>, guards: &[GuardInfo]) -> fmt::Result {
+    let groups: Vec<&[GuardInfo]> = guards.chunk_by(GuardInfo::is_like).collect();
+    for group in groups.iter().take(MOST_GUARDS) {
+        match group {
+            [only] => writeln!(f, "  guard: {only}")?,
+            [first, .., last] => {
+                writeln!(f, "  guard: inputs {} to {} are {}", first.input, last.input, first.words())?;
+            }
+            [] => {}
+        }
+    }
+    let rest: usize = groups.iter().skip(MOST_GUARDS).map(|group| group.len()).sum();
+    if rest == 0 { Ok(()) } else { writeln!(f, "  guard: and {} more", plural(rest, "input")) }
+}
+
+fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> fmt::Result {
+    let (ops, inputs) = (plural(graph.nodes, "op"), plural(graph.guards.len(), "guarded input"));
+    writeln!(f, "graph {number}: {ops}, {inputs}")?;
+    let counts = graph.ops.iter().map(|(name, count)| match count {
+        1 => name.to_string(),
+        _ => format!("{name} × {count}"),
+    });
+    writeln!(f, "  ops: {}", counts.collect::<Vec<_>>().join(", "))?;
+    write_guards(f, &graph.guards)?;
+    if !graph.without_gradient.is_empty() {
+        writeln!(f, "  without a gradient: {}", graph.without_gradient.join(", "))?;
+    }
+    if let Some(reason) = &graph.interpreted {
+        return writeln!(f, "  runs op by op: {reason}");
+    }
+    if graph.steps.is_empty() && graph.kernels == 0 {
+        writeln!(f, "  runs as its backend made it")?;
+    } else {
+        write_kernels(f, graph)?;
+    }
+    if graph.has_backward {
+        let (saved, recomputed) = (bytes(graph.bytes_saved), bytes(graph.bytes_recomputed));
+        writeln!(f, "  backward compiled too: {saved} saved, {recomputed} recomputed")?;
+    }
+    for step in &graph.steps {
+        writeln!(f, "    {step}")?;
+    }
+    for op in &graph.fallbacks {
+        writeln!(f, "  runs eagerly inside: {op}")?;
+    }
+    for why in &graph.why_not {
+        writeln!(f, "  not fused: {why}")?;
+    }
+    for choice in &graph.tuned {
+        writeln!(f, "  tuned: {choice}")?;
+    }
+    let times: Vec<String> = graph.times().iter().map(|(name, time)| format!("{name} {time:.1?}")).collect();
+    writeln!(f, "  time: {}", times.join(", "))
+}
+
+fn write_kernels(f: &mut fmt::Formatter<'_>, graph: &GraphInfo) -> fmt::Result {
+    writeln!(
+        f,
+        "  {} ({} compiled now), {}, {} read, {} written, {} of temporary memory",
+        plural(graph.kernels, "kernel"),
+        graph.compiled_kernels,
+        plural(graph.library_calls, "library call"),
+        bytes(graph.bytes_read),
+        bytes(graph.bytes_written),
+        bytes(graph.arena_bytes)
+    )
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: {}, {}, {}, {} ({})",
+            self.name,
+            plural(self.calls, "call"),
+            plural(self.graphs.len(), "graph"),
+            plural(self.breaks.len(), "break"),
+            plural(self.recompiles.len(), "recompile"),
+            self.options
+        )?;
+        for (i, graph) in self.graphs.iter().enumerate() {
+            write_graph(f, i, graph)?;
+        }
+        for at in &self.breaks {
+            at.write(f, "break")?;
+        }
+        for at in &self.fallbacks {
+            at.write(f, "went on eagerly")?;
+        }
+        for recompile in &self.recompiles {
+            writeln!(f, "{}", recompile.reason)?;
+        }
+        if self.given_up {
+            writeln!(f, "runs eagerly from now on: it was recompiled too often")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_named_once() {
+        let ops = ["sub at a.rs:1", "mul at a.rs:1", "sqrt at b.rs:2", "neg", "abs"].map(String::from);
+        assert_eq!(by_line(&ops), "sub, mul at a.rs:1; sqrt at b.rs:2; neg; abs");
+        assert_eq!(by_line(&[]), "");
+    }
+}

@@ -1,0 +1,250 @@
+//! The named options of the `inductor` backend: what `options` of `compile()` takes, each with its type and
+//! meaning.
+
+use std::fmt;
+
+use kiln_inductor::Tuning;
+use kiln_ir::{Error, Result};
+use kiln_runtime::Isa;
+
+/// How hard the C compiler works on a kernel.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub enum OptLevel {
+    /// Not at all: `-O0`, for a debugger.
+    O0,
+    /// A little: `-O1`; half the compile time, and enough for many kernels, whose vectors are written out.
+    O1,
+    /// `-O2`.
+    #[default]
+    O2,
+    /// `-O3`.
+    O3,
+}
+
+impl OptLevel {
+    /// Every level.
+    pub const ALL: [OptLevel; 4] = [OptLevel::O0, OptLevel::O1, OptLevel::O2, OptLevel::O3];
+
+    /// The flag of the C compiler.
+    pub const fn flag(self) -> &'static str {
+        match self {
+            OptLevel::O0 => "-O0",
+            OptLevel::O1 => "-O1",
+            OptLevel::O2 => "-O2",
+            OptLevel::O3 => "-O3",
+        }
+    }
+}
+
+/// The options of the `inductor` backend and of capture, under the names that [`Compile::option`] takes.
+/// [`list_options`] tells them all.
+///
+/// [`Compile::option`]: crate::Compile::option
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Kernels are merged up to this many expressions; 0 keeps them apart.
+    pub max_fusion_size: usize,
+    /// Kernels are merged up to this many buffers.
+    pub max_fusion_buffers: usize,
+    /// A value that is computed from more ops than this is stored.
+    pub max_inlined_ops: usize,
+    /// Long bodies are cut into loops over a block that stays in the first-level cache.
+    pub stages: bool,
+    /// How hard the C compiler works.
+    pub opt_level: OptLevel,
+    /// The vector instructions to write for; `None` is the machine's best.
+    pub isa: Option<Isa>,
+    /// With more recompilations than this a function runs eagerly from then on.
+    pub recompile_limit: usize,
+    /// How long `max-autotune` may measure for each graph.
+    pub autotune_ms: usize,
+    /// Keeps every stage's text for `explain()`.
+    pub keep_text: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        let tuning = Tuning::DEFAULT;
+        Settings {
+            max_fusion_size: tuning.fusion_size,
+            max_fusion_buffers: tuning.fusion_buffers,
+            max_inlined_ops: tuning.inlined,
+            stages: tuning.stages,
+            opt_level: OptLevel::default(),
+            isa: None,
+            recompile_limit: 16,
+            autotune_ms: 500,
+            keep_text: true,
+        }
+    }
+}
+
+/// One of the [`Settings`] as a table row.
+#[derive(Copy, Clone)]
+pub struct OptionInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// What it can be, in words.
+    pub values: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    get: fn(&Settings) -> String,
+    set: fn(&mut Settings, &str) -> bool,
+}
+
+impl OptionInfo {
+    /// What it is unless told otherwise.
+    pub fn default(&self) -> String {
+        (self.get)(&Settings::default())
+    }
+}
+
+impl fmt::Debug for OptionInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {} ({}): {}", self.name, self.default(), self.values, self.doc)
+    }
+}
+
+const COUNT: &str = "whole numbers";
+const FLAG: &str = "true, false";
+
+macro_rules! plain {
+    ($field:ident, $values:expr, $doc:literal) => {
+        OptionInfo {
+            name: stringify!($field),
+            values: $values,
+            doc: $doc,
+            get: |settings| settings.$field.to_string(),
+            set: |settings, text| text.parse().map(|value| settings.$field = value).is_ok(),
+        }
+    };
+}
+
+const OPTIONS: &[OptionInfo] = &[
+    plain!(max_fusion_size, COUNT, "kernels are merged up to this many expressions; 0 keeps them apart"),
+    plain!(max_fusion_buffers, COUNT, "kernels are merged up to this many buffers"),
+    plain!(max_inlined_ops, COUNT, "a value that is computed from more ops than this is stored"),
+    plain!(stages, FLAG, "long bodies are cut into loops over a block that stays in the first-level cache"),
+    OptionInfo {
+        name: "opt_level",
+        values: "0, 1, 2, 3",
+        doc: "how hard the C compiler works: -O0 to -O3",
+        get: |settings| (settings.opt_level as usize).to_string(),
+        set: |settings, text| {
+            let level = OptLevel::ALL.iter().find(|level| level.flag()[2..] == *text);
+            level.map(|level| settings.opt_level = *level).is_some()
+        },
+    },
+    OptionInfo {
+        name: "isa",
+        values: "best, avx512, avx2, plain",
+        doc: "the vector instructions to write for; more than the machine has gives what it has",
+        get: |settings| settings.isa.map_or("best", Isa::name).to_string(),
+        set: |settings, text| {
+            let isas = [Isa::Avx512, Isa::Avx2, Isa::Plain];
+            let found = isas.into_iter().find(|isa| isa.name() == text);
+            settings.isa = found;
+            found.is_some() || text == "best"
+        },
+    },
+    plain!(recompile_limit, COUNT, "with more recompilations than this a function runs eagerly from then on"),
+    plain!(autotune_ms, COUNT, "how many milliseconds mode max-autotune may measure for each graph"),
+    plain!(keep_text, FLAG, "keeps every stage's text for explain()"),
+];
+
+/// Every named option, with what it can be, what it is by default, and what it does.
+///
+/// ```
+/// let names: Vec<&str> = kiln_dynamo::list_options().iter().map(|option| option.name).collect();
+/// assert!(names.contains(&"max_fusion_size") && names.contains(&"opt_level"));
+/// ```
+pub fn list_options() -> &'static [OptionInfo] {
+    OPTIONS
+}
+
+impl Settings {
+    /// Sets an option by its name.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let Some(option) = OPTIONS.iter().find(|option| option.name == name) else {
+            let names: Vec<&str> = OPTIONS.iter().map(|option| option.name).collect();
+            return Err(Error::Option {
+                option: "options",
+                value: name.to_string(),
+                valid: names.join(", "),
+            });
+        };
+        match (option.set)(self, value) {
+            true => Ok(()),
+            false => Err(Error::Option {
+                option: option.name,
+                value: value.to_string(),
+                valid: option.values.to_string(),
+            }),
+        }
+    }
+
+    /// What is told to inductor.
+    pub(crate) fn tuning(&self) -> Tuning {
+        Tuning {
+            fusion_size: self.max_fusion_size,
+            fusion_buffers: self.max_fusion_buffers,
+            inlined: self.max_inlined_ops,
+            stages: self.stages,
+        }
+    }
+
+    /// Larger kernels: what optimization level O2 asks for.
+    pub(crate) fn widen(&mut self) {
+        let wide = Tuning::WIDE;
+        self.max_fusion_size = wide.fusion_size;
+        self.max_fusion_buffers = wide.fusion_buffers;
+        self.max_inlined_ops = wide.inlined;
+    }
+
+    /// The instruction set to write for.
+    pub(crate) fn isa(&self) -> Isa {
+        // Of two sets the later in order is the smaller.
+        self.isa.map_or(Isa::best(), |wanted| wanted.max(Isa::best()))
+    }
+}
+
+/// The options that differ from the defaults: `max_fusion_size 64, isa avx2`.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let changed = OPTIONS.iter().filter(|option| (option.get)(self) != option.default());
+        let texts: Vec<String> =
+            changed.map(|option| format!("{} {}", option.name, (option.get)(self))).collect();
+        f.write_str(&texts.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_takes_its_default_as_text_and_refuses_nonsense() {
+        for option in OPTIONS {
+            let mut settings = Settings::default();
+            settings.set(option.name, &option.default()).unwrap();
+            assert_eq!(settings, Settings::default(), "{option:?}");
+            let error = settings.set(option.name, "perhaps").unwrap_err().to_string();
+            assert_eq!(
+                error,
+                format!("{}: unknown value \"perhaps\"; valid are {}", option.name, option.values)
+            );
+        }
+    }
+
+    #[test]
+    fn changed_options_are_shown() {
+        let mut settings = Settings::default();
+        assert_eq!(settings.to_string(), "");
+        settings.set("isa", "avx2").unwrap();
+        settings.set("opt_level", "3").unwrap();
+        assert_eq!(settings.to_string(), "opt_level 3, isa avx2");
+        let error = settings.set("max_fusion", "3").unwrap_err().to_string();
+        assert!(error.starts_with("options: unknown value \"max_fusion\"; valid are max_fusion_size, "));
+    }
+}

@@ -1,0 +1,138 @@
+//! What `explain()` tells, as data and as text.
+
+use kiln_dynamo::{Compile, explain};
+use kiln_tensor::{Error, Result, Tensor, no_grad};
+
+use crate::{leaf, t};
+
+#[test]
+fn breaks_say_where_why_and_what_helps() -> Result<()> {
+    let w = leaf(&[1.0, 2.0]);
+    w.set_label("layers.3.fc.weight");
+    let explanation = explain(|| {
+        let y = t(&[1.0, 2.0]).mul(&w)?.sum()?;
+        if y.item::<f32>()? > 0.0 { y.exp() } else { y.neg() }
+    })?;
+    let at = &explanation.breaks[0];
+    assert!(at.loc.to_string().starts_with("explanations.rs:"), "{explanation}");
+    assert_eq!((at.module.as_deref(), at.reason.as_str()), (Some("layers.3.fc"), "item needs the value"));
+    assert!(at.advice().unwrap().contains("where_"));
+    let text = explanation.to_string();
+    assert!(
+        text.contains("(after layers.3.fc): item needs the value\n  what helps: read it after"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn guards_are_told_in_words() -> Result<()> {
+    let w = leaf(&[1.0, 2.0, 3.0]);
+    w.set_label("scale");
+    let x = Tensor::ones([3, 4], &kiln_tensor::Device::Cpu)?.t()?;
+    let explanation = explain(|| x.mul(&w)?.sum()?.backward())?;
+    let guards: Vec<String> = explanation.graphs[0].guards.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        guards,
+        [
+            "input 0 is f32[4, 3] with strides [1, 4]",
+            "input 1 (scale) is f32[3], a leaf that requires a gradient"
+        ]
+    );
+    assert_eq!(explanation.graphs[0].ops, [("mul", 1), ("sum", 1), ("backward", 1)]);
+    Ok(())
+}
+
+#[test]
+fn many_inputs_alike_are_one_line() -> Result<()> {
+    let tensors: Vec<Tensor> = (0..100).map(|_| t(&[1.0, 2.0])).collect();
+    let explanation = explain(|| tensors.iter().try_fold(t(&[0.0, 0.0]), |sum, x| sum.add(x)))?;
+    assert_eq!(explanation.graphs[0].guards.len(), 101);
+    let text = explanation.to_string();
+    assert!(text.contains("guard: inputs 0 to 100 are f32[2]\n") && text.lines().count() < 40, "{text}");
+    Ok(())
+}
+
+#[test]
+fn parameters_that_no_backward_reached_are_named() -> Result<()> {
+    let (used, lost, idle) = (leaf(&[1.0]), leaf(&[2.0]), leaf(&[3.0]));
+    used.set_label("head.used");
+    lost.set_label("head.lost");
+    let explanation = explain(|| {
+        let y = used.mul(3.0)?;
+        let _cut = lost.mul(2.0)?.detach()?.add(&y)?;
+        y.sum()?.backward()?;
+        let _guard = no_grad();
+        idle.mul_(2.0)?; // used where no gradient is asked for
+        Ok::<_, Error>(())
+    })?;
+    assert_eq!(explanation.without_gradient(), ["head.lost"], "{explanation}");
+    assert!(explanation.to_string().contains("without a gradient: head.lost\n"), "{explanation}");
+    assert!(lost.grad().is_none() && used.grad().is_some());
+    let explanation = explain(|| used.mul(&lost)?.sum()?.backward())?;
+    assert!(explanation.without_gradient().is_empty(), "{explanation}");
+    Ok(())
+}
+
+#[test]
+fn recompiles_carry_their_line_and_number() -> Result<()> {
+    let region = Compile::new().option("recompile_limit", 2)?.region();
+    for size in 1..=5usize {
+        let x = t(&vec![1.0; size]);
+        assert_eq!(region.run(|| x.exp())?.numel(), size);
+    }
+    let explanation = region.explain();
+    let numbers: Vec<usize> = explanation.recompiles.iter().map(|r| r.number).collect();
+    assert_eq!(numbers, [1, 2, 3], "{explanation}");
+    assert!(explanation.recompiles[0].loc.to_string().starts_with("explanations.rs:"));
+    assert!(explanation.given_up && explanation.to_string().contains("recompiled too often"));
+    assert!(explanation.fallbacks[0].advice().unwrap().contains("recompile_limit"));
+    Ok(())
+}
+
+#[test]
+fn stages_are_timed() -> Result<()> {
+    let w = leaf(&[1.0, 2.0]);
+    let explanation = explain(|| w.exp()?.sum()?.backward())?;
+    let stages: Vec<&str> = explanation.graphs[0].times().iter().map(|(name, _)| *name).collect();
+    match explanation.graphs[0].interpreted {
+        None => assert_eq!(stages, ["capture", "aot", "prims", "inductor", "C compile"], "{explanation}"),
+        Some(_) => assert_eq!(stages[..2], ["capture", "aot"], "{explanation}"),
+    }
+    Ok(())
+}
+
+#[test]
+fn options_are_shown() -> Result<()> {
+    let compile: Compile = "name=step, mode=evaluation, dynamic=false, options.opt_level=1".parse()?;
+    let text = compile.region().explain().to_string();
+    let want = "step: 0 calls, 0 graphs, 0 breaks, 0 recompiles \
+                (mode evaluation, backend inductor, dynamic false, opt_level 1)\n";
+    assert_eq!(text, want);
+    Ok(())
+}
+
+#[test]
+fn inputs_have_the_same_numbers_in_guards_and_recompiles() -> Result<()> {
+    let region = Compile::new().region();
+    let (x, y) = (t(&[1.0]), t(&[2.0]));
+    for z in [t(&[1.0]), t(&[1.0, 2.0])] {
+        region.run(|| x.exp()?.mul(&y)?.neg()?.add(&z))?;
+    }
+    let explanation = region.explain();
+    assert!(explanation.recompiles[0].reason.ends_with("input 2 was [1], now [2]"), "{explanation}");
+    assert_eq!(explanation.graphs[1].guards[2].to_string(), "input 2 is f32[2]");
+    Ok(())
+}
+
+#[test]
+fn recompiles_by_grad_mode_say_so() -> Result<()> {
+    let w = leaf(&[1.0]);
+    let region = Compile::new().region();
+    region.run(|| w.exp())?;
+    let _guard = no_grad();
+    region.run(|| w.exp())?;
+    let reason = &region.explain().recompiles[0].reason;
+    assert!(reason.ends_with("gradients were recorded, now they are not recorded"), "{reason}");
+    Ok(())
+}

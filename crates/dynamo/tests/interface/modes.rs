@@ -1,0 +1,146 @@
+//! What the modes and the other options change, and that results stay.
+
+use kiln_dynamo::{Compile, Mode, OptimizationLevel};
+use kiln_tensor::{Device, Error, Result, Tensor, TensorList, foreach};
+
+use crate::{leaf, t};
+
+fn program(x: &Tensor) -> Result<Vec<f32>> {
+    let rows = x.mul(3.0)?.tanh()?.exp()?;
+    let scaled = rows.div(&rows.sum_dim([1], true)?)?;
+    scaled.add(&x.sigmoid()?)?.to_vec()
+}
+
+#[test]
+fn every_mode_and_option_gives_the_same() -> Result<()> {
+    let data: Vec<f32> = (0..600).map(|i| (i as f32 * 0.37).sin()).collect();
+    let x = Tensor::from_vec(data, [20, 30])?;
+    let want = program(&x)?;
+    for text in [
+        "mode=default",
+        "mode=reduce-overhead",
+        "mode=max-autotune",
+        "mode=training",
+        "mode=evaluation",
+        "optimization_level=O0",
+        "optimization_level=O2",
+        "optimization_level=O3",
+        "options.max_fusion_size=0, options.max_inlined_ops=1",
+        "options.stages=false",
+        "options.opt_level=0",
+        "options.isa=avx2",
+        "options.isa=plain",
+        "options.keep_text=false",
+        "dynamic=true, backend=graph, device=cpu",
+        "disable=true",
+    ] {
+        let region = text.parse::<Compile>()?.region();
+        for _ in 0..3 {
+            let got = region.run(|| program(&x))?;
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6;
+            assert!(got.iter().zip(&want).all(close), "{text}: {}", region.explain());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn fusion_options_change_the_kernels() -> Result<()> {
+    let kernels = |text: &str| -> Result<usize> {
+        let region = text.parse::<Compile>()?.region();
+        let x = Tensor::ones([4, 5], &Device::Cpu)?;
+        let (y, z) = region.run(|| Ok::<_, Error>((x.exp()?.sum()?, x.neg()?)))?;
+        drop((y, z));
+        Ok(region.explain().kernels())
+    };
+    assert!(kernels("options.max_fusion_size=0")? > kernels("")?);
+    Ok(())
+}
+
+#[test]
+fn evaluation_keeps_nothing_for_backward() -> Result<()> {
+    let w = leaf(&[1.0, 2.0]);
+    let body = || w.exp()?.mul(&w);
+    let training = Compile::new().mode(Mode::Training).region();
+    assert!(training.run(body)?.requires_grad());
+    assert!(training.explain().graphs[0].has_backward);
+    // Disabled or inside another compiled function it means the same.
+    for options in ["mode=evaluation", "mode=evaluation, disable=true"] {
+        let region = options.parse::<Compile>()?.region();
+        for _ in 0..2 {
+            assert!(!region.run(body)?.requires_grad(), "{options}");
+            let outer = Compile::new().region();
+            assert!(!outer.run(|| region.run(body))?.requires_grad(), "{options}");
+        }
+        assert!(region.explain().graphs.iter().all(|graph| !graph.has_backward));
+    }
+    assert!(body()?.requires_grad(), "the mode ends with the call");
+    Ok(())
+}
+
+#[test]
+fn reduce_overhead_sees_inputs_that_move() -> Result<()> {
+    let region = Compile::new().mode(Mode::ReduceOverhead).region();
+    let weights = [t(&[1.0, 2.0, 3.0]), t(&[-1.0, 0.5, 0.0])];
+    let mut kept = Vec::new();
+    for call in 0..6 {
+        // Other weights, a new input and a result that stays: no table of pointers may be stale.
+        let w = &weights[call / 2 % 2];
+        let x = t(&[call as f32, 1.0, 2.0]);
+        let y = region.run(|| x.mul(w)?.softmax(0)?.add(&x))?;
+        let want = x.mul(w)?.softmax(0)?.add(&x)?.to_vec::<f32>()?;
+        kept.push((y, want));
+    }
+    for (y, want) in kept {
+        for (got, want) in y.to_vec::<f32>()?.iter().zip(want) {
+            assert!((got - want).abs() < 1e-6);
+        }
+    }
+    assert_eq!(region.explain().graphs.len(), 1);
+    // A list of many tensors, changed in place, some of them replaced on the way.
+    let region = Compile::new().mode(Mode::ReduceOverhead).region();
+    let mut tensors: Vec<Tensor> = (0..50).map(|i| t(&vec![i as f32; i % 7 + 1])).collect();
+    for call in 0..5 {
+        if call == 3 {
+            tensors[7] = t(&[100.0]);
+        }
+        region.run(|| foreach::add_(&TensorList::new(tensors.clone()), 1.0))?;
+    }
+    assert_eq!(tensors[7].to_vec::<f32>()?, [102.0]);
+    assert_eq!(tensors[13].to_vec::<f32>()?, [18.0; 7]);
+    Ok(())
+}
+
+#[test]
+fn reduce_overhead_from_several_threads() -> Result<()> {
+    let region = Compile::new().mode(Mode::ReduceOverhead).region();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let region = &region;
+            scope.spawn(move || {
+                for call in 0..50 {
+                    let x = t(&vec![(thread * 100 + call) as f32; 300]);
+                    let y = region.run(|| x.mul(2.0)?.sum()?.add(&x)).unwrap();
+                    let value = (thread * 100 + call) as f32;
+                    assert_eq!(y.to_vec::<f32>().unwrap()[17], 600.0 * value + value);
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+#[test]
+fn max_autotune_tells_what_it_chose() -> Result<()> {
+    let region = Compile::new().optimization_level(OptimizationLevel::O3).region();
+    let x = Tensor::ones([64, 512], &Device::Cpu)?;
+    for _ in 0..2 {
+        region.run(|| x.tanh()?.exp()?.sigmoid()?.softmax(1))?;
+    }
+    let explanation = region.explain();
+    if kiln_runtime::Compiler::find().is_ok() {
+        assert!(!explanation.graphs[0].tuned.is_empty(), "{explanation}");
+        assert!(explanation.graphs[0].times().iter().any(|(stage, _)| *stage == "autotune"));
+    }
+    Ok(())
+}
