@@ -69,6 +69,8 @@ counters! {
     breaks Break "times a value was needed in the middle of a call",
     /// Recordings that went another way than before.
     recompiles Recompile "recordings that went another way than before",
+    /// Known graphs that came with new sizes.
+    resizes Resize "known graphs that came with new sizes",
     /// Times the rest of a call ran eagerly.
     fallbacks Fallback "times the rest of a call ran eagerly",
     /// Kernels that were there already, in memory or on disk.

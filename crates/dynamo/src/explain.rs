@@ -10,7 +10,7 @@ use kiln_tensor::DType;
 
 use crate::options::Compile;
 use crate::segment::{Plan, Segment};
-use crate::trie::{Event, Guard, Trie};
+use crate::trie::{Event, Guard, LiveSet, Trie};
 
 /// A line at which a graph ends or is not compiled, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,6 +59,8 @@ pub struct GuardInfo {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct GraphInfo {
+    /// The graph that this one is for other sizes, by its number.
+    pub resizes: Option<usize>,
     /// Ops recorded.
     pub nodes: usize,
     /// The ops by name, with how often each occurs, in the order in which they first do.
@@ -108,7 +110,7 @@ pub struct GraphInfo {
 /// use kiln_dynamo::Compile;
 /// use kiln_tensor::{Result, Tensor};
 /// # fn main() -> Result<()> {
-/// let region = Compile::new().name("half").region();
+/// let region = Compile::new().name("half").dynamic(false).region();
 /// for size in [2, 3, 3] {
 ///     let x = Tensor::ones([size], &kiln_tensor::Device::Cpu)?;
 ///     region.run(|| x.mul(0.5))?;
@@ -140,6 +142,8 @@ pub struct Explanation {
     pub fallbacks: Vec<Break>,
     /// Recompilations.
     pub recompiles: Vec<Recompile>,
+    /// How often a known graph came with sizes that were new.
+    pub sizes: usize,
     /// Whether there were so many of them that the function runs eagerly now.
     pub given_up: bool,
 }
@@ -175,6 +179,7 @@ impl Explanation {
             breaks: Vec::new(),
             fallbacks: Vec::new(),
             recompiles: Vec::new(),
+            sizes: 0,
             given_up: false,
         }
     }
@@ -226,7 +231,14 @@ impl GraphInfo {
 
 /// Every graph of a trie.
 pub(crate) fn graphs(trie: &Trie) -> Vec<GraphInfo> {
-    trie.segments().into_iter().map(|(at, segment)| graph(trie, at, &segment)).collect()
+    let mut forms: FxHashMap<(u64, LiveSet), usize> = FxHashMap::default();
+    let mut all = Vec::new();
+    for (at, live, segment) in trie.segments() {
+        let first = *forms.entry((trie.node(at).form, live)).or_insert(all.len());
+        let resizes = (first < all.len()).then_some(first);
+        all.push(GraphInfo { resizes, ..graph(trie, at, &segment) });
+    }
+    all
 }
 
 fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
@@ -279,6 +291,7 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
         None => format!("input {}", numbers.get(v).copied().unwrap_or_default()),
     };
     GraphInfo {
+        resizes: None,
         nodes: info.nodes,
         ops,
         guards,

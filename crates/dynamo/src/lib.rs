@@ -41,6 +41,7 @@ mod report;
 mod run;
 mod segment;
 mod settings;
+mod sizes;
 mod stance;
 mod state;
 mod trie;

@@ -136,9 +136,27 @@ impl Compile {
         self
     }
 
-    /// Whether sizes may differ from call to call: `true` expects it, `false` rules it out, `None` (the
-    /// default) decides by what is seen. Shown by `explain()`. Every size a function meets is compiled for in
-    /// any case, and results never depend on this.
+    /// What becomes of the same ops on tensors of other sizes. They use the kernels that are there and need
+    /// only a plan of their own. `None`, the default, makes it when the sizes come for the second time; the
+    /// first time they run op by op, as in eager mode. `true` makes it at once. Neither counts as a
+    /// recompilation. `false` takes other sizes for another graph: compiled at once, and counted. Results never
+    /// depend on this.
+    ///
+    /// ```
+    /// use kiln_dynamo::Compile;
+    /// use kiln_tensor::{Device, Result, Tensor};
+    /// # fn main() -> Result<()> {
+    /// let region = Compile::new().dynamic(true).region();
+    /// for batch in 2..22 {
+    ///     let x = Tensor::ones([batch, 3], &Device::Cpu)?;
+    ///     region.run(|| x.exp()?.sum())?;
+    /// }
+    /// let explanation = region.explain();
+    /// assert_eq!((explanation.sizes, explanation.recompiles.len()), (19, 0));
+    /// let compiled: usize = explanation.graphs.iter().map(|graph| graph.compiled_kernels).sum();
+    /// assert!(compiled <= 2);
+    /// # Ok(()) }
+    /// ```
     pub fn dynamic(mut self, dynamic: impl Into<Option<bool>>) -> Compile {
         self.dynamic = dynamic.into();
         self

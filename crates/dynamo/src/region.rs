@@ -15,9 +15,10 @@ use crate::explain::{Break, Explanation, Recompile};
 use crate::logs::{self, Log};
 use crate::options::{Compile, Mode};
 use crate::run::Run;
+use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
-use crate::trie::{CallEvent, Event, ROOT, Trie};
+use crate::trie::{CallEvent, Event, LiveSet, ROOT, Trie};
 
 /// More recorded ops than this, and it runs eagerly from then on.
 const NODE_LIMIT: usize = 1 << 20;
@@ -32,6 +33,7 @@ pub(crate) struct Site {
     breaks: Mutex<Vec<Break>>,
     fallbacks: Mutex<Vec<Break>>,
     recompiles: Mutex<Vec<Recompile>>,
+    sizes: Mutex<Sizes>,
     calls: AtomicUsize,
     replays: AtomicUsize,
     given_up: AtomicBool,
@@ -46,6 +48,7 @@ impl Site {
             breaks: Mutex::default(),
             fallbacks: Mutex::default(),
             recompiles: Mutex::default(),
+            sizes: Mutex::default(),
             calls: AtomicUsize::new(0),
             replays: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
@@ -74,6 +77,27 @@ impl Site {
         note(&self.fallbacks, loc, reason, module);
     }
 
+    /// What becomes of a segment that has no plan yet. `parted`: this call parted from a recording by its sizes
+    /// alone; if the ops that followed were others too, it is a recompilation after all.
+    pub(crate) fn sight(&self, at: u32, live: &LiveSet, parted: Option<&Parted>) -> Result<Sight, Leave> {
+        counters::note_new();
+        let at_once = match self.options.dynamic {
+            Some(false) => return Ok(Sight::New),
+            Some(true) => true,
+            None => false,
+        };
+        let mut sizes = self.sizes.lock();
+        let before = sizes.count;
+        let sight = sizes.sight(at, self.trie.node(at).form, live, at_once);
+        counters::add(Count::Resize, sizes.count - before);
+        drop(sizes);
+        match (&sight, parted) {
+            (Sight::New, Some(parted)) => self.note_recompile(&parted.recompile)?,
+            (Sight::New | Sight::Again | Sight::First, _) => {}
+        }
+        Ok(sight)
+    }
+
     /// Called before a segment is compiled. If the stance forbids it, the segment runs op by op, and the
     /// error, if there is one, is the call's.
     pub(crate) fn may_compile(&self) -> Result<(), Option<Error>> {
@@ -89,12 +113,27 @@ impl Site {
     }
 
     /// Called before the trie grows at a node: keeps the reason if this is another way to go on, and says no
-    /// past the limits and where the stance forbids it.
-    pub(crate) fn check_growth(&self, at: u32, event: &Event) -> Result<(), Leave> {
+    /// past the limits and where the stance forbids it. Where only sizes are new, this may be the graph that is
+    /// known; the reason is returned in case it is not.
+    pub(crate) fn check_growth(
+        &self,
+        at: u32,
+        event: &Event,
+        parted: Option<&Parted>,
+    ) -> Result<Option<Parted>, Leave> {
         counters::note_new();
         let siblings = self.trie.children(at);
+        if let Some(like) = self.same_but_for_sizes(&siblings, event) {
+            if siblings.len() >= self.options.settings.size_limit || self.trie.len() >= NODE_LIMIT {
+                return Err(Leave::Eager("more sizes than plans are kept for"));
+            }
+            let number = self.recompiles.lock().len() + 1;
+            return Ok(Some(Parted { recompile: self.recompile(number, like, event) }));
+        }
         match stance() {
             Stance::Default | Stance::ForceEager => {}
+            // Behind other sizes everything is new; whether it is another graph shows at its end.
+            _ if parted.is_some() && siblings.is_empty() => {}
             Stance::EagerOnRecompile => {
                 return Err(Leave::Eager("new to this function, and the stance is eager_on_recompile"));
             }
@@ -109,16 +148,32 @@ impl Site {
             }
         }
         if self.trie.len() >= NODE_LIMIT {
-            return self.give_up("too many recorded ops");
+            self.give_up("too many recorded ops")?;
         }
-        let Some(&first) = siblings.first() else { return Ok(()) };
+        if let Some(&first) = siblings.first() {
+            let number = self.recompiles.lock().len() + 1;
+            self.note_recompile(&self.recompile(number, first, event))?;
+        }
+        Ok(None)
+    }
+
+    /// The way recorded first that differs from an event in nothing but sizes.
+    fn same_but_for_sizes(&self, siblings: &[u32], event: &Event) -> Option<u32> {
+        if self.options.dynamic == Some(false) {
+            return None;
+        }
+        let form = sizes::form(0, event);
+        siblings.iter().copied().find(|&sibling| sizes::form(0, &self.trie.node(sibling).event) == form)
+    }
+
+    /// A recording went another way than those before; says no past the limit.
+    fn note_recompile(&self, recompile: &Recompile) -> Result<(), Leave> {
         count(Count::Recompile);
         let mut recompiles = self.recompiles.lock();
         let number = recompiles.len() + 1;
-        let recompile = self.recompile(number, first, event);
         let text = recompile.reason.clone();
         logs::write(Log::Recompiles, "recompile", &|| text.clone());
-        recompiles.push(recompile);
+        recompiles.push(Recompile { number, ..recompile.clone() });
         if number > self.options.settings.recompile_limit {
             drop(recompiles);
             let key = format!("recompiles-{:p}", self);
@@ -154,6 +209,7 @@ impl Site {
             breaks: self.breaks.lock().clone(),
             fallbacks: self.fallbacks.lock().clone(),
             recompiles: self.recompiles.lock().clone(),
+            sizes: self.sizes.lock().count,
             given_up: self.is_given_up(),
             ..Explanation::empty(self.name(), &self.options)
         }

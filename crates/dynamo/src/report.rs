@@ -48,6 +48,7 @@ impl Break {
             ("goes on outside", "compute the tensor inside the compiled function, too"),
             ("through a list op", "use the op on each tensor where gradients are recorded"),
             ("an input is changed in place", "change a copy, or make the change under `no_grad`"),
+            ("more sizes than plans", "pad to a few sizes, or raise the option size_limit"),
             ("too many recompilations", "pad to a few sizes, or raise the option recompile_limit"),
             ("eager_on_recompile", "warm the function up with such inputs first"),
         ];
@@ -122,6 +123,11 @@ fn write_guards(f: &mut fmt::Formatter<'_>, guards: &[GuardInfo]) -> fmt::Result
 
 fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> fmt::Result {
     let (ops, inputs) = (plural(graph.nodes, "op"), plural(graph.guards.len(), "guarded input"));
+    if let (Some(first), None) = (graph.resizes, &graph.interpreted) {
+        writeln!(f, "graph {number}: graph {first} for other sizes")?;
+        write_guards(f, &graph.guards)?;
+        return write_kernels(f, graph);
+    }
     writeln!(f, "graph {number}: {ops}, {inputs}")?;
     let counts = graph.ops.iter().map(|(name, count)| match count {
         1 => name.to_string(),
@@ -177,12 +183,13 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{}: {}, {}, {}, {} ({})",
+            "{}: {}, {}, {}, {}{} ({})",
             self.name,
             plural(self.calls, "call"),
             plural(self.graphs.len(), "graph"),
             plural(self.breaks.len(), "break"),
             plural(self.recompiles.len(), "recompile"),
+            if self.sizes == 0 { String::new() } else { format!(", {} new sizes", self.sizes) },
             self.options
         )?;
         for (i, graph) in self.graphs.iter().enumerate() {

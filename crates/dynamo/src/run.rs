@@ -10,6 +10,7 @@ use kiln_tensor::hook::{self, Access, Arg, Call, Output, Recorder, Scope, Tag};
 use kiln_tensor::{Tensor, autograd, execute};
 
 use crate::region::Site;
+use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::{Event, ROOT};
 use crate::{interpret, pipeline};
@@ -43,6 +44,7 @@ impl Run {
         }
         state.meetings = MEETINGS.load(Ordering::Relaxed);
         state.eager = self.site.is_given_up();
+        state.parted = None;
         self.begin_segment(&mut state);
     }
 
@@ -100,7 +102,15 @@ impl Run {
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
-                if let Err(refusal) = self.site.may_compile() {
+                let sight = self.site.sight(state.at, &state.live, state.parted.as_ref());
+                let refusal = match sight {
+                    Ok(Sight::New) => self.site.may_compile().err(),
+                    Ok(Sight::Again) => None,
+                    Ok(Sight::First) => Some(None),
+                    Err(Leave::Error(error)) => Some(Some(error)),
+                    Err(Leave::Eager(_)) => Some(None),
+                };
+                if let Some(refusal) = refusal {
                     self.flush_by_interpreter(state)?;
                     return refusal.map_or(Ok(()), Err);
                 }

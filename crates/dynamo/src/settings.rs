@@ -57,6 +57,8 @@ pub struct Settings {
     pub isa: Option<Isa>,
     /// With more recompilations than this a function runs eagerly from then on.
     pub recompile_limit: usize,
+    /// Plans are kept for this many sizes; calls with more run eagerly.
+    pub size_limit: usize,
     /// How long `max-autotune` may measure for each graph.
     pub autotune_ms: usize,
     /// Keeps every stage's text for `explain()`.
@@ -74,6 +76,7 @@ impl Default for Settings {
             opt_level: OptLevel::default(),
             isa: None,
             recompile_limit: 16,
+            size_limit: 64,
             autotune_ms: 500,
             keep_text: true,
         }
@@ -149,6 +152,11 @@ const OPTIONS: &[OptionInfo] = &[
         },
     },
     plain!(recompile_limit, COUNT, "with more recompilations than this a function runs eagerly from then on"),
+    plain!(
+        size_limit,
+        COUNT,
+        "plans are kept for this many sizes of one graph; calls with others run eagerly"
+    ),
     plain!(autotune_ms, COUNT, "how many milliseconds mode max-autotune may measure for each graph"),
     plain!(keep_text, FLAG, "keeps every stage's text for explain()"),
 ];

@@ -12,6 +12,7 @@ use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
 use crate::region::Site;
+use crate::sizes::Parted;
 use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
 
 /// A variable of the run, kept alive until its segment has run.
@@ -85,6 +86,8 @@ pub(crate) struct State {
     pub(crate) args: SmallVec<[KeyArg; 8]>,
     pub(crate) results: Vec<Ready>,
     pub(crate) scalars: Vec<u64>,
+    /// Where the call parted from a recording by its sizes alone.
+    pub(crate) parted: Option<Parted>,
     /// The interpreter ran a backward pass through the tape outside, too.
     pub(crate) walked: bool,
     /// What went wrong in a flush that had nobody to tell.
@@ -389,7 +392,9 @@ impl State {
 
     /// Adds an event to the trie and goes there.
     pub(crate) fn extend(&mut self, site: &Site, event: Event) -> Result<(), Leave> {
-        site.check_growth(self.at, &event)?;
+        if let Some(parted) = site.check_growth(self.at, &event, self.parted.as_ref())? {
+            self.parted.get_or_insert(parted);
+        }
         self.analysis(site).add(&event);
         self.at = site.trie.insert(self.at, event);
         self.fresh.clear();

@@ -12,9 +12,10 @@ use kiln_ir::{DType, Device, Loc, Op, ScalarKind, Shape, Strides, TensorTy, Ty};
 use kiln_tensor::{Ready, Tensor};
 
 use crate::segment::Segment;
+use crate::sizes;
 
 /// An operand as it is compared: which variable, or what kind of number.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum KeyArg {
     Variable(Variable),
     /// Kind and class of a number; its value is a hole.
@@ -294,6 +295,8 @@ pub(crate) struct Node {
     /// For an op: whether gradients flow through its result.
     requires_grad: bool,
     packed: Option<Box<Packed>>,
+    /// The way from the root to here, but for sizes.
+    pub(crate) form: u64,
     pub(crate) event: Box<Event>,
     /// Segments that end here, by what was live.
     ends: OnceLock<Box<boxcar::Vec<(LiveSet, Arc<Segment>)>>>,
@@ -308,7 +311,7 @@ pub(crate) struct Trie {
     growing: Mutex<()>,
 }
 
-fn node(parent: u32, event: Event) -> Node {
+fn node(parent: u32, form: u64, event: Event) -> Node {
     let requires_grad = match &event {
         Event::Call(CallEvent {
             made: Made::Variable { requires_grad, .. } | Made::Changed { requires_grad },
@@ -323,6 +326,7 @@ fn node(parent: u32, event: Event) -> Node {
         requires_grad,
         quick: Quick::of(&event),
         packed: Packed::of(&event).map(Box::new),
+        form: sizes::form(form, &event),
         event: Box::new(event),
         ends: OnceLock::new(),
     }
@@ -331,7 +335,7 @@ fn node(parent: u32, event: Event) -> Node {
 impl Trie {
     pub(crate) fn new() -> Trie {
         let nodes = boxcar::Vec::new();
-        nodes.push(node(ROOT, Event::Start));
+        nodes.push(node(ROOT, 0, Event::Start));
         Trie { nodes, growing: Mutex::new(()) }
     }
 
@@ -397,7 +401,7 @@ impl Trie {
         if let Some(child) = self.find(parent, |other| *other == event) {
             return child;
         }
-        let index = self.nodes.push(node(parent, event)) as u32;
+        let index = self.nodes.push(node(parent, self.node(parent).form, event)) as u32;
         match self.children(parent).last() {
             None => self.node(parent).first_child.store(index, Ordering::Release),
             Some(&last) => self.node(last).next_sibling.store(index, Ordering::Release),
@@ -422,10 +426,15 @@ impl Trie {
         segment
     }
 
-    /// Every segment with the node it ends at, in the order of the nodes.
-    pub(crate) fn segments(&self) -> Vec<(u32, Arc<Segment>)> {
-        let ends = self.nodes.iter().filter_map(|(index, node)| Some((index as u32, node.ends.get()?)));
-        ends.flat_map(|(at, ends)| ends.iter().map(move |(_, (_, segment))| (at, segment.clone()))).collect()
+    /// Every segment with the node it ends at and what was live, in the order of the nodes.
+    pub(crate) fn segments(&self) -> Vec<(u32, LiveSet, Arc<Segment>)> {
+        let mut all = Vec::new();
+        for (at, node) in self.nodes.iter() {
+            for (_, (live, segment)) in node.ends.get().iter().flat_map(|ends| ends.iter()) {
+                all.push((at as u32, live.clone(), segment.clone()));
+            }
+        }
+        all
     }
 
     /// The nodes of the segment that ends at `at`, in order; the break or start before it is left out.

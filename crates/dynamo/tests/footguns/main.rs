@@ -9,4 +9,5 @@ mod gradients;
 mod hooks;
 mod lab;
 mod memory;
+mod sizes;
 mod threads;

@@ -1,0 +1,105 @@
+//! Sizes: the same ops on tensors of other sizes are the same graph.
+//!
+//! Kernels take extents and strides as arguments, so another size needs no new code, only another plan: which
+//! buffers, how long, in which arguments. A plan is made for the very sizes it runs on; nothing is assumed of
+//! how sizes depend on each other, so nothing has to be checked but that they are the same. What is kept here
+//! is which recordings differ in nothing else, so that a function that is called with many sizes is not taken
+//! for one that goes another way each time.
+//!
+//! A plan costs a few milliseconds for a small graph, and a size may never come again: by default the first
+//! call with new sizes runs op by op, as in eager mode, and the second one is planned.
+
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+
+use crate::explain::Recompile;
+use crate::trie::{CallEvent, Event, Guard, LiveSet};
+
+/// Attributes that are sizes or places, not ways to compute.
+const SIZES: [&str; 9] = ["shape", "start", "end", "len", "size", "offset", "input", "output", "view"];
+
+/// What is left of an event when sizes are not looked at. 0 and 1 are: an empty tensor and one that is
+/// repeated are computed with other code.
+pub(crate) fn form(before: u64, event: &Event) -> u64 {
+    let mut hash = FxHasher::default();
+    before.hash(&mut hash);
+    std::mem::discriminant(event).hash(&mut hash);
+    match event {
+        Event::Start | Event::Break => {}
+        Event::Call(call) => form_of_call(call, &mut hash),
+        Event::Backward(event) => {
+            (event.root, event.gradient, event.retain_graph).hash(&mut hash);
+            for (variable, target, outside) in &event.targets {
+                (variable, std::mem::discriminant(target), outside).hash(&mut hash);
+            }
+            event.guards.iter().for_each(|guard| form_of_guard(guard, &mut hash));
+        }
+    }
+    hash.finish()
+}
+
+fn form_of_call(call: &CallEvent, hash: &mut FxHasher) {
+    (call.op.index(), call.in_place, call.grad_enabled).hash(hash);
+    for (name, value) in call.op.attributes() {
+        if !SIZES.contains(&name) {
+            value.hash(hash);
+        }
+    }
+    call.args.hash(hash);
+    call.guards.iter().for_each(|guard| form_of_guard(guard, hash));
+}
+
+fn form_of_guard(guard: &Guard, hash: &mut FxHasher) {
+    (guard.variable, guard.dtype, guard.device, guard.shares_with).hash(hash);
+    (guard.requires_grad, guard.leaf, guard.strides == guard.shape.contiguous_strides()).hash(hash);
+    for &size in guard.shape.iter() {
+        size.min(2).hash(hash);
+    }
+}
+
+/// What becomes of a segment that was recorded and has no plan for what is live now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Sight {
+    /// It is a graph of its own.
+    New,
+    /// A graph that is known, with sizes to be planned now.
+    Again,
+    /// A graph that is known, with sizes that come for the first time: it runs op by op.
+    First,
+}
+
+/// The sizes in which a region's graphs came.
+#[derive(Default)]
+pub(crate) struct Sizes {
+    /// For every graph, the node where its first recording ended.
+    graphs: FxHashMap<(u64, LiveSet), u32>,
+    /// Recordings that ran op by op once.
+    once: FxHashSet<(u32, LiveSet)>,
+    /// How often a known graph came with new sizes.
+    pub(crate) count: usize,
+}
+
+impl Sizes {
+    /// Takes note of a segment that ends at node `at`, which has this form. `at_once`: no size waits.
+    pub(crate) fn sight(&mut self, at: u32, form: u64, live: &LiveSet, at_once: bool) -> Sight {
+        let first = *self.graphs.entry((form, live.clone())).or_insert(at);
+        if first == at {
+            return Sight::New;
+        }
+        let again = self.once.remove(&(at, live.clone()));
+        self.count += usize::from(!again);
+        if again || at_once {
+            return Sight::Again;
+        }
+        self.once.insert((at, live.clone()));
+        Sight::First
+    }
+}
+
+/// A way that parted from a recording by its sizes alone. Whether it is the same graph shows at its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Parted {
+    /// What to say of it if it is another graph.
+    pub(crate) recompile: Recompile,
+}
