@@ -347,9 +347,11 @@ fn view(call: &Call<'_>) -> Result<Option<Ready>> {
     let [Arg::Tensor(base)] = call.args else { return Ok(None) };
     let ready = base.ready()?;
     let layout: Option<Layout> = ready.layout.view(call.op);
+    // A view of a view has its history from then on; one of a leaf begins anew.
+    let inherited = if base.is_leaf() { None } else { ready.view_version };
     Ok(layout.map(|layout| Ready {
         layout,
-        view_version: Some(ready.view_version.unwrap_or(ready.storage.version())),
+        view_version: Some(inherited.unwrap_or(ready.storage.version())),
         ..ready.clone()
     }))
 }

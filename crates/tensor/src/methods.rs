@@ -85,6 +85,11 @@ impl IntoShape for &[usize] {
         self.iter().map(|&n| n as i64).collect()
     }
 }
+impl IntoShape for Vec<usize> {
+    fn into_sizes(self) -> Vec<i64> {
+        self.as_slice().into_sizes()
+    }
+}
 impl IntoShape for &Shape {
     fn into_sizes(self) -> Vec<i64> {
         self.iter().map(|&n| n as i64).collect()

@@ -188,3 +188,17 @@ fn anomalies_are_named() {
     assert!(error.contains("sqrt") && error.contains("NaN") && error.contains("autograd.rs"), "{error}");
     assert!(x.grad().is_none());
 }
+
+#[test]
+fn a_leaf_that_is_a_view_is_trained_like_any_other() -> kiln_tensor::Result<()> {
+    let weight = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0])?.reshape([2, 2])?;
+    weight.requires_grad_(true)?;
+    for _ in 0..3 {
+        weight.set_grad(None);
+        weight.narrow(0, 0, 1)?.mul(3.0)?.sum()?.backward()?;
+        let _mode = kiln_tensor::no_grad();
+        weight.sub_(&weight.grad().unwrap())?;
+    }
+    assert_eq!(weight.to_vec::<f32>()?, [-8.0, -7.0, 3.0, 4.0]);
+    Ok(())
+}
