@@ -37,7 +37,7 @@ impl Break {
         const ADVICE: &[(&str, &str)] = &[
             (
                 "needs the value",
-                "read it after the compiled function, or keep it a tensor (`where_` instead of a branch)",
+                "read it after the compiled function, or keep it a tensor (`where_self` instead of a branch)",
             ),
             ("hook", "take the hook off, or put what it does into the function"),
             ("share one storage", "give each input memory of its own (`clone_tensor`)"),

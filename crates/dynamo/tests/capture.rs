@@ -1,5 +1,7 @@
 //! Compiled results are eager's, whatever the program does between calls.
 
+use std::sync::{Mutex, MutexGuard};
+
 use kiln_dynamo::{Backend, Compile, Region, compile};
 use kiln_tensor::{DType, Device, Error, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
 
@@ -13,8 +15,15 @@ fn t(data: &[f32]) -> Tensor {
     Tensor::from_slice(data).expect("a small tensor fits")
 }
 
+/// The random stream is the process's: whoever seeds it takes turns.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 /// Runs `body` eagerly and, several times, in a region of each backend; all results must agree.
 fn check(body: impl Fn() -> Result<Vec<Tensor>>) -> Result<()> {
+    let _turn = turn();
     manual_seed(7);
     let want: Vec<Vec<f64>> = body()?.iter().map(|t| t.to_vec::<f64>()).collect::<Result<_>>()?;
     for (backend, region) in regions() {
@@ -102,6 +111,7 @@ fn inputs_are_written_back() -> Result<()> {
 
 #[test]
 fn a_training_step_is_one_graph() -> Result<()> {
+    let _turn = turn();
     let make = || -> Result<_> {
         manual_seed(1);
         let params = vec![
