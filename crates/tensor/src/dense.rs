@@ -32,8 +32,12 @@ impl<'a> DenseCall<'a> {
             *input = match arg {
                 Arg::Tensor(t) => {
                     let t = t.try_ready()?;
-                    let same = t.dtype == first.dtype && t.layout.shape[..] == first.layout.shape[..];
-                    if !same || t.device != first.device || !t.layout.is_contiguous() {
+                    let same = || {
+                        t.dtype == first.dtype
+                            && t.device == first.device
+                            && t.layout.shape[..] == first.layout.shape[..]
+                    };
+                    if !(std::ptr::eq(t, first) || same()) || !t.layout.is_contiguous() {
                         return None;
                     }
                     if in_place && overlaps(t, first) {
@@ -115,10 +119,13 @@ impl<'a> DenseCall<'a> {
     /// As a kernel takes it: the inputs and `out`, which has the result's type, are dense and of one dtype and
     /// shape; none overlaps an in-place target but as the same elements.
     fn row(&self, out: &Ready) -> Row {
-        let inputs = self.inputs.map(|input| match input {
-            Input::Tensor(t) => Dense::Elements(t.pointer()),
-            Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
-        });
+        let mut inputs = [Dense::Scalar(0); MAX_INPUTS];
+        for (dense, input) in inputs.iter_mut().zip(&self.inputs[..self.function.arity()]) {
+            *dense = match input {
+                Input::Tensor(t) => Dense::Elements(t.pointer()),
+                Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
+            };
+        }
         Row { numel: out.layout.shape.numel(), dtype: out.dtype, out: out.pointer(), inputs }
     }
 }
