@@ -52,6 +52,12 @@ impl<'a> DenseCall<'a> {
         Some(DenseCall { function, first, inputs })
     }
 
+    /// The inputs that there are.
+    #[inline]
+    fn inputs(&self) -> &[Input<'a>] {
+        &self.inputs[..self.function.arity()]
+    }
+
     /// The result's type.
     pub(crate) fn ty(&self) -> TensorTy {
         self.first.ty()
@@ -60,7 +66,7 @@ impl<'a> DenseCall<'a> {
     /// Runs the call into fresh memory.
     pub(crate) fn compute(&self, op: &Op, loc: Loc) -> Result<Ready> {
         let out = allocate_like(self.first, op.name(), loc)?;
-        let _lock = lock(&self.inputs, None);
+        let _lock = lock(self.inputs(), None);
         // SAFETY: `out` is fresh; the rest is as `row` says, and locked.
         unsafe { kernels::pointwise_rows(self.function, &[self.row(&out)]) };
         Ok(out)
@@ -68,7 +74,7 @@ impl<'a> DenseCall<'a> {
 
     /// Runs the call into its first operand.
     pub(crate) fn compute_in_place(&self) {
-        let _lock = lock(&self.inputs, Some(self.first));
+        let _lock = lock(self.inputs(), Some(self.first));
         // SAFETY: the target is locked for writing; the rest is as `row` says, and locked.
         unsafe { kernels::pointwise_rows(self.function, &[self.row(self.first)]) };
         self.first.storage.bump_version();
@@ -107,7 +113,7 @@ impl<'a> DenseCall<'a> {
     fn lock_all<'b>(calls: &[DenseCall<'b>], in_place: bool) -> Option<Guard<'b>> {
         let mut uses = Vec::with_capacity(calls.len() * MAX_INPUTS);
         for (row, call) in calls.iter().enumerate() {
-            for (i, input) in call.inputs.iter().enumerate() {
+            for (i, input) in call.inputs().iter().enumerate() {
                 if let Input::Tensor(t) = input {
                     uses.push(Use { storage: &t.storage, row, write: in_place && i == 0 });
                 }
@@ -120,7 +126,7 @@ impl<'a> DenseCall<'a> {
     /// shape; none overlaps an in-place target but as the same elements.
     fn row(&self, out: &Ready) -> Row {
         let mut inputs = [Dense::Scalar(0); MAX_INPUTS];
-        for (dense, input) in inputs.iter_mut().zip(&self.inputs[..self.function.arity()]) {
+        for (dense, input) in inputs.iter_mut().zip(self.inputs()) {
             *dense = match input {
                 Input::Tensor(t) => Dense::Elements(t.pointer()),
                 Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
