@@ -32,8 +32,12 @@ impl<'a> DenseCall<'a> {
             *input = match arg {
                 Arg::Tensor(t) => {
                     let t = t.try_ready()?;
-                    let same = t.dtype == first.dtype && t.layout.shape[..] == first.layout.shape[..];
-                    if !same || t.device != first.device || !t.layout.is_contiguous() {
+                    let same = || {
+                        t.dtype == first.dtype
+                            && t.device == first.device
+                            && t.layout.shape[..] == first.layout.shape[..]
+                    };
+                    if !(std::ptr::eq(t, first) || same()) || !t.layout.is_contiguous() {
                         return None;
                     }
                     if in_place && overlaps(t, first) {
@@ -48,6 +52,12 @@ impl<'a> DenseCall<'a> {
         Some(DenseCall { function, first, inputs })
     }
 
+    /// The inputs that there are.
+    #[inline]
+    fn inputs(&self) -> &[Input<'a>] {
+        &self.inputs[..self.function.arity()]
+    }
+
     /// The result's type.
     pub(crate) fn ty(&self) -> TensorTy {
         self.first.ty()
@@ -56,7 +66,7 @@ impl<'a> DenseCall<'a> {
     /// Runs the call into fresh memory.
     pub(crate) fn compute(&self, op: &Op, loc: Loc) -> Result<Ready> {
         let out = allocate_like(self.first, op.name(), loc)?;
-        let _lock = lock(&self.inputs, None);
+        let _lock = lock(self.inputs(), None);
         // SAFETY: `out` is fresh; the rest is as `row` says, and locked.
         unsafe { kernels::pointwise_rows(self.function, &[self.row(&out)]) };
         Ok(out)
@@ -64,7 +74,7 @@ impl<'a> DenseCall<'a> {
 
     /// Runs the call into its first operand.
     pub(crate) fn compute_in_place(&self) {
-        let _lock = lock(&self.inputs, Some(self.first));
+        let _lock = lock(self.inputs(), Some(self.first));
         // SAFETY: the target is locked for writing; the rest is as `row` says, and locked.
         unsafe { kernels::pointwise_rows(self.function, &[self.row(self.first)]) };
         self.first.storage.bump_version();
@@ -103,7 +113,7 @@ impl<'a> DenseCall<'a> {
     fn lock_all<'b>(calls: &[DenseCall<'b>], in_place: bool) -> Option<Guard<'b>> {
         let mut uses = Vec::with_capacity(calls.len() * MAX_INPUTS);
         for (row, call) in calls.iter().enumerate() {
-            for (i, input) in call.inputs.iter().enumerate() {
+            for (i, input) in call.inputs().iter().enumerate() {
                 if let Input::Tensor(t) = input {
                     uses.push(Use { storage: &t.storage, row, write: in_place && i == 0 });
                 }
@@ -115,10 +125,13 @@ impl<'a> DenseCall<'a> {
     /// As a kernel takes it: the inputs and `out`, which has the result's type, are dense and of one dtype and
     /// shape; none overlaps an in-place target but as the same elements.
     fn row(&self, out: &Ready) -> Row {
-        let inputs = self.inputs.map(|input| match input {
-            Input::Tensor(t) => Dense::Elements(t.pointer()),
-            Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
-        });
+        let mut inputs = [Dense::Scalar(0); MAX_INPUTS];
+        for (dense, input) in inputs.iter_mut().zip(self.inputs()) {
+            *dense = match input {
+                Input::Tensor(t) => Dense::Elements(t.pointer()),
+                Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
+            };
+        }
         Row { numel: out.layout.shape.numel(), dtype: out.dtype, out: out.pointer(), inputs }
     }
 }

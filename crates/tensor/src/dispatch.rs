@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use kiln_ir::{Class, Error, Grad, Layout, Loc, Op, Result, Ty, Why, carries_gradient};
 
-use crate::autograd::{self, EagerEmit, Edge, grad_enabled};
+use crate::autograd::{self, EagerEmit, grad_enabled};
 use crate::dense::DenseCall;
 use crate::hook::{self, Arg, Call, Output};
 use crate::tensor::Ready;
@@ -272,7 +272,7 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
             None => Ok(Tensor::from_ready(dense.compute(call.op, call.loc)?)),
         };
         return match differentiated(call) {
-            true => on_tape(call, arg_tys(call.args)?, run),
+            true => on_tape(call, None, run),
             false => run(&[]),
         };
     }
@@ -296,33 +296,33 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
         })),
     };
     match differentiated(call) && (carries_gradient(&result) || cuts(call)) {
-        true => on_tape(call, tys, run),
+        true => on_tape(call, Some(tys), run),
         false => run(&tys),
     }
 }
 
-/// Runs a call and puts it on the tape.
+/// Runs a call and puts it on the tape. Without `tys` every tensor among the operands is of the result's type.
 fn on_tape(
     call: &Call<'_>,
-    tys: SmallVec<[Ty; 4]>,
+    tys: Option<SmallVec<[Ty; 4]>>,
     run: impl FnOnce(&[Ty]) -> Result<Tensor>,
 ) -> Result<Tensor> {
     if matches!(call.op.row().grad, Grad::Decompose) && !call.in_place {
-        return decomposed(call, &tys, true);
+        return match tys {
+            Some(tys) => decomposed(call, &tys, true),
+            None => decomposed(call, &arg_tys(call.args)?, true),
+        };
     }
     // Before the op runs: an in-place op replaces its target's history.
-    let mut edges: SmallVec<[Edge; 3]> = SmallVec::new();
-    for arg in call.args {
-        edges.push(edge(arg, call)?);
+    let node = autograd::begin(call)?;
+    if call.in_place {
+        let kept = autograd::overwritten(call)?;
+        let mut tensor = run(tys.as_deref().unwrap_or_default())?;
+        autograd::finish(node, call.op, &autograd::as_before(call.args, &kept), tys, &mut tensor)?;
+        return Ok(tensor);
     }
-    let kept = autograd::overwritten(call)?;
-    let tensor = run(&tys)?;
-    match kept.is_empty() {
-        true => autograd::record(call.op, call.args, tys, edges, &tensor, call.loc)?,
-        false => {
-            autograd::record(call.op, &autograd::as_before(call.args, &kept), tys, edges, &tensor, call.loc)?
-        }
-    }
+    let mut tensor = run(tys.as_deref().unwrap_or_default())?;
+    autograd::finish(node, call.op, call.args, tys, &mut tensor)?;
     Ok(tensor)
 }
 
@@ -354,19 +354,6 @@ fn view(call: &Call<'_>) -> Result<Option<Ready>> {
         view_version: Some(inherited.unwrap_or(ready.storage.version())),
         ..ready.clone()
     }))
-}
-
-/// The edge to an operand; a view whose base was changed since has a history that is no longer true.
-fn edge(arg: &Arg<'_>, call: &Call<'_>) -> Result<Edge> {
-    let Arg::Tensor(t) = arg else { return Ok(Edge::None) };
-    let edge = Edge::to(t);
-    if let (Edge::Node(..), Some(saved)) = (&edge, t.ready()?.view_version) {
-        let now = t.ready()?.storage.version();
-        if now != saved {
-            return Err(Error::op(call.op.name(), Why::Version { saved, now }, call.loc));
-        }
-    }
-    Ok(edge)
 }
 
 /// What an in-place op may do to its target; the same for eager and captured programs.

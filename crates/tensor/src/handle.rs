@@ -186,6 +186,18 @@ impl<T: Recycle> Handle<T> {
         }
     }
 
+    /// The value, if this is the only handle to it.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
+        let counted = self.counted();
+        // A biased count is never 1.
+        match counted.shared.load(Ordering::Acquire) {
+            // SAFETY: nobody else has a handle, and none can be made while this one is borrowed.
+            1 => Some(unsafe { &mut *counted.value.get() }),
+            _ => None,
+        }
+    }
+
     /// How many handles there are; `usize::MAX` for "more than one" where only another thread knows.
     #[inline]
     pub(crate) fn references(&self) -> usize {

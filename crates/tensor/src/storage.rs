@@ -174,9 +174,12 @@ impl<'a> Guard<'a> {
     pub(crate) fn lock(storages: impl Iterator<Item = (&'a Storage, bool)>) -> Guard<'a> {
         let mut held: SmallVec<[(&Storage, bool); 5]> = SmallVec::new();
         for (storage, write) in storages {
-            match held.binary_search_by_key(&storage.address(), |(held, _)| held.address()) {
-                Ok(at) => held[at].1 |= write,
-                Err(at) => held.insert(at, (storage, write)),
+            let address = storage.address();
+            let at = held.iter().take_while(|(held, _)| held.address() < address).count();
+            match held.get_mut(at) {
+                Some((same, writes)) if same.address() == address => *writes |= write,
+                Some(_) => held.insert(at, (storage, write)),
+                None => held.push((storage, write)),
             }
         }
         lock_all(&held);

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use kiln_ir::{DType, Device, Error, Layout, Loc, Result, Shape, Strides, TensorTy, Why};
 
-use crate::autograd::Meta;
+use crate::autograd::{GradNode, Record};
 use crate::handle::{Handle, Recycle, free_list};
 use crate::hook;
 use crate::storage::Storage;
@@ -49,11 +49,11 @@ impl Ready {
 #[repr(C)]
 pub(crate) struct Slot {
     tag: AtomicU64,
-    pub(crate) meta: Mutex<Option<Box<Meta>>>,
     status: AtomicU8,
     requires_grad: AtomicBool,
-    /// Whether `meta` has a history: most tensors are asked, few have one.
+    /// Whether `record` has a history: most tensors are asked, few have one.
     pub(crate) on_tape: AtomicBool,
+    pub(crate) record: Mutex<Record>,
     /// Written once, by who claimed it, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
 }
@@ -70,7 +70,7 @@ impl Default for Slot {
             tag: AtomicU64::new(0),
             requires_grad: AtomicBool::new(false),
             on_tape: AtomicBool::new(false),
-            meta: Mutex::new(None),
+            record: Mutex::default(),
         }
     }
 }
@@ -85,10 +85,21 @@ impl Recycle for Slot {
         *self.requires_grad.get_mut() = false;
         *self.on_tape.get_mut() = false;
         // Dropped after the slot is clean: a long tape frees itself through here.
-        let meta = self.meta.get_mut().take();
-        drop(meta);
+        let record = self.record.get_mut();
+        let (meta, history) = (record.meta.take(), record.history.take());
+        drop((meta, history));
     }
     free_list!(SLOTS, Slot);
+}
+
+impl Slot {
+    /// Makes it the result of a node.
+    #[inline]
+    pub(crate) fn become_result(&mut self, node: Handle<GradNode>) {
+        *self.requires_grad.get_mut() = true;
+        *self.on_tape.get_mut() = true;
+        self.record.get_mut().history = Some((node, 0));
+    }
 }
 
 /// A multi-dimensional array. Cheap to clone (clones are the same tensor), borrowed by ops, `Send + Sync`.
@@ -135,7 +146,9 @@ impl Tensor {
     #[inline]
     pub(crate) unsafe fn is_bare(&self) -> bool {
         // SAFETY: with only this handle nobody else can reach the state behind the lock.
-        self.is_lazy() && unsafe { (*self.slot.meta.data_ptr()).is_none() }
+        self.is_lazy()
+            && !self.slot.on_tape.load(Ordering::Relaxed)
+            && unsafe { (*self.slot.record.data_ptr()).meta.is_none() }
     }
 
     /// Makes a lazy tensor ready; one that is stays as it is. For the run that made it.
@@ -172,10 +185,17 @@ impl Tensor {
     }
 
     /// The ready state; makes the tensor's run finish first if need be.
+    #[inline]
     pub fn ready(&self) -> Result<&Ready> {
-        if self.is_lazy() {
-            hook::force(self.tag())?;
+        match self.try_ready() {
+            Some(ready) => Ok(ready),
+            None => self.forced(),
         }
+    }
+
+    #[cold]
+    fn forced(&self) -> Result<&Ready> {
+        hook::force(self.tag())?;
         self.try_ready().ok_or_else(|| {
             let lost = Why::Other("the computation that was to make this tensor failed".into());
             Error::op("tensor", lost, Loc::UNKNOWN)

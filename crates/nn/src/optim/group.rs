@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use parking_lot::Mutex;
 
 use kiln_ir::{Error, Loc, Why};
-use kiln_tensor::{Result, Tensor, TensorList, hook, no_grad};
+use kiln_tensor::{Result, Tensor, TensorList, foreach, hook, no_grad};
 
 /// Parameters with options of their own.
 #[derive(Clone)]
@@ -91,6 +91,27 @@ struct Bucket {
     state: Vec<TensorList>,
 }
 
+impl Bucket {
+    fn update(&mut self, rule: &impl Rule, grads: TensorList) -> Result<()> {
+        let step = self.steps + 1;
+        let lists: Vec<&TensorList> = [&self.params, &grads].into_iter().chain(&self.state).collect();
+        match foreach::pieces(&lists) {
+            // Piece by piece, eagerly: the parameters go through all the ops while they are in the caches.
+            Some(pieces) => {
+                for piece in pieces {
+                    let mut lists = piece.into_iter();
+                    if let (Some(params), Some(grads)) = (lists.next(), lists.next()) {
+                        rule.update(step, &params, grads, &lists.collect::<Vec<_>>())?;
+                    }
+                }
+            }
+            None => rule.update(step, &self.params, grads, &self.state)?,
+        }
+        self.steps = step;
+        Ok(())
+    }
+}
+
 struct Group<R> {
     rule: R,
     entries: Vec<Entry>,
@@ -121,8 +142,7 @@ impl<R: Rule> Group<R> {
         }
         for bucket in &mut self.buckets {
             let grads: TensorList = bucket.members.iter().filter_map(|&i| grads[i].take()).collect();
-            self.rule.update(bucket.steps + 1, &bucket.params, grads, &bucket.state)?;
-            bucket.steps += 1;
+            bucket.update(&self.rule, grads)?;
         }
         grads.clear();
         self.grads = grads;

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use kiln_ir::{Emit, Error, Loc, Op, Result, Scalar, Ty, Value, Values, Why};
+use kiln_ir::{Emit, Error, Loc, Op, Result, Scalar, TensorTy, Ty, Value, Values, Why};
 
 use super::node::Saved;
 use crate::dispatch::execute;
@@ -50,9 +50,11 @@ impl EagerEmit {
         self.push(item, ty.clone())
     }
 
-    pub(crate) fn saved(&mut self, saved: Saved) -> Value {
+    /// Makes a saved value of a call, whose result has this type, a value.
+    pub(crate) fn saved(&mut self, saved: Saved, result: &TensorTy) -> Value {
         match saved {
-            Saved::Type(ty) => self.push(Item::Nothing, ty),
+            Saved::LikeResult => self.push(Item::Nothing, result.clone().into()),
+            Saved::Type(ty) => self.push(Item::Nothing, *ty),
             Saved::Number(x) => self.push(Item::Number(x), Ty::Scalar(x.kind())),
             Saved::Tensor(tensor, _) => {
                 let ty = tensor.ty().into();

@@ -1,7 +1,6 @@
 //! The backward pass: nodes in the reverse order of their making, gradients summed where paths meet.
 
 use std::collections::BinaryHeap;
-use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -9,14 +8,15 @@ use smallvec::SmallVec;
 use kiln_ir::{EmitExt, Error, Grad, GradCall, Loc, Op, Result, Why};
 
 use super::emit::EagerEmit;
-use super::node::{Edge, GradNode, Rule, Saved};
+use super::node::{Edge, GradNode, Rule, Saved, Values};
 use super::{anomaly, watch};
 use crate::Tensor;
 use crate::dispatch::{dispatch_tensor, execute_tensor};
+use crate::handle::Handle;
 use crate::hook::Arg;
 
 /// A node waiting for its turn.
-struct Waiting(Arc<GradNode>);
+struct Waiting(Handle<GradNode>);
 
 impl PartialEq for Waiting {
     fn eq(&self, other: &Waiting) -> bool {
@@ -81,7 +81,7 @@ impl Pass {
     /// The nodes through which a wanted gradient flows; `None` if all count.
     fn useful(&self, seeds: &[(Tensor, Tensor)]) -> Option<FxHashSet<u64>> {
         let wanted = self.wanted.as_ref()?;
-        let mut nodes: Vec<Arc<GradNode>> = Vec::new();
+        let mut nodes: Vec<Handle<GradNode>> = Vec::new();
         let mut seen = FxHashSet::default();
         let mut stack: Vec<Edge> = seeds.iter().map(|(tensor, _)| Edge::to(tensor)).collect();
         while let Some(edge) = stack.pop() {
@@ -156,9 +156,11 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
     }
     while let Some(Waiting(node)) = pass.queue.pop() {
         let mut grads = pass.pending.remove(&node.order).unwrap_or_default();
-        for (output, slot) in grads.iter_mut().enumerate() {
-            if let Some(grad) = slot.take() {
-                *slot = Some(watch::pass_through(&node.watchers, output, grad)?);
+        if let Some(watchers) = node.watchers.get() {
+            for (output, slot) in grads.iter_mut().enumerate() {
+                if let Some(grad) = slot.take() {
+                    *slot = Some(watch::pass_through(watchers, output, grad)?);
+                }
             }
         }
         if let Some(wanted) = &mut pass.wanted {
@@ -220,7 +222,7 @@ pub(super) fn check(tensors: &[Tensor]) -> Result<()> {
     };
     tensors.iter().for_each(|tensor| visit(&Edge::to(tensor), &mut queue, &mut seen));
     while let Some(Waiting(node)) = queue.pop() {
-        if let Rule::Op { .. } = node.rule {
+        if let Rule::Op(_) = node.rule {
             node.saved(true)?;
             node.edges.iter().for_each(|edge| visit(edge, &mut queue, &mut seen));
         }
@@ -229,7 +231,7 @@ pub(super) fn check(tensors: &[Tensor]) -> Result<()> {
 }
 
 fn differentiate(
-    node: &Arc<GradNode>,
+    node: &Handle<GradNode>,
     grads: &[Option<Tensor>],
     retain_graph: bool,
     create_graph: bool,
@@ -242,9 +244,9 @@ fn differentiate(
             return Err(Error::op(function.name(), why, node.loc));
         }
         Rule::Function(function) => return function.backward(grads, retain_graph),
-        Rule::Op { op, .. } => op,
+        Rule::Op(op) => op,
     };
-    let (saved, output) = node.saved(retain_graph)?;
+    let Values { inputs: saved, output, ty } = node.saved(retain_graph)?;
     let mut cx = EagerEmit::new(create_graph, node.loc);
     // To be differentiated again, what was saved gets its place on the tape back.
     let on_tape = |value: Saved, edge: &Edge| match value {
@@ -255,9 +257,9 @@ fn differentiate(
     };
     let mut inputs = Vec::with_capacity(saved.len());
     for (value, edge) in saved.into_iter().zip(&node.edges) {
-        inputs.push(cx.saved(on_tape(value, edge)?));
+        inputs.push(cx.saved(on_tape(value, edge)?, &ty));
     }
-    let outputs = [cx.saved(on_tape(output, &Edge::Node(node.clone(), 0))?)];
+    let outputs = [cx.saved(on_tape(output, &Edge::Node(node.clone(), 0))?, &ty)];
     let grads = [grads[0].as_ref().map(|g| cx.tensor(g))];
     let needs: Vec<bool> = node.edges.iter().map(|e| !matches!(e, Edge::None)).collect();
     let call = GradCall { op, inputs: &inputs, outputs: &outputs, grads: &grads, needs: &needs };

@@ -17,21 +17,31 @@ use kiln_ir::{Error, Loc, Result, Why, carries_gradient};
 pub use anomaly::{AnomalyMode, detect_anomaly};
 pub use emit::EagerEmit;
 pub use mode::{GradMode, enable_grad, grad_enabled, no_grad};
-pub(crate) use node::{Edge, GradNode, as_before, overwritten, record};
 pub use node::{Function, attach};
+pub(crate) use node::{GradNode, as_before, begin, finish, overwritten};
 pub use partial::{GradOptions, backward_all, grad};
 pub use watch::HookHandle;
 
 use crate::Tensor;
+use crate::handle::Handle;
 use crate::hook::{self, Access};
 
-/// A tensor's autograd state; most tensors have none.
+/// What autograd knows of a tensor. In this order: replay looks at the first field, which shares a cache line
+/// with the count.
+#[derive(Default)]
+#[repr(C)]
+pub(crate) struct Record {
+    /// The rest, which few tensors have.
+    pub(crate) meta: Option<Box<Meta>>,
+    /// How the tensor was computed.
+    pub(crate) history: Option<(Handle<GradNode>, usize)>,
+}
+
+/// What a user asked of autograd for a tensor, or got.
 #[derive(Default)]
 pub(crate) struct Meta {
     /// The accumulated gradient of a leaf.
     pub(crate) grad: Option<Tensor>,
-    /// How the tensor was computed.
-    pub(crate) history: Option<(std::sync::Arc<GradNode>, usize)>,
     /// The parameter's name in its model.
     pub(crate) label: Option<String>,
     /// What users asked to see of a leaf's gradient.
@@ -42,21 +52,33 @@ pub(crate) struct Meta {
 
 impl Tensor {
     pub(crate) fn with_meta<R>(&self, body: impl FnOnce(&mut Meta) -> R) -> R {
-        body(self.slot.meta.lock().get_or_insert_default())
+        body(self.slot.record.lock().meta.get_or_insert_default())
     }
 
-    pub(crate) fn history(&self) -> Option<(std::sync::Arc<GradNode>, usize)> {
+    pub(crate) fn history(&self) -> Option<(Handle<GradNode>, usize)> {
         if !self.slot.on_tape.load(Ordering::Acquire) {
             return None;
         }
-        self.slot.meta.lock().as_ref().and_then(|meta| meta.history.clone())
+        self.slot.record.lock().history.clone()
     }
 
     /// From now on the tensor is the result with this number of a node.
-    pub(crate) fn set_history(&self, node: std::sync::Arc<GradNode>, output: usize) {
-        let before = self.with_meta(|meta| meta.history.replace((node, output)));
+    pub(crate) fn set_history(&self, node: Handle<GradNode>, output: usize) {
+        let before = self.slot.record.lock().history.replace((node, output));
         self.slot.on_tape.store(true, Ordering::Release);
         drop(before);
+    }
+
+    /// From now on the tensor is the result of a node, and wants a gradient.
+    pub(crate) fn become_result(&mut self, node: Handle<GradNode>) {
+        match self.slot.get_mut() {
+            // New: nobody else can see it yet.
+            Some(slot) => slot.become_result(node),
+            None => {
+                self.mark_requires_grad(true);
+                self.set_history(node, 0);
+            }
+        }
     }
 
     /// The op that made it, if gradients flow through that.
@@ -97,7 +119,7 @@ impl Tensor {
 
     /// The gradient that `backward` left, if any.
     pub fn grad(&self) -> Option<Tensor> {
-        self.slot.meta.lock().as_ref().and_then(|meta| match &meta.retained {
+        self.slot.record.lock().meta.as_ref().and_then(|meta| match &meta.retained {
             Some(cell) => cell.lock().clone(),
             None => meta.grad.clone(),
         })
@@ -108,7 +130,7 @@ impl Tensor {
         match grad {
             Some(_) => self.with_meta(|meta| drop(std::mem::replace(&mut meta.grad, grad))),
             None => {
-                let old = self.slot.meta.lock().as_mut().and_then(|meta| meta.grad.take());
+                let old = self.slot.record.lock().meta.as_mut().and_then(|meta| meta.grad.take());
                 drop(old);
             }
         }
@@ -116,7 +138,7 @@ impl Tensor {
 
     /// The parameter's name in its model, if it was given one.
     pub fn label(&self) -> Option<String> {
-        self.slot.meta.lock().as_ref().and_then(|meta| meta.label.clone())
+        self.slot.record.lock().meta.as_ref().and_then(|meta| meta.label.clone())
     }
 
     /// Names the tensor for error messages; of two names the longer (from further up the model) stays.

@@ -1,16 +1,18 @@
 //! Nodes of the tape.
 
-use std::sync::Arc;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use kiln_ir::{Class, Error, Grad, Loc, Op, Result, Saves, Scalar, Ty, Why};
+use kiln_ir::{Class, DType, Device, Error, Grad, Loc, Op, Result, Saves, Scalar, Shape, TensorTy, Ty, Why};
 
 use super::watch::Watchers;
 use crate::Tensor;
-use crate::dispatch::execute_tensor;
+use crate::dispatch::{arg_tys, execute_tensor};
+use crate::handle::{Handle, Recycle, free_list};
 use crate::hook::{Arg, Call};
 
 /// Where a gradient goes.
@@ -21,7 +23,7 @@ pub(crate) enum Edge {
     /// Into a leaf's `grad`.
     Leaf(Tensor),
     /// On to the node that computed the operand, as the gradient of its result with this number.
-    Node(Arc<GradNode>, usize),
+    Node(Handle<GradNode>, usize),
 }
 
 impl Edge {
@@ -55,8 +57,10 @@ impl Edge {
 /// A value that a rule may read.
 #[derive(Clone)]
 pub(crate) enum Saved {
-    /// Only its type was kept.
-    Type(Ty),
+    /// Only its type was kept, which is the result's.
+    LikeResult,
+    /// Only its type was kept. Boxed: most are like the result, and nodes stay small.
+    Type(Box<Ty>),
     /// A number.
     Number(Scalar),
     /// A tensor, cut off from the tape, and its storage's version when it was saved.
@@ -64,16 +68,33 @@ pub(crate) enum Saved {
 }
 
 impl Saved {
-    fn of(arg: &Arg<'_>, ty: Ty, keep: bool) -> Result<Saved> {
-        Ok(match arg {
-            Arg::Number(x) => Saved::Number(*x),
-            Arg::Tensor(t) if keep => {
-                let ready = t.ready()?.clone();
-                let version = ready.storage.version();
-                Saved::Tensor(Tensor::from_ready(ready), version)
-            }
-            _ => Saved::Type(ty),
-        })
+    fn tensor(tensor: &Tensor) -> Result<Saved> {
+        let ready = tensor.ready()?.clone();
+        let version = ready.storage.version();
+        Ok(Saved::Tensor(Tensor::from_ready(ready), version))
+    }
+
+    fn ty(ty: Ty, result: &TensorTy) -> Saved {
+        match &ty {
+            Ty::Tensor(ty) if ty == result => Saved::LikeResult,
+            _ => Saved::Type(Box::new(ty)),
+        }
+    }
+}
+
+/// What a rule may read of a call.
+#[derive(Clone)]
+pub(crate) struct Values {
+    pub(crate) inputs: SmallVec<[Saved; 3]>,
+    pub(crate) output: Saved,
+    /// The result's type.
+    pub(crate) ty: TensorTy,
+}
+
+impl Default for Values {
+    fn default() -> Values {
+        let ty = TensorTy { dtype: DType::F32, device: Device::Cpu, shape: Shape::default() };
+        Values { inputs: SmallVec::new(), output: Saved::LikeResult, ty }
     }
 }
 
@@ -85,30 +106,102 @@ pub trait Function: Send + Sync {
     fn backward(&self, grads: &[Option<Tensor>], retain_graph: bool) -> Result<Vec<Option<Tensor>>>;
 }
 
-/// How a node computes its operands' gradients.
-#[allow(clippy::large_enum_variant, reason = "nearly every node is an op; a box would cost it an allocation")]
+/// What is differentiated.
 pub(crate) enum Rule {
-    /// By the op's row, from what was saved; `None` once freed.
-    Op { op: Op, inputs: Mutex<Option<SmallVec<[Saved; 3]>>>, output: Mutex<Option<Saved>> },
-    /// By a function.
+    /// An op, by its row, from what was saved.
+    Op(Op),
+    /// A function.
     Function(Arc<dyn Function>),
 }
 
-/// A computation that gradients flow back through.
+/// A computation that gradients flow back through. Nodes are used again, and filled where they are: the parts of
+/// an op are not moved.
 pub(crate) struct GradNode {
     /// Counts nodes: a node's operands were made before it.
     pub(crate) order: u64,
-    pub(crate) edges: SmallVec<[Edge; 3]>,
     pub(crate) outputs: usize,
-    pub(crate) rule: Rule,
-    /// What users asked to see of the gradients that arrive here; most nodes have none.
-    pub(crate) watchers: Mutex<Watchers>,
     pub(crate) loc: Loc,
+    pub(crate) rule: Rule,
+    pub(crate) edges: SmallVec<[Edge; 3]>,
+    /// What users asked to see of the gradients that arrive here; most nodes have none.
+    pub(crate) watchers: OnceLock<Arc<Mutex<Watchers>>>,
+    saved: Mutex<Store>,
 }
 
-fn next_order() -> u64 {
-    static ORDER: AtomicU64 = AtomicU64::new(0);
-    ORDER.fetch_add(1, Ordering::Relaxed)
+/// What a node saved.
+#[derive(Default)]
+struct Store {
+    /// Whether it is still there.
+    kept: bool,
+    values: Values,
+}
+
+impl Default for GradNode {
+    fn default() -> GradNode {
+        GradNode {
+            order: 0,
+            outputs: 1,
+            loc: Loc::UNKNOWN,
+            rule: Rule::Op(Op::Detach {}),
+            edges: SmallVec::new(),
+            watchers: OnceLock::new(),
+            saved: Mutex::default(),
+        }
+    }
+}
+
+impl Recycle for GradNode {
+    /// Frees long tapes in a loop instead of by recursion.
+    fn clear(&mut self) {
+        self.rule = Rule::Op(Op::Detach {});
+        self.watchers.take();
+        let Store { kept, values } = self.saved.get_mut();
+        *kept = false;
+        empty(&mut values.inputs);
+        values.output = Saved::LikeResult;
+        let below = |edges: &[Edge]| edges.iter().any(|edge| matches!(edge, Edge::Node(..)));
+        if !below(&self.edges) {
+            return empty(&mut self.edges);
+        }
+        let mut stack = std::mem::take(&mut self.edges);
+        while let Some(edge) = stack.pop() {
+            if let Edge::Node(mut node, _) = edge
+                && let Some(node) = node.get_mut()
+                && below(&node.edges)
+            {
+                stack.append(&mut node.edges);
+            }
+        }
+    }
+    free_list!(NODES, GradNode);
+}
+
+/// Drops the items, and memory beyond the usual.
+fn empty<T>(list: &mut SmallVec<[T; 3]>) {
+    match list.spilled() {
+        true => *list = SmallVec::new(),
+        false => list.clear(),
+    }
+}
+
+/// The number of a new node: no other has it, and it is larger than those of the nodes its operands come from.
+/// Threads take the numbers in blocks, so that counting needs no atomic step.
+fn next_order(edges: &[Edge]) -> u64 {
+    const BLOCK: u64 = 1 << 10;
+    static BLOCKS: AtomicU64 = AtomicU64::new(0);
+    thread_local! {
+        /// What is left of this thread's block.
+        static LEFT: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    }
+    let (mut next, mut end) = LEFT.get();
+    let later = |edge: &Edge| matches!(edge, Edge::Node(node, _) if node.order >= next);
+    if next == end || edges.iter().any(later) {
+        // Larger than all numbers given out so far, on whichever thread.
+        next = BLOCKS.fetch_add(BLOCK, Ordering::Relaxed);
+        end = next + BLOCK;
+    }
+    LEFT.set((next + 1, end));
+    next
 }
 
 /// Copies of the operands that an in-place op is about to overwrite, where its rule will read them.
@@ -136,49 +229,87 @@ pub(crate) fn as_before<'a>(args: &[Arg<'a>], kept: &'a [Option<Tensor>]) -> Sma
     args.iter().zip(kept).map(|(arg, kept)| kept.map_or(*arg, Arg::Tensor)).collect()
 }
 
-/// Puts an executed op on the tape: `result` remembers how it was computed.
-pub(crate) fn record(
+/// A node of an op that is about to run, with the edges to its operands.
+pub(crate) fn begin(call: &Call<'_>) -> Result<Handle<GradNode>> {
+    if let Grad::NotDifferentiable(reason) = call.op.row().grad {
+        let why = Why::NotDifferentiable { reason };
+        return Err(call.op.error(&arg_tys(call.args)?, why, call.loc));
+    }
+    let mut checked = Ok(());
+    let node = Handle::new(|node: &mut GradNode| {
+        for arg in call.args {
+            let Arg::Tensor(t) = arg else {
+                node.edges.push(Edge::None);
+                continue;
+            };
+            let edge = Edge::to(t);
+            if matches!(edge, Edge::Node(..)) {
+                checked = std::mem::replace(&mut checked, Ok(())).and_then(|()| check_view(t, call));
+            }
+            node.edges.push(edge);
+        }
+        node.order = next_order(&node.edges);
+        node.outputs = 1;
+        node.rule = Rule::Op(call.op.clone());
+        node.loc = call.loc;
+    });
+    checked.map(|()| node)
+}
+
+/// A view whose base was changed since has a history that is no longer true.
+fn check_view(tensor: &Tensor, call: &Call<'_>) -> Result<()> {
+    let ready = tensor.ready()?;
+    match (ready.view_version, ready.storage.version()) {
+        (Some(saved), now) if now != saved => {
+            Err(Error::op(call.op.name(), Why::Version { saved, now }, call.loc))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The op of a node has run on these operands: saves what its rule reads, and `result` remembers how it was
+/// computed. Without `tys` every tensor among the operands is of the result's type.
+pub(crate) fn finish(
+    mut node: Handle<GradNode>,
     op: &Op,
     args: &[Arg<'_>],
-    tys: SmallVec<[Ty; 4]>,
-    edges: SmallVec<[Edge; 3]>,
-    result: &Tensor,
-    loc: Loc,
+    tys: Option<SmallVec<[Ty; 4]>>,
+    result: &mut Tensor,
 ) -> Result<()> {
-    let row = op.row();
-    if let Grad::NotDifferentiable(reason) = row.grad {
-        return Err(op.error(&tys, Why::NotDifferentiable { reason }, loc));
+    if let Some(node) = node.get_mut() {
+        let saves: Saves = op.row().saves;
+        let Store { kept, values } = node.saved.get_mut();
+        let ready = result.ready()?;
+        (values.ty.dtype, values.ty.device) = (ready.dtype, ready.device);
+        values.ty.shape = ready.layout.shape.clone();
+        let mut tys = tys.map(SmallVec::into_iter);
+        for arg in args {
+            let operand = tys.as_mut().and_then(Iterator::next);
+            values.inputs.push(match (arg, operand) {
+                (Arg::Number(x), _) => Saved::Number(*x),
+                (Arg::Tensor(t), Some(ty)) if saves.input(&ty) => Saved::tensor(t)?,
+                (Arg::Tensor(t), None) if saves.inputs() => Saved::tensor(t)?,
+                (_, Some(ty)) => Saved::ty(ty, &values.ty),
+                (_, None) => Saved::LikeResult,
+            });
+        }
+        if saves.outputs() {
+            values.output = Saved::tensor(result)?;
+        }
+        *kept = true;
     }
-    let saves: Saves = row.saves;
-    let mut inputs = SmallVec::new();
-    for (arg, ty) in args.iter().zip(tys) {
-        let kept = saves.input(&ty);
-        inputs.push(Saved::of(arg, ty, kept)?);
-    }
-    let ready = result.ready()?;
-    let output = match saves.outputs() {
-        true => Saved::Tensor(Tensor::from_ready(ready.clone()), ready.storage.version()),
-        false => Saved::Type(ready.ty().into()),
-    };
-    let rule =
-        Rule::Op { op: op.clone(), inputs: Mutex::new(Some(inputs)), output: Mutex::new(Some(output)) };
-    let node = GradNode { order: next_order(), edges, outputs: 1, rule, watchers: Mutex::default(), loc };
-    result.mark_requires_grad(true);
-    result.set_history(Arc::new(node), 0);
+    result.become_result(node);
     Ok(())
 }
 
 /// Puts a function on the tape: gradients of `outputs` flow through it to `inputs`.
 pub fn attach(function: Arc<dyn Function>, inputs: &[Tensor], outputs: &[Tensor], loc: Loc) {
-    let edges = inputs.iter().map(Edge::to).collect();
-    let rule = Rule::Function(function);
-    let node = Arc::new(GradNode {
-        order: next_order(),
-        edges,
-        outputs: outputs.len(),
-        rule,
-        watchers: Mutex::default(),
-        loc,
+    let node = Handle::new(|node: &mut GradNode| {
+        node.edges = inputs.iter().map(Edge::to).collect();
+        node.order = next_order(&node.edges);
+        node.outputs = outputs.len();
+        node.rule = Rule::Function(function);
+        node.loc = loc;
     });
     for (i, output) in outputs.iter().enumerate() {
         output.mark_requires_grad(true);
@@ -190,23 +321,28 @@ impl GradNode {
     /// The op or function that it differentiates.
     pub(crate) fn name(&self) -> &str {
         match &self.rule {
-            Rule::Op { op, .. } => op.name(),
+            Rule::Op(op) => op.name(),
             Rule::Function(function) => function.name(),
         }
     }
 
     /// What the rule may read, or why it may not. Takes it unless the tape is kept.
-    pub(crate) fn saved(&self, retain_graph: bool) -> Result<(SmallVec<[Saved; 3]>, Saved)> {
-        let Rule::Op { op, inputs, output } = &self.rule else { return Err(self.freed("function")) };
-        let (mut inputs, mut output) = (inputs.lock(), output.lock());
-        let values = match retain_graph {
-            true => inputs.clone().zip(output.clone()),
-            false => inputs.take().zip(output.take()),
+    pub(crate) fn saved(&self, retain_graph: bool) -> Result<Values> {
+        let Rule::Op(op) = &self.rule else { return Err(self.freed("function")) };
+        let values = {
+            let mut saved = self.saved.lock();
+            if !saved.kept {
+                return Err(self.freed(op.name()));
+            }
+            saved.kept = retain_graph;
+            match retain_graph {
+                true => saved.values.clone(),
+                false => std::mem::take(&mut saved.values),
+            }
         };
-        let Some((saved, result)) = values else { return Err(self.freed(op.name())) };
         // A view shares its base's version but reads none of it.
         if op.row().class != Class::View {
-            for value in saved.iter().chain([&result]) {
+            for value in values.inputs.iter().chain([&values.output]) {
                 if let Saved::Tensor(tensor, version) = value {
                     let now = tensor.ready()?.storage.version();
                     if now != *version {
@@ -216,27 +352,10 @@ impl GradNode {
                 }
             }
         }
-        Ok((saved, result))
+        Ok(values)
     }
 
     fn freed(&self, name: &str) -> Error {
         Error::op(&format!("backward of {name}"), Why::Freed, self.loc)
-    }
-}
-
-impl Drop for GradNode {
-    /// Frees long tapes in a loop instead of by recursion.
-    fn drop(&mut self) {
-        if !self.edges.iter().any(|edge| matches!(edge, Edge::Node(..))) {
-            return;
-        }
-        let mut stack = std::mem::take(&mut self.edges);
-        while let Some(edge) = stack.pop() {
-            if let Edge::Node(node, _) = edge
-                && let Some(mut node) = Arc::into_inner(node)
-            {
-                stack.extend(std::mem::take(&mut node.edges));
-            }
-        }
     }
 }

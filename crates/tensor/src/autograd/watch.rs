@@ -1,7 +1,7 @@
 //! Looking at gradients on their way: hooks, and gradients of tensors that are not leaves.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -86,7 +86,7 @@ pub struct HookHandle {
 
 enum Place {
     Leaf(Tensor),
-    Node(std::sync::Weak<super::GradNode>),
+    Node(Weak<Mutex<Watchers>>),
 }
 
 impl HookHandle {
@@ -96,8 +96,8 @@ impl HookHandle {
         match &self.place {
             Place::Leaf(leaf) => leaf.with_meta(|meta| take(&mut meta.watchers.lock())),
             Place::Node(node) => {
-                if let Some(node) = node.upgrade() {
-                    take(&mut node.watchers.lock());
+                if let Some(watchers) = node.upgrade() {
+                    take(&mut watchers.lock());
                 }
             }
         }
@@ -133,8 +133,9 @@ impl Tensor {
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let place = match self.history() {
             Some((node, output)) => {
-                node.watchers.lock().hooks.push((output, id, Arc::new(hook)));
-                Place::Node(Arc::downgrade(&node))
+                let watchers = node.watchers.get_or_init(Arc::default);
+                watchers.lock().hooks.push((output, id, Arc::new(hook)));
+                Place::Node(Arc::downgrade(watchers))
             }
             None => {
                 self.with_meta(|meta| meta.watchers.lock().hooks.push((0, id, Arc::new(hook))));
@@ -146,7 +147,7 @@ impl Tensor {
 
     /// Whether a hook waits for this leaf's gradient.
     pub fn has_hooks(&self) -> bool {
-        self.slot.meta.lock().as_ref().is_some_and(|meta| !meta.watchers.lock().is_empty())
+        self.slot.record.lock().meta.as_ref().is_some_and(|meta| !meta.watchers.lock().is_empty())
     }
 
     /// Keeps the gradient of a tensor that is not a leaf, for `grad()` to show.
@@ -163,7 +164,7 @@ impl Tensor {
             None => Some(meta.retained.insert(Retained::default()).clone()),
         });
         if let Some(cell) = cell {
-            node.watchers.lock().retained.push((output, cell));
+            node.watchers.get_or_init(Arc::default).lock().retained.push((output, cell));
         }
         Ok(())
     }
