@@ -163,9 +163,16 @@ pub struct Explanation {
 /// # Ok(()) }
 /// ```
 pub fn explain<T, E: From<Error>>(body: impl FnOnce() -> Result<T, E>) -> Result<Explanation, E> {
-    let region = Compile::new().name("explain").region();
-    region.run(body)?;
-    Ok(region.explain())
+    Compile::new().name("explain").explain(body)
+}
+
+impl Compile {
+    /// [`explain`](crate::explain()) with these options.
+    pub fn explain<T, E: From<Error>>(self, body: impl FnOnce() -> Result<T, E>) -> Result<Explanation, E> {
+        let region = self.region();
+        region.run(body)?;
+        Ok(region.explain())
+    }
 }
 
 impl Explanation {

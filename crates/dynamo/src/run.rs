@@ -22,6 +22,19 @@ pub(crate) struct Run {
     site: Arc<Site>,
     itself: Weak<Run>,
 }
+
+/// Takes a call off the list when it ends, be it by a panic in a user's backend.
+struct Ended {
+    id: u32,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        hook::unregister(self.id);
+        ACTIVE.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Run {
     pub(crate) fn new(site: Arc<Site>) -> Arc<Run> {
         Arc::new_cyclic(|itself| Run {
@@ -65,16 +78,15 @@ impl Run {
     /// Ends a call: runs what is pending, compiled if `normal`, op by op otherwise.
     pub(crate) fn end(&self, normal: bool) -> Result<()> {
         let mut state = self.state.lock();
+        let _ended = Ended { id: state.id };
         let result = match normal {
             true => self.flush(&mut state),
             false => self.flush_by_interpreter(&mut state),
         };
-        hook::unregister(state.id);
         state.forget_variables();
         state.results.clear();
         state.id = 0;
         self.id.store(0, Ordering::Relaxed);
-        ACTIVE.fetch_sub(1, Ordering::Relaxed);
         let result = result.and_then(|()| state.failed.take().map_or(Ok(()), Err));
         drop(state);
         // The next call may come from another thread.

@@ -238,3 +238,18 @@ fn a_training_step_with_numbers_that_change() -> Result<()> {
     assert_eq!(region.explain().graphs.len(), 1, "{}", region.explain());
     Ok(())
 }
+
+#[test]
+fn a_backend_that_panics_leaves_nothing_behind() -> Result<()> {
+    let x = t(&[1.0, 2.0]);
+    let region = answering(|_| panic!("on purpose")).region();
+    for needs_value in [false, true] {
+        let body =
+            || region.run(|| if needs_value { x.exp()?.to_vec::<f32>() } else { x.exp().map(|_| vec![]) });
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        assert!(outcome.is_err(), "the panic is the caller's");
+    }
+    let y = Compile::new().region().run(|| x.add(1.0))?;
+    assert_eq!(y.to_vec::<f32>()?, [2.0, 3.0]);
+    Ok(())
+}

@@ -1,7 +1,7 @@
 //! Stances, reset, counters, warming up.
 
 use kiln_dynamo::{Compile, Stance, compile, counters, is_compiling, set_process_stance, set_stance, stance};
-use kiln_tensor::{Error, Result, Tensor};
+use kiln_tensor::{Error, Result, Tensor, TensorList, foreach};
 
 use crate::{leaf, t};
 
@@ -201,5 +201,45 @@ fn warming_up_runs_the_function_once() -> Result<()> {
     let region = Compile::new().region();
     region.warm_up(|| t(&[1.0]).exp())?;
     assert_eq!(region.explain().calls, 1);
+    Ok(())
+}
+
+#[test]
+fn fail_on_recompile_with_lists() -> Result<()> {
+    let region = Compile::new().region();
+    let tensors = [t(&[1.0]), t(&[2.0, 3.0]), t(&[4.0])];
+    let step = |many: usize| region.run(|| foreach::add_(&TensorList::new(tensors[..many].to_vec()), 1.0));
+    step(2)?;
+    let _stance = set_stance(Stance::FailOnRecompile);
+    step(2)?;
+    let error = step(3).unwrap_err().to_string();
+    assert!(error.starts_with("stance fail_on_recompile: "), "{error}");
+    step(2)?;
+    assert_eq!((tensors[0].item::<f32>()?, tensors[2].item::<f32>()?), (4.0, 4.0));
+    assert_eq!(region.explain().graphs.len(), 1);
+    Ok(())
+}
+
+#[test]
+fn fail_on_recompile_with_backward() -> Result<()> {
+    let w = leaf(&[2.0]);
+    let region = Compile::new().region();
+    let step = |cut: bool| {
+        region.run(|| {
+            if !cut {
+                w.set_grad(None);
+            }
+            w.mul(&w)?.sum()?.backward()
+        })
+    };
+    step(false)?;
+    let _stance = set_stance(Stance::FailOnRecompile);
+    step(false)?;
+    // Now there is a gradient to add to: another program.
+    let error = step(true).unwrap_err().to_string();
+    assert!(error.ends_with("backward finds other gradients in place"), "{error}");
+    assert_eq!(w.grad().unwrap().item::<f32>()?, 4.0, "the gradient is what it was");
+    step(false)?;
+    assert_eq!(w.grad().unwrap().item::<f32>()?, 4.0);
     Ok(())
 }
