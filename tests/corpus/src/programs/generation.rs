@@ -44,7 +44,8 @@ impl Decoder {
         let length = text.size(0)?;
         let x = (self.tokens.embedding(text)? + self.positions.narrow(0, 0, length)?).ok()?;
         let [q, k, v] = [&self.query, &self.key, &self.value].map(|w| x.linear(w, None));
-        let seen = q?.scaled_dot_product_attention(&k?, &v?, Attention { causal: true, ..Attention::default() })?;
+        let seen =
+            q?.scaled_dot_product_attention(&k?, &v?, Attention { causal: true, ..Attention::default() })?;
         (seen + x).ok()?.select(0, -1)?.linear(&self.out, None)
     }
 

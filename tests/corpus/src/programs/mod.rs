@@ -2,11 +2,19 @@
 //! again and again.
 
 mod adversarial;
+mod control;
+mod detection;
 mod generation;
 mod language;
+mod meta;
+mod metric;
 mod optimizers;
 mod recurrent;
 mod regularisation;
+mod reinforcement;
+mod routing;
+mod scientific;
+mod simulation;
 mod training;
 mod vision;
 
@@ -47,6 +55,14 @@ pub fn all() -> Vec<Program> {
         recurrent::PROGRAMS,
         generation::PROGRAMS,
         adversarial::PROGRAMS,
+        meta::PROGRAMS,
+        metric::PROGRAMS,
+        detection::PROGRAMS,
+        routing::PROGRAMS,
+        reinforcement::PROGRAMS,
+        scientific::PROGRAMS,
+        simulation::PROGRAMS,
+        control::PROGRAMS,
     ];
     themes.concat()
 }

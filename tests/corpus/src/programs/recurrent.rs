@@ -39,7 +39,13 @@ fn elman_network(step: &Step) -> Result<Record> {
 }
 
 /// One step of a long short-term memory: all four gates by one product.
-fn lstm_cell(x: &Tensor, hidden: &Tensor, cell: &Tensor, w: &Tensor, bias: &Tensor) -> Result<(Tensor, Tensor)> {
+fn lstm_cell(
+    x: &Tensor,
+    hidden: &Tensor,
+    cell: &Tensor,
+    w: &Tensor,
+    bias: &Tensor,
+) -> Result<(Tensor, Tensor)> {
     let gates = Tensor::cat([x, hidden], 1)?.linear(w, Some(bias))?.chunk(4, 1)?;
     let (forget, input) = (gates[0].sigmoid()?, gates[1].sigmoid()?);
     let cell = (forget * cell + input * gates[2].tanh()?).ok()?;

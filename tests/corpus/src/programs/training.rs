@@ -194,7 +194,8 @@ fn gradient_accumulation(step: &Step) -> Result<Record> {
 fn exponential_moving_average(step: &Step) -> Result<Record> {
     let model = classifier(6, 12, 3)?;
     let (x, y) = samples(16, 6, 3)?;
-    let averages = model.parameters().iter().map(|p| p.detach()?.clone_tensor()).collect::<Result<Vec<_>>>()?;
+    let averages =
+        model.parameters().iter().map(|p| p.detach()?.clone_tensor()).collect::<Result<Vec<_>>>()?;
     let optimizer = optim::SGD::new(model.parameters(), 0.2)?;
     let mut record = Record::new();
     for _ in 0..5 {
