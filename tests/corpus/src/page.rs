@@ -24,7 +24,7 @@ outputs, final parameters) is compared: integers must be equal, floats agree wit
 - *breaks*: lines inside a step at which a graph ends because the host needs a value (`item()`, `nonzero()`), or
   because what stands there is not captured.
 - *recompiles*: how often a call went another way than all before it: another shape, another branch.
-- *one graph*: every call of every step was one compiled graph.
+- *one graph*: every call of every step was one compiled graph (or ended with the error that eager gives, too).
 ";
 
 /// The whole page.
