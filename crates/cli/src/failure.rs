@@ -24,6 +24,18 @@ pub enum Failure {
         /// What is tolerated.
         allowed: f64,
     },
+    /// Programs of the corpus whose compiled run gives something else.
+    #[error("compiled results differ from eager: {}", .programs.join("; "))]
+    Wrong {
+        /// Each with what differs.
+        programs: Vec<String>,
+    },
+    /// No program has such a name.
+    #[error("no program's name or theme contains `{name}`")]
+    NoProgram {
+        /// What was asked for.
+        name: String,
+    },
     /// Compiled code is slower than eager.
     #[error("compiled is slower than eager: {ratio:.2} times its time, more than the spread explains")]
     Slower {

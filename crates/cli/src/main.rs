@@ -4,6 +4,7 @@
 mod allocations;
 mod bench;
 mod cases;
+mod corpus;
 mod explain;
 mod failure;
 mod first_call;
@@ -56,6 +57,8 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         device: DeviceKind,
     },
+    /// Run programs as users write them, eagerly and compiled: are they right, and is each step one graph
+    Corpus(CorpusOptions),
     /// List the operators
     Ops,
     /// Show what Kiln finds on this machine: vector instructions, C compiler, kernel cache, threads
@@ -130,6 +133,16 @@ struct BenchOptions {
     peer: Option<PathBuf>,
 }
 
+#[derive(Args)]
+struct CorpusOptions {
+    /// Only programs whose name or theme contains this
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    /// The page docs/capture.md instead of the table
+    #[arg(long)]
+    markdown: bool,
+}
+
 #[derive(Copy, Clone, Default, ValueEnum)]
 enum DeviceKind {
     #[default]
@@ -181,6 +194,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Explain(options) => explain::run(&options),
         Command::Selftest { device } => selftest::run(device),
+        Command::Corpus(options) => corpus::run(&options),
         Command::Ops => ops::run(),
         Command::Info => info::run(),
         Command::FirstCall { case, how } => first_call::run(case, &how),

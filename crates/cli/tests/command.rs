@@ -126,3 +126,16 @@ fn a_peer_s_results_stand_beside() {
     let row = ran.out.lines().last().unwrap_or_default();
     assert!(row.contains("LOSS") && row.contains("win"), "{}{}", ran.out, ran.err);
 }
+
+#[test]
+fn a_part_of_the_corpus() {
+    let ran = kiln(&["corpus", "loss_scaling_with_check"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+    let words = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let lines: Vec<&str> = ran.out.lines().collect();
+    let row = words(lines[1]);
+    assert_eq!((row[0].as_str(), row[1].as_str()), ("loss_scaling_with_check", "yes"), "{}", ran.out);
+    assert!(ran.out.contains("item needs the value"), "{}", ran.out);
+    assert!(lines[lines.len() - 1].starts_with("1 program: 1 right"), "{}", ran.out);
+    assert_eq!(kiln(&["corpus", "nosuch"]).code, Some(1));
+}

@@ -147,6 +147,16 @@ impl Run {
 
     /// Runs what is pending because a value is needed, and begins a new segment.
     fn break_graph(&self, state: &mut State, reason: &str, loc: Loc) -> Result<()> {
+        self.break_graph_by(Run::flush, state, reason, loc)
+    }
+
+    fn break_graph_by(
+        &self,
+        flush: impl FnOnce(&Run, &mut State) -> Result<()>,
+        state: &mut State,
+        reason: &str,
+        loc: Loc,
+    ) -> Result<()> {
         if state.at == state.start {
             return Ok(());
         }
@@ -154,7 +164,7 @@ impl Run {
             return Err(Error::GraphBreak { loc, reason: reason.to_string() });
         }
         self.site.note_break(loc, reason, || state.module());
-        let outcome = self.flush(state);
+        let outcome = flush(self, state);
         let next = match self.site.trie.find(state.at, |event| *event == Event::Break) {
             Some(next) => next,
             None => self.site.trie.insert(state.at, Event::Break),
@@ -261,9 +271,13 @@ impl Recorder for Run {
                 used && (access != Access::Read || state.writes)
             }
         };
-        match pending {
-            true => self.break_graph(&mut state, &format!("{what} needs the value"), loc),
-            false => Ok(()),
+        match (pending, access) {
+            (false, _) => Ok(()),
+            (true, Access::Tape) => {
+                let reason = format!("{what} with create_graph needs the tape of every op");
+                self.break_graph_by(Run::flush_by_interpreter, &mut state, &reason, loc)
+            }
+            (true, _) => self.break_graph(&mut state, &format!("{what} needs the value"), loc),
         }
     }
 

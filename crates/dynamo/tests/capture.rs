@@ -3,7 +3,9 @@
 use std::sync::{Mutex, MutexGuard};
 
 use kiln_dynamo::{Backend, Compile, Region, compile};
-use kiln_tensor::{DType, Device, Error, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
+use kiln_tensor::{
+    DType, Device, Error, GradOptions, Result, Tensor, TensorList, foreach, grad, manual_seed, no_grad,
+};
 
 const CPU: Device = Device::Cpu;
 
@@ -221,4 +223,39 @@ fn functions_of_several_arguments() -> Result<()> {
     assert_eq!(g()?.item::<f32>()?, 2.0);
     assert_eq!(g()?.item::<f32>()?, 3.0);
     Ok(())
+}
+
+#[test]
+fn gradients_of_gradients() -> Result<()> {
+    let x = Tensor::randn([5, 4], &CPU)?;
+    x.requires_grad_(true)?;
+    let again = GradOptions { create_graph: true, ..GradOptions::default() };
+    let body = || -> Result<Vec<Tensor>> {
+        let y = (x.tanh()? * &x).sum().ok()?;
+        let first = grad(&[&y], &[&x], &[], again)?.remove(0).expect("y depends on x");
+        let length = (&first * &first).sum().ok()?;
+        let second = grad(&[&length], &[&x], &[], GradOptions::default())?.remove(0);
+        let second = second.expect("so does its gradient");
+        Ok(vec![y, first, (&second * 2.0 + &x).ok()?])
+    };
+    check(body)?;
+    // What comes before and after goes on being captured.
+    let region = Compile::new().region();
+    region.run(body)?;
+    let explanation = region.explain();
+    assert_eq!(explanation.fallbacks, [], "{explanation}");
+    assert_eq!((explanation.breaks.len(), explanation.graphs.len()), (2, 2), "{explanation}");
+    assert!(explanation.breaks[0].reason.contains("create_graph"), "{explanation}");
+    Ok(())
+}
+
+#[test]
+fn weights_of_grad_made_inside() -> Result<()> {
+    let x = Tensor::randn([6], &CPU)?;
+    x.requires_grad_(true)?;
+    check(|| {
+        let (y, weight) = (x.sin()?, x.detach()?.exp()?);
+        let slope = grad(&[&y], &[&x], &[Some(&weight)], GradOptions::default())?.remove(0);
+        Ok(vec![slope.expect("y depends on x").mul(3.0)?])
+    })
 }

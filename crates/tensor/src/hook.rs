@@ -78,6 +78,8 @@ pub enum Access {
     Write,
     /// The tensor's autograd state is changed or read: `requires_grad_`.
     State,
+    /// A pass through the tensor's tape is going to be differentiated itself: the tape must be eager's, op by op.
+    Tape,
 }
 
 /// Takes ops while a compiled function runs.

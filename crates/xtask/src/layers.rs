@@ -27,7 +27,8 @@ const LAYERS: &[Layer] = &[
     layer("nn-derive", &[]),
     layer("nn", &["ir", "tensor", "nn-derive"]),
     layer("kiln", &["ir", "runtime", "tensor", "dynamo", "nn"]),
-    layer("cli", &["kiln"]),
+    layer("corpus", &["kiln"]),
+    layer("cli", &["kiln", "corpus"]),
     layer("testkit", &["ir"]),
     layer("xtask", &["ir"]),
 ];
@@ -51,22 +52,28 @@ pub fn check(root: &Path) -> Vec<String> {
         }
     }
     for (place, layer) in LAYERS.iter().enumerate() {
-        let path = root.join("crates").join(layer.name).join("Cargo.toml");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => problems.extend(
-                check_manifest(place, &text)
-                    .into_iter()
-                    .map(|p| format!("crates/{}/Cargo.toml: {p}", layer.name)),
-            ),
-            Err(error) => problems.push(format!("crates/{}/Cargo.toml: {error}", layer.name)),
+        let path = format!("{}/Cargo.toml", folder(layer.name));
+        match std::fs::read_to_string(root.join(&path)) {
+            Ok(text) => {
+                problems.extend(check_manifest(place, &text).into_iter().map(|p| format!("{path}: {p}")));
+            }
+            Err(error) => problems.push(format!("{path}: {error}")),
         }
     }
     problems
 }
 
-/// Names of all crates.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    LAYERS.iter().map(|layer| layer.name)
+/// Folders of all crates.
+pub fn folders() -> impl Iterator<Item = String> {
+    LAYERS.iter().map(|layer| folder(layer.name))
+}
+
+/// The folder of a crate: the corpus is no part of the compiler and lies with the tests.
+fn folder(name: &str) -> String {
+    match name {
+        "corpus" => "tests/corpus".into(),
+        _ => format!("crates/{name}"),
+    }
 }
 
 fn check_manifest(place: usize, text: &str) -> Vec<String> {
@@ -100,7 +107,7 @@ fn check_manifest(place: usize, text: &str) -> Vec<String> {
     problems
 }
 
-/// The package name of the crate in `crates/<name>`.
+/// The package name of a crate.
 fn package(name: &str) -> String {
     match name {
         "kiln" | "xtask" => name.into(),

@@ -42,7 +42,7 @@ pub fn grad(
 ) -> Result<Vec<Option<Tensor>>> {
     let loc = Loc::caller();
     for input in inputs {
-        hook::host_access(input, Access::State, "grad", loc)?;
+        hook::host_access(input, access(options), "grad", loc)?;
         if !input.requires_grad() {
             return Err(Error::op("grad", Why::NoGradient, loc));
         }
@@ -67,6 +67,12 @@ pub fn backward_all(outputs: &[&Tensor], weights: &[Option<&Tensor>], options: G
     run("backward", outputs, weights, pass, options, loc).map(drop)
 }
 
+/// What a recorder has to provide for a pass: the tape of a compiled graph is one node, which can't be
+/// differentiated twice.
+fn access(options: GradOptions) -> Access {
+    if options.create_graph { Access::Tape } else { Access::State }
+}
+
 fn retains(options: GradOptions) -> bool {
     options.retain_graph.unwrap_or(options.create_graph)
 }
@@ -84,9 +90,13 @@ fn run(
             Why::Sizes { what: "numbers of outputs and weights", left: outputs.len(), right: weights.len() };
         return Err(Error::op(name, why, loc));
     }
+    for tensor in outputs.iter().copied().chain(weights.iter().copied().flatten()) {
+        hook::host_access(tensor, access(options), name, loc)?;
+    }
+    // From here on nothing is recorded: a seed that a recorder holds back would have to be forced out of it.
+    let _eager = hook::Scope::suspend();
     let mut seeds = Vec::with_capacity(outputs.len());
     for (i, output) in outputs.iter().enumerate() {
-        hook::host_access(output, Access::State, name, loc)?;
         let weight = weights.get(i).copied().flatten();
         check_backward(output, weight, loc)?;
         let seed = match weight {
@@ -98,7 +108,6 @@ fn run(
         };
         seeds.push(((*output).clone(), seed));
     }
-    let _eager = hook::Scope::suspend();
     let _mode = if options.create_graph { enable_grad() } else { no_grad() };
     engine::run(&seeds, pass, loc)
 }
