@@ -4,7 +4,8 @@
 //! Inner loops exist in one form only: contiguous inputs to contiguous output, not overlapping. Operands
 //! with another inner stride pass through a small block on the stack that stays in the first-level cache:
 //! gathered before the loop, scattered after. A broadcast scalar fills its block once. So a function needs
-//! one loop per dtype, whatever the strides.
+//! one loop per dtype, whatever the strides. Arithmetic, which optimizers do in place, has a second one that
+//! changes its first input where it lies.
 
 use super::narrow::{narrowing, widening};
 use super::operand::{Operand, Shared};
@@ -21,6 +22,21 @@ const OPERANDS: usize = MAX_INPUTS + 1;
 
 /// A loop over `n` contiguous elements: output, inputs, n. The output overlaps no input.
 pub(super) type Loop = unsafe fn(*mut u8, &[*const u8; MAX_INPUTS], usize);
+
+/// The loops of a function.
+#[derive(Clone, Copy)]
+pub(super) struct Loops {
+    /// Into memory of its own.
+    pub apart: Loop,
+    /// Into the first input's memory: that input is the output, and read as such; the others overlap it not.
+    pub in_place: Option<Loop>,
+}
+
+impl From<Loop> for Loops {
+    fn from(apart: Loop) -> Loops {
+        Loops { apart, in_place: None }
+    }
+}
 
 /// Elements in a block; of the widest dtype they are 4 KiB.
 const BLOCK: usize = 512;
@@ -67,7 +83,7 @@ struct Walk {
     count: usize,
     sizes: [usize; OPERANDS],
     dims: SmallVec<[Dim; 6]>,
-    inner: Loop,
+    inner: Loops,
     /// The loops between memory and what `inner` takes; for the output, back.
     conversions: [Option<Loop>; OPERANDS],
 }
@@ -88,7 +104,14 @@ impl Block {
 /// # Safety
 /// The contract of [`Operand`]; `inner` fits the dtypes. The output's elements are distinct, and an input
 /// overlaps the output either not at all or by being the same elements at the same indices.
-pub(super) unsafe fn drive(inner: Loop, form: Form, cost: Cost, out: &Operand, inputs: &[&Operand]) {
+pub(super) unsafe fn drive(
+    inner: impl Into<Loops>,
+    form: Form,
+    cost: Cost,
+    out: &Operand,
+    inputs: &[&Operand],
+) {
+    let inner: Loops = inner.into();
     debug_assert!(inputs.len() <= MAX_INPUTS);
     debug_assert!(inputs.iter().all(|i| i.shape == out.shape));
     let numel = out.numel();
@@ -111,7 +134,7 @@ pub(super) unsafe fn drive(inner: Loop, form: Form, cost: Cost, out: &Operand, i
         let mut result = 0u64;
         // SAFETY: one element of each operand, and the result has room for any dtype.
         unsafe {
-            inner((&raw mut result).cast(), &constant(&pointers), 1);
+            (inner.apart)((&raw mut result).cast(), &constant(&pointers), 1);
             std::ptr::copy_nonoverlapping((&raw const result).cast::<u8>(), out.ptr, out.dtype.size());
         }
         return;
@@ -125,7 +148,7 @@ pub(super) unsafe fn drive(inner: Loop, form: Form, cost: Cost, out: &Operand, i
         && inputs.iter().all(|i| i.is_contiguous())
     {
         // SAFETY: contiguous, and no input is the output.
-        return unsafe { inner(out.ptr, &constant(&pointers), numel) };
+        return unsafe { (inner.apart)(out.ptr, &constant(&pointers), numel) };
     }
     let mut sizes = [0; OPERANDS];
     sizes[0] = out.dtype.size();
@@ -174,7 +197,7 @@ pub struct Row {
 /// # Safety
 /// That of [`drive`] for each row; no row's output overlaps another row's operands.
 pub(super) unsafe fn drive_rows(
-    inner: impl Fn(DType) -> Loop + Sync,
+    inner: impl Fn(DType) -> Loops + Sync,
     cost: Cost,
     arity: usize,
     rows: &[Row],
@@ -204,7 +227,7 @@ pub(super) unsafe fn drive_rows(
 ///
 /// # Safety
 /// That of [`drive_rows`], for the elements from `begin` on.
-unsafe fn dense(inner: Loop, inputs: &[Dense], row: &Row, begin: usize, n: usize) {
+unsafe fn dense(inner: Loops, inputs: &[Dense], row: &Row, begin: usize, n: usize) {
     let size = row.dtype.size();
     let out = row.out.wrapping_add(begin * size);
     let mut pointers = [out; OPERANDS];
@@ -234,12 +257,12 @@ unsafe fn dense(inner: Loop, inputs: &[Dense], row: &Row, begin: usize, n: usize
         let mut result = 0u64;
         // SAFETY: one element of each operand, and the result has room for any dtype.
         unsafe {
-            inner((&raw mut result).cast(), &constant(&pointers), 1);
+            (inner.apart)((&raw mut result).cast(), &constant(&pointers), 1);
             std::ptr::copy_nonoverlapping((&raw const result).cast::<u8>(), out, size);
         }
     } else if natural && plain {
         // SAFETY: contiguous, and no input is the output.
-        unsafe { inner(out, &constant(&pointers), n) };
+        unsafe { (inner.apart)(out, &constant(&pointers), n) };
     } else {
         let dims = SmallVec::from_iter([Dim { size: n, strides }]);
         let walk = Walk { count: inputs.len() + 1, sizes, dims, inner, conversions };
@@ -331,7 +354,14 @@ impl Walk {
         let dense: [bool; OPERANDS] = std::array::from_fn(|o| strides[o] == self.sizes[o] as isize);
         let in_place = (1..self.count).any(|o| dense[o] && pointers[o] == pointers[0]);
         let direct: [bool; OPERANDS] = std::array::from_fn(|o| dense[o] && self.conversions[o].is_none());
-        let direct_out = direct[0] && !in_place;
+        // The target of an in-place op is its first operand; what else lies there is read from a copy.
+        let alone = direct[1]
+            && pointers[1] == pointers[0]
+            && !(2..self.count).any(|o| dense[o] && pointers[o] == pointers[0]);
+        let (inner, direct_out) = match self.inner.in_place {
+            Some(changing) if direct[0] && alone => (changing, true),
+            _ => (self.inner.apart, direct[0] && !in_place),
+        };
         let step = if direct_out && direct[1..self.count].iter().all(|&d| d) { length } else { BLOCK };
         let (blocks, [natural]) = blocks.split_at_mut(OPERANDS) else { return };
         let natural = natural.ptr();
@@ -371,8 +401,9 @@ impl Walk {
             if !direct_out {
                 arguments[0] = blocks[0].ptr();
             }
-            // SAFETY: n contiguous elements each; the output is a block, or memory no input overlaps.
-            unsafe { (self.inner)(arguments[0], &constant(&arguments), n) };
+            // SAFETY: n contiguous elements each; the output is a block, or memory that no input overlaps, or
+            // only the first one where the loop is the one for that.
+            unsafe { inner(arguments[0], &constant(&arguments), n) };
             if !direct_out {
                 let results = [arguments[0].cast_const(); MAX_INPUTS];
                 // SAFETY: n elements of the output are written; the inputs have been read.
@@ -436,7 +467,7 @@ impl Walk {
                 }
             }
             // SAFETY: n contiguous elements each; the output is a block, or memory no input overlaps.
-            unsafe { (self.inner)(arguments[0], &constant(&arguments), n) };
+            unsafe { (self.inner.apart)(arguments[0], &constant(&arguments), n) };
             at += n;
             if dense[0] && !in_place {
                 continue;

@@ -4,7 +4,7 @@
 //! and conditions, one dtype; of a function and a comparison an input may also have the computing type of that
 //! dtype. The output may be the same elements as an input; otherwise it overlaps none.
 
-use super::drive::{Cost, Form, Loop, MAX_INPUTS, Row, drive, drive_rows};
+use super::drive::{Cost, Form, Loop, Loops, MAX_INPUTS, Row, drive, drive_rows};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
 use super::operand::Operand;
@@ -85,13 +85,12 @@ pub enum Logical {
 pub unsafe fn pointwise(function: Function, out: &Operand, inputs: &[&Operand]) -> Result<(), Unsupported> {
     debug_assert_eq!(inputs.len(), function.arity());
     debug_assert!(inputs.iter().all(|i| i.dtype.computing() == out.dtype.computing()));
+    let unsupported = Unsupported { function: function.name(), dtype: out.dtype };
     let inner = match out.dtype.computing() {
-        DType::F32 => f32_loop(function),
-        DType::F64 => f64_loop(function),
-        DType::Bool => {
-            bool_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?
-        }
-        _ => i64_loop(function).ok_or(Unsupported { function: function.name(), dtype: out.dtype })?,
+        DType::F32 => f32_loops(function),
+        DType::F64 => f64_loops(function),
+        DType::Bool => bool_loop(function).ok_or(unsupported)?.into(),
+        _ => i64_loop(function).ok_or(unsupported)?.into(),
     };
     // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
     unsafe { drive(inner, Form::Computing, cost(function), out, inputs) };
@@ -106,8 +105,8 @@ pub unsafe fn pointwise(function: Function, out: &Operand, inputs: &[&Operand]) 
 pub unsafe fn pointwise_rows(function: Function, rows: &[Row]) {
     debug_assert!(rows.iter().all(|row| row.dtype.is_float()));
     let inner = |dtype| match dtype {
-        DType::F64 => f64_loop(function),
-        _ => f32_loop(function),
+        DType::F64 => f64_loops(function),
+        _ => f32_loops(function),
     };
     // SAFETY: the loops are those for the rows' dtypes; the rest is the caller's contract.
     unsafe { drive_rows(inner, cost(function), function.arity(), rows) };
@@ -335,6 +334,22 @@ macro_rules! function_table {
     };
 }
 
+/// The arithmetic of optimizers.
+macro_rules! in_place_table {
+    ($function:expr, $inner:ident) => {
+        in_place_table!($function, $inner: Add Sub Mul Div Lerp Addcmul Addcdiv AddAlpha SubAlpha)
+    };
+    ($function:expr, $inner:ident: $($variant:ident)*) => {
+        match $function {
+            $(Function::$variant => Some(change_loop::<
+                $inner<{ Function::$variant as usize }>,
+                { Function::$variant.arity() },
+            > as Loop),)*
+            _ => None,
+        }
+    };
+}
+
 /// A function of up to four elements, as a type.
 ///
 /// A type rather than a closure: closures are not reliably inlined into the loops of each instruction set.
@@ -403,6 +418,49 @@ vectorised! {
     }
 }
 
+#[inline(always)]
+fn change2<M: Map<Out = <M as Map>::In>>(out: &mut [M::In], b: &[M::In]) {
+    for (out, &b) in out.iter_mut().zip(b) {
+        *out = M::map([*out, b, b, b]);
+    }
+}
+
+#[inline(always)]
+fn change3<M: Map<Out = <M as Map>::In>>(out: &mut [M::In], b: &[M::In], c: &[M::In]) {
+    for ((out, &b), &c) in out.iter_mut().zip(b).zip(c) {
+        *out = M::map([*out, b, c, c]);
+    }
+}
+
+#[inline(always)]
+fn change4<M: Map<Out = <M as Map>::In>>(out: &mut [M::In], b: &[M::In], c: &[M::In], d: &[M::In]) {
+    for (((out, &b), &c), &d) in out.iter_mut().zip(b).zip(c).zip(d) {
+        *out = M::map([*out, b, c, d]);
+    }
+}
+
+vectorised! {
+    /// # Safety
+    /// That of [`Loops::in_place`], for the type of M and N inputs, two or more.
+    fn change_loop [M: Map<Out = <M as Map>::In>, const N: usize] [M, N]
+        (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize)
+    {
+        // SAFETY: the caller's promise: n elements each, the first input the output, the others apart from it.
+        unsafe {
+            let out = from_raw_parts_mut(out.cast::<M::In>(), n);
+            let b = from_raw_parts(inputs[1].cast::<M::In>(), n);
+            if N == 2 {
+                return change2::<M>(out, b);
+            }
+            let c = from_raw_parts(inputs[2].cast::<M::In>(), n);
+            if N == 3 {
+                return change3::<M>(out, b, c);
+            }
+            change4::<M>(out, b, c, from_raw_parts(inputs[3].cast::<M::In>(), n));
+        }
+    }
+}
+
 /// The function with this position in [`Function::ALL`], on f32.
 struct OnF32<const F: usize>;
 
@@ -427,12 +485,12 @@ impl<const F: usize> Map for OnF64<F> {
     }
 }
 
-fn f32_loop(function: Function) -> Loop {
-    function_table!(function, OnF32)
+fn f32_loops(function: Function) -> Loops {
+    Loops { apart: function_table!(function, OnF32), in_place: in_place_table!(function, OnF32) }
 }
 
-fn f64_loop(function: Function) -> Loop {
-    function_table!(function, OnF64)
+fn f64_loops(function: Function) -> Loops {
+    Loops { apart: function_table!(function, OnF64), in_place: in_place_table!(function, OnF64) }
 }
 
 vectorised! {
