@@ -112,8 +112,8 @@ fn unequal(eager: &Values, compiled: &Values) -> Option<(String, String)> {
             let finite = a.iter().map(|x| x.abs()).filter(|x| x.is_finite());
             let beside = BESIDE * finite.fold(0.0, f64::max);
             first_unequal(a, b, |a, b| {
-                let close = a.is_finite() && (a - b).abs() <= RELATIVE * a.abs() + beside;
-                a == b || (a.is_nan() && b.is_nan()) || close
+                let near = || a.is_finite() && (a - b).abs() <= RELATIVE * a.abs() + beside;
+                a == b || (a.is_nan() && b.is_nan()) || near()
             })
         }
         _ => Some((format!("{eager:?}"), format!("{compiled:?}"))),

@@ -58,8 +58,8 @@ fn suppression_on_the_host(step: &Step) -> Result<Record> {
         })?;
         let (overlaps, order) = (overlaps.to_vec2::<f32>()?, order.to_vec::<i64>()?);
         let mut kept: Vec<usize> = Vec::new();
-        for (i, overlap) in overlaps.iter().enumerate() {
-            if kept.iter().all(|&k| overlap[k] < 0.2) {
+        for (i, row) in overlaps.iter().enumerate() {
+            if kept.iter().all(|&k| row[k] < 0.2) {
                 kept.push(i);
             }
         }
