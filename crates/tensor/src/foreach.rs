@@ -1,10 +1,14 @@
 //! Pointwise ops over whole lists of tensors, made from the op table: `foreach::mul_(&params, 0.9)`. While a
 //! program is captured each is one node, however long the list; optimizers are written with these.
 
-use kiln_ir::{Error, Layout, Loc, Op, Result, Scalar, Shape, Why};
-use kiln_runtime::threads;
+use std::ops::Range;
 
-use crate::autograd::grad_enabled;
+use parking_lot::Mutex;
+
+use kiln_ir::{Error, Layout, Loc, Op, Result, Scalar, Shape, Why};
+use kiln_runtime::{parallel_for, threads};
+
+use crate::autograd::{grad_enabled, no_grad};
 use crate::dispatch::dispatch;
 use crate::hook::{self, Arg, Output};
 use crate::tensor::Ready;
@@ -124,32 +128,101 @@ struct Part {
     count: usize,
 }
 
-/// Lists that are about to pass through several list ops, off the tape, cut into pieces: each piece can go
+/// Runs `body`, which takes lists through several list ops off the tape, on pieces of them: each piece goes
 /// through all the ops before the next one does, and the caches keep what one op leaves for the next. The tensors
 /// of a piece are those of the lists, or flat views of some of their elements; no piece has two of one tensor.
+/// Where the tensors can be shared out evenly, each thread takes its own through all pieces, without waiting
+/// for the others after every op.
 ///
-/// `None` if the lists are best taken whole: while a program is recorded or gradients are, if they are small, or
-/// unless the tensors at each place are dense and of one shape.
-pub fn pieces(lists: &[&TensorList]) -> Option<impl Iterator<Item = Vec<TensorList>> + use<>> {
+/// `None`, and nothing was done, if the lists are best taken whole: while a program is recorded or gradients are,
+/// if they are small, unless the tensors at each place are dense and of one shape, and if two of a list share
+/// their memory. The first error stops the pieces that have not begun.
+pub fn each_piece(
+    lists: &[&TensorList],
+    body: impl Fn(&[TensorList]) -> Result<()> + Sync,
+) -> Option<Result<()>> {
     if grad_enabled() || hook::with_current(|recorder| recorder.is_some()) {
         return None;
     }
     let items = lists.iter().map(|list| list.try_items()).collect::<Option<Vec<&[Tensor]>>>()?;
+    let sizes = sizes(&items)?;
+    let run = |piece: &[Part]| {
+        let list = |items: &&[Tensor]| piece.iter().map(|part| part.of(&items[part.at])).collect();
+        body(&items.iter().map(list).collect::<Vec<TensorList>>())
+    };
+    let Some(shares) = shares(&sizes, threads::count()) else {
+        // Each op is shared out instead.
+        return Some(cut(&sizes, 0..sizes.len(), PIECE * threads::count()).iter().try_for_each(|p| run(p)));
+    };
+    let failed = Mutex::new(None);
+    parallel_for(shares.len(), 1, |begin, end| {
+        let _off = no_grad();
+        for share in &shares[begin..end] {
+            for piece in cut(&sizes, share.clone(), PIECE) {
+                if failed.lock().is_some() {
+                    return;
+                }
+                if let Err(error) = run(&piece) {
+                    failed.lock().get_or_insert(error);
+                }
+            }
+        }
+    });
+    Some(failed.into_inner().map_or(Ok(()), Err))
+}
+
+/// The number of elements at each place, if the lists can be cut and it pays.
+fn sizes(items: &[&[Tensor]]) -> Option<Vec<usize>> {
     let first = *items.first()?;
     if items.iter().any(|items| items.len() != first.len()) {
         return None;
     }
-    let room = PIECE * threads::count();
-    let (mut pieces, mut piece, mut left) = (Vec::new(), Vec::new(), room);
+    let mut sizes = Vec::with_capacity(first.len());
     for (at, model) in first.iter().enumerate() {
         let model = model.try_ready()?;
-        for items in &items {
+        for items in items {
             let ready = items[at].try_ready()?;
             if ready.layout.shape != model.layout.shape || !ready.layout.is_contiguous() {
                 return None;
             }
         }
-        let (mut begin, numel) = (0, model.layout.shape.numel());
+        sizes.push(model.layout.shape.numel());
+    }
+    if sizes.iter().sum::<usize>() <= PIECE * threads::count() {
+        return None;
+    }
+    for items in items {
+        let address = |tensor: &Tensor| tensor.try_ready().map_or(0, |ready| ready.storage.address());
+        let mut addresses: Vec<usize> = items.iter().map(address).collect();
+        addresses.sort_unstable();
+        if addresses.windows(2).any(|pair| pair[0] == pair[1]) {
+            return None;
+        }
+    }
+    Some(sizes)
+}
+
+/// Stretches of about equal size, one for each thread; `None` if whole tensors can't be shared out like that.
+/// Two threads on parts of one tensor would wait for each other: a change locks it.
+fn shares(sizes: &[usize], threads: usize) -> Option<Vec<Range<usize>>> {
+    let total: usize = sizes.iter().sum();
+    let (mut shares, mut begin, mut done) = (Vec::with_capacity(threads), 0, 0);
+    for (at, &size) in sizes.iter().enumerate() {
+        done += size;
+        if done * threads >= total * (shares.len() + 1) {
+            shares.push(begin..at + 1);
+            begin = at + 1;
+        }
+    }
+    let largest = shares.iter().map(|share| sizes[share.clone()].iter().sum::<usize>()).max()?;
+    (shares.len() == threads && largest * threads <= total + total / 8).then_some(shares)
+}
+
+/// The tensors at some places, cut into pieces of at most `room` elements.
+fn cut(sizes: &[usize], places: Range<usize>, room: usize) -> Vec<Vec<Part>> {
+    let (mut pieces, mut piece, mut left) = (Vec::new(), Vec::new(), room);
+    for at in places {
+        let (mut begin, numel) = (0, sizes[at]);
         while begin < numel {
             let rest = numel - begin;
             let count = if rest <= left { rest } else { left / CUT * CUT };
@@ -165,16 +238,8 @@ pub fn pieces(lists: &[&TensorList]) -> Option<impl Iterator<Item = Vec<TensorLi
         }
     }
     pieces.push(piece);
-    let lists: Vec<TensorList> = lists.iter().map(|&list| list.clone()).collect();
-    (pieces.len() > 1).then(|| {
-        pieces.into_iter().map(move |piece| {
-            let list = |list: &TensorList| {
-                let items = list.try_items().unwrap_or_default();
-                piece.iter().map(|part| part.of(&items[part.at])).collect()
-            };
-            lists.iter().map(list).collect()
-        })
-    })
+    pieces.retain(|piece| !piece.is_empty());
+    pieces
 }
 
 impl Part {
@@ -192,8 +257,9 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
-    use crate::no_grad;
 
     /// Lists of a few tensors, of which some are cut and some share a piece.
     fn lists() -> Result<[TensorList; 2]> {
@@ -217,43 +283,74 @@ mod tests {
         add_scaled_(y, &root, -0.5)
     }
 
-    #[test]
-    fn pieces_are_the_whole() -> Result<()> {
-        let _off = no_grad();
-        let ([x, y], [whole_x, whole_y]) = (lists()?, lists()?);
-        ops([&whole_x, &whole_y])?;
-        let mut count = 0;
-        for piece in pieces(&[&x, &y]).expect("large, dense and off the tape") {
-            let [x, y] = &piece[..] else { panic!("as many lists as there were") };
+    /// Both lists in pieces and whole; returns how many pieces there were.
+    fn check([x, y]: [&TensorList; 2], [whole_x, whole_y]: [&TensorList; 2]) -> Result<usize> {
+        ops([whole_x, whole_y])?;
+        let count = AtomicUsize::new(0);
+        let done = each_piece(&[x, y], |piece| {
+            let [x, y] = piece else { panic!("as many lists as there were") };
             let total = |list: &TensorList| list.items().map(|items| items.iter().map(Tensor::numel).sum());
             let elements: usize = total(x)?;
             assert!(elements > 0 && elements <= PIECE * threads::count());
             assert_eq!(elements, total(y)?);
-            ops([x, y])?;
-            count += 1;
-        }
-        assert!(count > 4, "{count}");
+            count.fetch_add(1, Ordering::Relaxed);
+            ops([x, y])
+        });
+        done.expect("large, dense and off the tape")?;
         for (list, whole) in [(x, whole_x), (y, whole_y)] {
             for (tensor, whole) in list.items()?.iter().zip(whole.items()?) {
                 assert!(tensor.to_vec::<f32>()? == whole.to_vec::<f32>()?, "{}", tensor.ty());
             }
         }
+        Ok(count.into_inner())
+    }
+
+    #[test]
+    fn pieces_are_the_whole() -> Result<()> {
+        let _off = no_grad();
+        let ([x, y], [whole_x, whole_y]) = (lists()?, lists()?);
+        let count = check([&x, &y], [&whole_x, &whole_y])?;
+        assert!(count > 4, "{count}");
+        // One tensor alone can't be shared out.
+        let one = |list: &TensorList| Ok::<_, Error>(TensorList::new(vec![list.get(1)?]));
+        let count = check([&one(&x)?, &one(&y)?], [&one(&whole_x)?, &one(&whole_y)?])?;
+        assert!(count > 2, "{count}");
+        Ok(())
+    }
+
+    #[test]
+    fn tensors_are_shared_out_evenly_or_not_at_all() {
+        assert_eq!(shares(&[5; 10], 2), Some(vec![0..5, 5..10]));
+        assert_eq!(shares(&[4, 4, 4, 1, 1, 1, 1], 4), Some(vec![0..1, 1..2, 2..3, 3..7]));
+        assert_eq!(shares(&[0, 7, 0, 7, 0], 2), Some(vec![0..2, 2..4]));
+        assert_eq!(shares(&[1, 9], 2), None);
+        assert_eq!(shares(&[9], 2), None);
+    }
+
+    #[test]
+    fn an_error_in_one_piece_is_the_lists() -> Result<()> {
+        let _off = no_grad();
+        let [x, y] = lists()?;
+        let done = each_piece(&[&x], |piece| add_scaled_(&piece[0], &y, 1.0));
+        assert!(done.expect("large").is_err());
         Ok(())
     }
 
     #[test]
     fn what_does_not_fit_together_stays_whole() -> Result<()> {
         let [x, y] = lists()?;
-        assert!(pieces(&[&x, &y]).is_none(), "gradients are recorded");
+        let cut = |lists: &[&TensorList]| each_piece(lists, |_| Ok(())).is_some();
+        assert!(!cut(&[&x, &y]), "gradients are recorded");
         let _off = no_grad();
-        assert!(pieces(&[]).is_none());
+        assert!(!cut(&[]));
         let one = |i: usize| Ok::<_, Error>(TensorList::new(vec![x.get(i)?]));
-        assert!(pieces(&[&one(1)?]).is_some());
-        assert!(pieces(&[&one(0)?]).is_none(), "small");
-        assert!(pieces(&[&one(1)?, &one(5)?]).is_none(), "of two shapes");
-        assert!(pieces(&[&x, &one(1)?]).is_none(), "of two lengths");
+        assert!(cut(&[&one(1)?]));
+        assert!(!cut(&[&one(0)?]), "small");
+        assert!(!cut(&[&one(1)?, &one(5)?]), "of two shapes");
+        assert!(!cut(&[&x, &one(1)?]), "of two lengths");
         let turned = x.get(5)?.transpose(0, 1)?;
-        assert!(pieces(&[&TensorList::new(vec![turned])]).is_none(), "not dense");
+        assert!(!cut(&[&TensorList::new(vec![turned])]), "not dense");
+        assert!(!cut(&[&TensorList::new(vec![x.get(1)?, x.get(1)?])]), "the same twice");
         Ok(())
     }
 }

@@ -24,7 +24,7 @@ impl<O> ParamGroup<O> {
 }
 
 /// An optimizer's options and formula.
-pub(super) trait Rule {
+pub(super) trait Rule: Sync {
     /// The optimizer's name, for errors.
     fn name(&self) -> &'static str;
     /// Whether the options make sense.
@@ -95,16 +95,13 @@ impl Bucket {
     fn update(&mut self, rule: &impl Rule, grads: TensorList) -> Result<()> {
         let step = self.steps + 1;
         let lists: Vec<&TensorList> = [&self.params, &grads].into_iter().chain(&self.state).collect();
-        match foreach::pieces(&lists) {
-            // Piece by piece, eagerly: the parameters go through all the ops while they are in the caches.
-            Some(pieces) => {
-                for piece in pieces {
-                    let mut lists = piece.into_iter();
-                    if let (Some(params), Some(grads)) = (lists.next(), lists.next()) {
-                        rule.update(step, &params, grads, &lists.collect::<Vec<_>>())?;
-                    }
-                }
-            }
+        // Piece by piece, eagerly: the parameters go through all the ops while they are in the caches.
+        let in_pieces = foreach::each_piece(&lists, |piece| match piece {
+            [params, grads, state @ ..] => rule.update(step, params, grads.clone(), state),
+            _ => Ok(()),
+        });
+        match in_pieces {
+            Some(done) => done?,
             None => rule.update(step, &self.params, grads, &self.state)?,
         }
         self.steps = step;
