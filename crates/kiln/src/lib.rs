@@ -35,8 +35,9 @@ pub use kiln_nn::optim;
 pub use kiln_runtime as runtime;
 pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
-    DType, Device, Ellipsis, Error, Expr, IndexOp, Indexer, NewAxis, Reduction, Result, Scalar,
-    ScatterReduce, Shape, Tensor, TensorList, bf16, enable_grad, f16, foreach, manual_seed, no_grad,
+    Attention, BatchNorm, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr, GradOptions,
+    IndexOp, Indexer, NewAxis, Pool, Reduction, Resize, Result, Scalar, ScatterReduce, Shape, Tensor,
+    TensorList, backward_all, bf16, detect_anomaly, enable_grad, f16, foreach, grad, manual_seed, no_grad,
 };
 
 pub use module::{CompileModule, CompiledModule};

@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use kiln::prelude::*;
-use kiln::tensor::Attention;
-use kiln::{Explanation, Region, Result};
+use kiln::{Attention, Explanation, Region, Result};
 
 const WIDTH: usize = 32;
 const HEADS: usize = 4;

@@ -109,6 +109,13 @@ macro_rules! operators {
                 Expr(dispatch_tensor(&Op::$Op {}, &args, false, Loc::caller()))
             }
         }
+        impl $Trait<Tensor> for $ty {
+            type Output = Expr;
+            #[track_caller]
+            fn $method(self, right: Tensor) -> Expr {
+                $Trait::$method(self, &right)
+            }
+        }
         impl $Trait<Expr> for $ty {
             type Output = Expr;
             #[track_caller]

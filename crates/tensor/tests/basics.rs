@@ -14,6 +14,7 @@ fn operators_and_scalars() -> Result<()> {
     let y = ((&x * 2.0 + 1.0) / &x - 1).ok()?;
     assert_eq!(y.to_vec::<f32>()?, [2.0, 1.5, 7.0 / 3.0 - 1.0]);
     assert_eq!((1.0 - &x).ok()?.to_vec::<f32>()?, [0.0, -1.0, -2.0]);
+    assert_eq!((1.0 - x.clone()).ok()?.to_vec::<f32>()?, [0.0, -1.0, -2.0]);
     assert_eq!(x.pow(2.0)?.sum()?.item::<f32>()?, 14.0);
     Ok(())
 }
