@@ -88,7 +88,7 @@ impl Site {
         };
         let mut sizes = self.sizes.lock();
         let before = sizes.count;
-        let sight = sizes.sight(at, self.trie.node(at).form, live, at_once);
+        let sight = sizes.sight(&self.trie, at, live, at_once);
         counters::add(Count::Resize, sizes.count - before);
         drop(sizes);
         match (&sight, parted) {

@@ -14,7 +14,7 @@ use std::hash::{Hash, Hasher};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::explain::Recompile;
-use crate::trie::{CallEvent, Event, Guard, LiveSet};
+use crate::trie::{CallEvent, Event, Guard, LiveSet, Trie};
 
 /// Attributes that are sizes or places, not ways to compute.
 const SIZES: [&str; 9] = ["shape", "start", "end", "len", "size", "offset", "input", "output", "view"];
@@ -53,6 +53,7 @@ fn form_of_call(call: &CallEvent, hash: &mut FxHasher) {
 fn form_of_guard(guard: &Guard, hash: &mut FxHasher) {
     (guard.variable, guard.dtype, guard.device, guard.shares_with).hash(hash);
     (guard.requires_grad, guard.leaf, guard.strides == guard.shape.contiguous_strides()).hash(hash);
+    guard.dynamic.hash(hash);
     for &size in guard.shape.iter() {
         size.min(2).hash(hash);
     }
@@ -81,15 +82,16 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Takes note of a segment that ends at node `at`, which has this form. `at_once`: no size waits.
-    pub(crate) fn sight(&mut self, at: u32, form: u64, live: &LiveSet, at_once: bool) -> Sight {
-        let first = *self.graphs.entry((form, live.clone())).or_insert(at);
+    /// Takes note of a segment that ends at node `at`. `at_once`: no size waits; those that the user announced
+    /// don't in any case.
+    pub(crate) fn sight(&mut self, trie: &Trie, at: u32, live: &LiveSet, at_once: bool) -> Sight {
+        let first = *self.graphs.entry((trie.node(at).form, live.clone())).or_insert(at);
         if first == at {
             return Sight::New;
         }
         let again = self.once.remove(&(at, live.clone()));
         self.count += usize::from(!again);
-        if again || at_once {
+        if again || at_once || announced(trie, first, at) {
             return Sight::Again;
         }
         self.once.insert((at, live.clone()));
@@ -102,4 +104,15 @@ impl Sizes {
 pub(crate) struct Parted {
     /// What to say of it if it is another graph.
     pub(crate) recompile: Recompile,
+}
+
+/// Whether the user marked all dims in which the inputs of two recordings, which end at these nodes, differ.
+fn announced(trie: &Trie, before: u32, now: u32) -> bool {
+    let marked = |(before, now): (&Guard, &Guard)| {
+        let mut dims = (0..now.shape.rank()).filter(|&d| before.shape.get(d) != now.shape.get(d));
+        dims.all(|d| now.dynamic.iter().any(|mark| mark.dim == d))
+    };
+    let guards = |at: u32| trie.path(at).into_iter().flat_map(|index| trie.node(index).event.guards());
+    let pairs = || guards(before).zip(guards(now));
+    pairs().any(|(before, now)| before.shape != now.shape) && pairs().all(marked)
 }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use kiln_aot::trace::{GradTarget, Variable};
 use kiln_ir::{DType, Device, Loc, Op, ScalarKind, Shape, Strides, TensorTy, Ty};
-use kiln_tensor::{Ready, Tensor};
+use kiln_tensor::{DynamicDim, Ready, Tensor};
 
 use crate::segment::Segment;
 use crate::sizes;
@@ -34,6 +34,8 @@ pub(crate) struct Guard {
     pub(crate) leaf: bool,
     /// The earlier input whose storage it shares.
     pub(crate) shares_with: Option<Variable>,
+    /// Dims that the user said will change. Not compared: they say what to do about other sizes.
+    pub(crate) dynamic: Vec<DynamicDim>,
 }
 
 impl Guard {
@@ -52,6 +54,7 @@ impl Guard {
             requires_grad: tensor.requires_grad(),
             leaf: tensor.is_leaf(),
             shares_with,
+            dynamic: tensor.dynamic_dims(),
         }
     }
 

@@ -9,6 +9,7 @@ mod conv;
 mod create;
 mod dense;
 mod dispatch;
+mod dynamic;
 mod eager;
 mod einsum;
 mod expr;
@@ -45,6 +46,7 @@ pub use autograd::{
 };
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{check_in_place, execute, run_op, with_module};
+pub use dynamic::DynamicDim;
 pub use expr::Expr;
 pub use host::Element;
 pub use indexing::{Ellipsis, IndexOp, Indexer, NewAxis};

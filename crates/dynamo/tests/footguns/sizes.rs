@@ -167,3 +167,21 @@ fn a_new_size_is_no_recompilation_for_a_stance() -> Result<()> {
     let _stance = set_stance(Stance::FailOnRecompile);
     check(&region, &[5, 5, 5], network)
 }
+
+#[test]
+fn announced_sizes_are_planned_at_once() -> Result<()> {
+    let region = Compile::new().region();
+    for size in [4, 5, 6] {
+        let x = batch(size, 6)?;
+        x.mark_dynamic(0, 2..=8)?;
+        assert_eq!(region.run(|| network(&x))?.to_vec::<f32>()?.len(), network(&x)?.numel());
+    }
+    assert_eq!((region.explain().graphs.len(), region.explain().recompiles.len()), (3, 0));
+    // What was not announced waits, or is another graph.
+    check(&region, &[9], network)?;
+    assert_eq!(region.explain().recompiles.len(), 1);
+    assert!(batch(9, 6)?.mark_dynamic(0, 2..=8).is_err());
+    assert!(batch(1, 6)?.mark_dynamic(0, 1..).is_err());
+    assert!(batch(2, 6)?.mark_dynamic(2, 2..).is_err());
+    Ok(())
+}

@@ -23,6 +23,7 @@ pub use partial::{GradOptions, backward_all, grad};
 pub use watch::HookHandle;
 
 use crate::Tensor;
+use crate::dynamic::DynamicDim;
 use crate::handle::Handle;
 use crate::hook::{self, Access};
 
@@ -44,6 +45,8 @@ pub(crate) struct Meta {
     pub(crate) grad: Option<Tensor>,
     /// The parameter's name in its model.
     pub(crate) label: Option<String>,
+    /// Dims whose sizes will change.
+    pub(crate) dynamic: Vec<DynamicDim>,
     /// What users asked to see of a leaf's gradient.
     pub(crate) watchers: parking_lot::Mutex<watch::Watchers>,
     /// The gradient of a tensor that is not a leaf, where it was asked for.
