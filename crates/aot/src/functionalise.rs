@@ -571,6 +571,7 @@ impl Translator<'_> {
                     if requires_grad
                         && !chain.is_empty()
                         && self.bases[base].input.is_none()
+                        && !layout.overlaps_itself()
                         && live.iter().filter(shares).count() == 1
                     {
                         // Gradients arrive for the view, and nobody else sees its base: it gets memory of its own.

@@ -49,12 +49,8 @@ impl State {
         };
         match (call.args.first(), &tys[0]) {
             (Some(Arg::List(_)), Ty::List(_)) => {
-                self.check_list_in_place(call, &tys).map_err(fail)?;
-                if let Some(i) = self.analysis(site).overlapping_item(target) {
-                    let tys: SmallVec<[Ty; 4]> = tys.iter().map(|ty| element(ty, i)).collect();
-                    let error = call.op.error(&tys, Why::Overlap, call.loc);
-                    return Err(fail(error.named(&format!("{}_", call.op.name()))));
-                }
+                let overlapping = self.analysis(site).overlapping_item(target);
+                self.check_list_in_place(call, &tys, overlapping).map_err(fail)?;
             }
             _ => check_in_place(call, call.args, &tys).map_err(fail)?,
         }
@@ -109,8 +105,14 @@ impl State {
         }
     }
 
-    /// The checks of an in-place op, for every element of a list.
-    pub(crate) fn check_list_in_place(&self, call: &Call<'_>, tys: &[Ty]) -> Result<()> {
+    /// The checks of an in-place op, for every element of a list, in eager's order. Several elements of tensor
+    /// number `overlapping` share one place in memory.
+    pub(crate) fn check_list_in_place(
+        &self,
+        call: &Call<'_>,
+        tys: &[Ty],
+        overlapping: Option<usize>,
+    ) -> Result<()> {
         let items = |ty: &Ty| ty.as_list().cloned();
         let Some(targets) = items(&tys[0]) else { return Ok(()) };
         let Some(Arg::List(list)) = call.args.first() else { return Ok(()) };
@@ -130,6 +132,10 @@ impl State {
                 })
                 .collect();
             check_in_place(call, &args, &element)?;
+            if overlapping == Some(i) {
+                let error = call.op.error(&element, Why::Overlap, call.loc);
+                return Err(error.named(&format!("{}_", call.op.name())));
+            }
         }
         Ok(())
     }
