@@ -1,5 +1,7 @@
 //! A sweep made from the op table: every row, on all its samples, dtypes and layouts of operands, compiled and
-//! compared with eager, forwards and (for floats) backwards. The samples of a row share one region call.
+//! compared with eager, forwards and (for floats) backwards, with the backward pass in the compiled function or
+//! after it. The samples of a row share one region. The backends that run op by op call it twice, with other
+//! numbers: what was recorded must not keep any of the first ones.
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
@@ -131,11 +133,29 @@ impl Case {
     }
 }
 
-/// All cases' results, and their gradients into the operands.
-fn run(cases: &[Case], gradients: bool) -> Result<Vec<Tensor>> {
-    let outputs = cases.iter().map(Case::run).collect::<Result<Vec<_>>>()?;
+/// Where the backward pass runs.
+#[derive(Copy, Clone, PartialEq, Debug)]
+enum Backward {
+    /// In the compiled function: one graph.
+    Inside,
+    /// After it: a graph for each direction.
+    Outside,
+}
+
+/// All cases' results. Those that leave with gradients are halved: a view that leaves with gradients runs op by
+/// op, and it is not the views alone that are of interest here.
+fn forward(cases: &[Case], pass: Backward) -> Result<Vec<Tensor>> {
+    let result = |case: &Case| match (case.run()?, pass) {
+        (y, Backward::Outside) if y.requires_grad() => y.mul(0.5),
+        (y, Backward::Inside | Backward::Outside) => Ok(y),
+    };
+    cases.iter().map(result).collect()
+}
+
+/// Gradients of all results into the operands.
+fn backward(outputs: &[Tensor]) -> Result<()> {
     let mut total: Option<Tensor> = None;
-    for y in outputs.iter().filter(|y| gradients && y.requires_grad()) {
+    for y in outputs.iter().filter(|y| y.requires_grad()) {
         // Not the same gradient everywhere.
         let part = ((y * y * 0.1) + (y * 0.37)).ok()?.sum()?.to_dtype(DType::F64)?;
         total = Some(match total {
@@ -143,10 +163,7 @@ fn run(cases: &[Case], gradients: bool) -> Result<Vec<Tensor>> {
             None => part,
         });
     }
-    if let Some(total) = total {
-        total.backward()?;
-    }
-    outputs.iter().map(|y| y.detach()).collect()
+    total.map_or(Ok(()), |total| total.backward())
 }
 
 fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String>> {
@@ -166,74 +183,101 @@ fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String
     Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])))
 }
 
-fn check(backend: Backend, row: &Row, dtype: DType) -> Result<Vec<String>> {
+/// A row's samples in a dtype, with the numbers of one call.
+fn cases(row: &Row, dtype: DType, gradients: bool, call: usize) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    let samples = row.sample_calls();
+    let fitting = samples.iter().enumerate().filter(|(_, s)| s.dtypes.contains(&dtype));
+    // Kernels for other dtypes differ from those for f32 and i64 in the type only: fewer samples and
+    // layouts will do.
+    let is_main = matches!(dtype, DType::F32 | DType::I64);
+    for (i, sample) in fitting.take(if is_main { usize::MAX } else { 4 }) {
+        for (k, layout) in LAYOUTS.into_iter().enumerate() {
+            let tensors = sample.args.iter().any(|arg| !matches!(arg, SampleArg::Number(_)));
+            if layout == Layout::Contiguous || (tensors && is_main) {
+                let seed = (call * 100_000 + i * 10 + k) as u64;
+                cases.push(Case::new(sample, dtype, layout, gradients, seed)?);
+            }
+        }
+    }
+    Ok(cases)
+}
+
+fn check(backend: Backend, row: &Row, dtype: DType, pass: Backward) -> Result<Vec<String>> {
     let gradients = dtype.is_float() && !matches!(row.grad, Grad::Zero | Grad::NotDifferentiable(_));
-    let cases = || -> Result<Vec<Case>> {
-        let mut cases = Vec::new();
-        let samples = row.sample_calls();
-        let fitting = samples.iter().enumerate().filter(|(_, s)| s.dtypes.contains(&dtype));
-        // Kernels for other dtypes differ from those for f32 and i64 in the type only: fewer samples and
-        // layouts will do.
-        let is_main = matches!(dtype, DType::F32 | DType::I64);
-        for (i, sample) in fitting.take(if is_main { usize::MAX } else { 4 }) {
-            for (k, layout) in LAYOUTS.into_iter().enumerate() {
-                let tensors = sample.args.iter().any(|arg| !matches!(arg, SampleArg::Number(_)));
-                if layout == Layout::Contiguous || (tensors && is_main) {
-                    cases.push(Case::new(sample, dtype, layout, gradients, (i * 10 + k) as u64)?);
+    if pass == Backward::Outside && !gradients {
+        return Ok(Vec::new());
+    }
+    let region = Compile::new().backend(backend).region();
+    let mut failures = Vec::new();
+    let calls = if backend == Backend::Inductor { 1 } else { 2 };
+    for call in 0..calls {
+        let (eager, compiled) = (cases(row, dtype, gradients, call)?, cases(row, dtype, gradients, call)?);
+        if eager.is_empty() {
+            return Ok(Vec::new());
+        }
+        let want = forward(&eager, pass)?;
+        backward(&want)?;
+        let got = match pass {
+            Backward::Inside => region.run(|| {
+                let outputs = forward(&compiled, pass)?;
+                backward(&outputs)?;
+                outputs.iter().map(|y| y.detach()).collect::<Result<Vec<_>>>()
+            })?,
+            Backward::Outside => {
+                let outputs = region.run(|| forward(&compiled, pass))?;
+                backward(&outputs)?;
+                outputs
+            }
+        };
+        for (i, (case, other)) in compiled.iter().zip(&eager).enumerate() {
+            let mut note = |what: &str, difference: Option<String>| {
+                if let Some(text) = difference {
+                    let operands: Vec<String> =
+                        case.tensors.iter().flatten().map(|t| t.ty().to_string()).collect();
+                    failures.push(format!(
+                        "{backend}, backward {pass:?}, call {call}: {} {:?} of {} ({:?}), {what}: {text}",
+                        row.name,
+                        case.sample.op.attributes(),
+                        operands.join(" × "),
+                        case.layout
+                    ));
+                }
+            };
+            let involved = case.tensors.iter().flatten().chain([&want[i]]).map(|t| t.dtype());
+            let through = involved.filter(|d| d.is_narrow()).map(tolerance).fold(0.0, f64::max);
+            note("result", difference(&got[i], &want[i], through)?);
+            let operands = case.tensors.iter().flatten().zip(other.tensors.iter().flatten());
+            for (k, (a, b)) in operands.enumerate() {
+                let what = format!("gradient of operand {k}");
+                match (a.grad(), b.grad()) {
+                    (Some(a), Some(b)) => note(&what, difference(&a, &b, through)?),
+                    (None, None) => {}
+                    (a, _) => note(&what, Some(format!("there: {}", a.is_some()))),
                 }
             }
         }
-        Ok(cases)
-    };
-    let (eager, compiled) = (cases()?, cases()?);
-    if eager.is_empty() {
-        return Ok(Vec::new());
     }
-    let want = run(&eager, gradients)?;
-    let region = Compile::new().backend(backend).region();
-    let got = region.run(|| run(&compiled, gradients))?;
-    let mut failures = Vec::new();
-    for (i, (case, other)) in compiled.iter().zip(&eager).enumerate() {
-        let mut note = |what: &str, difference: Option<String>| {
-            if let Some(text) = difference {
-                let operands: Vec<String> =
-                    case.tensors.iter().flatten().map(|t| t.ty().to_string()).collect();
-                failures.push(format!(
-                    "{backend}: {} {:?} of {} ({:?}), {what}: {text}",
-                    row.name,
-                    case.sample.op.attributes(),
-                    operands.join(" × "),
-                    case.layout
-                ));
-            }
-        };
-        let involved = case.tensors.iter().flatten().chain([&want[i]]).map(|t| t.dtype());
-        let through = involved.filter(|d| d.is_narrow()).map(tolerance).fold(0.0, f64::max);
-        note("result", difference(&got[i], &want[i], through)?);
-        for (k, (a, b)) in case.tensors.iter().flatten().zip(other.tensors.iter().flatten()).enumerate() {
-            match (a.grad(), b.grad()) {
-                (Some(a), Some(b)) => note(&format!("gradient of operand {k}"), difference(&a, &b, through)?),
-                (None, None) => {}
-                (a, _) => note(&format!("gradient of operand {k}"), Some(format!("there: {}", a.is_some()))),
-            }
-        }
-    }
-    for graph in &region.explain().graphs {
-        if let Some(reason) = &graph.interpreted {
+    let explanation = region.explain();
+    for graph in &explanation.graphs {
+        if let Some(reason) = graph.interpreted.as_ref().filter(|_| backend != Backend::Eager) {
             failures.push(format!("{backend}: {} {dtype} is not compiled: {reason}", row.name));
         }
+    }
+    for recompile in &explanation.recompiles {
+        failures.push(format!("{backend}: {} {dtype}: {}", row.name, recompile.reason));
     }
     Ok(failures)
 }
 
-fn sweep(backend: Backend, dtypes: &[DType]) {
+fn sweep(backend: Backend, dtypes: &[DType], pass: Backward) {
     // One sweep at a time: they share the two or three cores that compile kernels.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut failures = Vec::new();
     for row in Op::ROWS {
         for &dtype in dtypes {
-            match check(backend, row, dtype) {
+            match check(backend, row, dtype, pass) {
                 Ok(found) => failures.extend(found),
                 Err(error) => failures.push(format!("{backend}: {} {dtype}: {error}", row.name)),
             }
@@ -244,30 +288,45 @@ fn sweep(backend: Backend, dtypes: &[DType]) {
 
 #[test]
 fn inductor_f32() {
-    sweep(Backend::Inductor, &[DType::F32]);
+    sweep(Backend::Inductor, &[DType::F32], Backward::Inside);
 }
 
 #[test]
 fn inductor_f64() {
-    sweep(Backend::Inductor, &[DType::F64]);
+    sweep(Backend::Inductor, &[DType::F64], Backward::Inside);
 }
 
 #[test]
 fn inductor_integers() {
-    sweep(Backend::Inductor, &[DType::I64, DType::Bool]);
+    sweep(Backend::Inductor, &[DType::I64, DType::Bool], Backward::Inside);
 }
 
 #[test]
 fn inductor_halves() {
-    sweep(Backend::Inductor, &[DType::F16, DType::BF16]);
+    sweep(Backend::Inductor, &[DType::F16, DType::BF16], Backward::Inside);
 }
 
 #[test]
 fn inductor_narrow_integers() {
-    sweep(Backend::Inductor, &[DType::I32, DType::I16, DType::I8, DType::U8]);
+    sweep(Backend::Inductor, &[DType::I32, DType::I16, DType::I8, DType::U8], Backward::Inside);
 }
 
 #[test]
 fn aot_eager() {
-    sweep(Backend::AotEager, &DType::ALL);
+    sweep(Backend::AotEager, &DType::ALL, Backward::Inside);
+}
+
+#[test]
+fn aot_eager_backward_outside() {
+    sweep(Backend::AotEager, &[DType::F32, DType::F64, DType::BF16], Backward::Outside);
+}
+
+#[test]
+fn eager() {
+    sweep(Backend::Eager, &DType::ALL, Backward::Inside);
+}
+
+#[test]
+fn eager_backward_outside() {
+    sweep(Backend::Eager, &[DType::F32, DType::F64, DType::BF16], Backward::Outside);
 }
