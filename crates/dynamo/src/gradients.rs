@@ -26,45 +26,37 @@ impl State {
             Event::Grad(event) => event.key == key && self.guards_hold(&event.guards),
             _ => false,
         });
-        let recorded = match known {
-            Some(_) => None,
-            None => match self.record_grad(site, key, request)? {
-                Some(event) => Some(event),
-                None => return Ok(None),
-            },
-        };
-        {
-            let event = match (&recorded, known) {
-                (Some(event), _) => event,
-                (None, Some(child)) => match &*site.trie.node(child).event {
-                    Event::Grad(event) => event,
-                    _ => return Err(Leave::Eager("the trie lost its place")),
-                },
-                (None, None) => return Err(Leave::Eager("the trie lost its place")),
-            };
-            self.check_hooks(event.reached.iter().map(|&(input, _)| input))?;
-            // Eager goes on through the tape outside, where that leads to something asked for.
-            let outside = event.reached.iter().filter(|(_, leaf)| !leaf);
-            let outside: Vec<Tensor> = outside.filter_map(|&(v, _)| self.held(v).cloned()).collect();
-            if !outside.is_empty() && autograd::goes_on(&outside, request.inputs) {
-                return Ok(None);
-            }
-        }
-        match (recorded, known) {
-            (Some(event), _) => self.extend(site, Event::Grad(event))?,
-            (None, Some(child)) => {
+        match known {
+            Some(child) => {
+                let event = &site.trie.node(child).event;
+                if let Event::Grad(event) = &**event
+                    && !self.ends_inside(event, request)?
+                {
+                    return Ok(None);
+                }
                 if let Some(analysis) = &mut self.analysis {
-                    analysis.add(&site.trie.node(child).event);
+                    analysis.add(event);
                 }
                 self.at = child;
                 self.fresh.clear();
             }
-            (None, None) => {}
+            None => match self.record_grad(site, key, request)? {
+                Some(event) if self.ends_inside(&event, request)? => self.extend(site, Event::Grad(event))?,
+                _ => return Ok(None),
+            },
         }
         let Event::Grad(event) = &*site.trie.node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };
         Ok(Some(event.found.iter().map(|found| found.map(|on_tape| self.make(on_tape))).collect()))
+    }
+
+    /// Whether the pass has nothing to do outside: no hook waits, and no tape there leads to what is asked for.
+    fn ends_inside(&self, event: &GradEvent, request: &GradRequest<'_>) -> Result<bool, Leave> {
+        self.check_hooks(event.reached.iter().map(|&(input, _)| input))?;
+        let outside = event.reached.iter().filter(|(_, leaf)| !leaf);
+        let outside: Vec<Tensor> = outside.filter_map(|&(v, _)| self.held(v).cloned()).collect();
+        Ok(outside.is_empty() || !autograd::goes_on(&outside, request.inputs))
     }
 
     fn grad_key(&mut self, request: &GradRequest<'_>) -> Result<GradKey> {
@@ -109,11 +101,11 @@ impl State {
         }
         let leaf = |v: Variable| trace.variables[v as usize].input.as_ref().is_some_and(|input| input.leaf);
         let reached: Vec<(Variable, bool)> = survey.inputs.iter().map(|&v| (v, leaf(v))).collect();
-        if !key.allow_unused && survey.found.contains(&None) && reached.iter().all(|(_, leaf)| *leaf) {
-            return Err(Leave::Eager("grad is asked for something that the outputs don't depend on"));
-        }
         if !key.allow_unused && survey.found.contains(&None) {
-            return Ok(None); // the tape outside may lead there
+            return match reached.iter().all(|(_, leaf)| *leaf) {
+                true => Err(Leave::Eager("grad is asked for something that the outputs don't depend on")),
+                false => Ok(None), // the tape outside may lead there
+            };
         }
         let found = survey.found.into_iter().collect();
         Ok(Some(GradEvent { key, found, reached, guards, loc: request.loc }))

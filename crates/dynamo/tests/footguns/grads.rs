@@ -168,6 +168,31 @@ fn weights_are_given() -> Result<()> {
 }
 
 #[test]
+fn a_weight_comes_back() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[0.5, -1.0, 2.0]);
+        for round in 0..3 {
+            let seed = t(&[1.0, 10.0, 100.0]);
+            let found = lab.run(|| {
+                let y = w.sin()?;
+                let found = grad(&[&y], &[&y, &w, &y], &[Some(&seed)], ONCE)?;
+                if round == 2 {
+                    seed.mul_(3.0)?;
+                }
+                Ok(found)
+            })?;
+            see_all(lab, "gradient", &found)?;
+            found[0].as_ref().unwrap().mul_(7.0)?;
+            seed.add_(1.0)?;
+            see_all(lab, "changed", &found)?;
+            lab.see("seed", &seed)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
 fn twice_needs_retain_graph() -> Result<()> {
     assert_captured(check(|lab| {
         let w = leaf(&[0.5, -1.0]);
