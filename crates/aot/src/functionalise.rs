@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Variables form alias sets over a *base*. A view remembers how it is made from its base; changing it
-//! scatters into the base, and the other views are made anew when they are next read. `backward()` is
-//! expanded here, by the rows' gradient rules.
+//! scatters into the base, and the other views are made anew when they are next read. `backward()` and `grad()`
+//! are expanded by the rows' gradient rules, in `passes`.
 
 use std::sync::Arc;
 
@@ -21,8 +21,7 @@ use kiln_ir::{
     carries_gradient, refold,
 };
 
-use crate::differentiate;
-use crate::trace::{Event, GradTarget, Trace, TraceArg, Variable};
+use crate::trace::{Event, Trace, TraceArg, Variable};
 
 /// What a graph input is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -51,6 +50,10 @@ pub struct Survivor {
     pub homes: Vec<(Home, Layout)>,
     /// Whether gradients flow through it.
     pub requires_grad: bool,
+    /// Whether a pass inside used up some of its tape.
+    pub used_up: bool,
+    /// Whether gradients reach it through a pass that is on the tape itself.
+    pub twice: bool,
 }
 
 /// A functional graph and what its inputs and outputs are.
@@ -68,68 +71,91 @@ pub struct Functional {
 
 /// What a base holds: a value, or (until someone asks) an element of a list value.
 #[derive(Copy, Clone)]
-enum Stored {
+pub(crate) enum Stored {
     Value(Value),
     Element(Value, usize),
 }
 
-struct Base {
+pub(crate) struct Base {
     stored: Stored,
     /// When it was last changed, on the translator's clock.
     changed: u64,
     /// For an input: its variable, its graph value, and all values it has had while it was a leaf.
-    input: Option<(Variable, Value)>,
-    leaf_values: SmallVec<[Value; 1]>,
-    is_leaf: bool,
+    pub(crate) input: Option<(Variable, Value)>,
+    pub(crate) leaf_values: SmallVec<[Value; 1]>,
+    pub(crate) is_leaf: bool,
 }
 
 #[derive(Clone)]
-enum State {
+pub(crate) enum State {
     Unset,
-    Tensor { base: usize, chain: Arc<[Op]>, layout: Layout, cached: Option<(u64, Value)>, recorded: bool },
-    Packed { items: Arc<[Variable]>, cached: Option<(u64, Value)> },
+    Tensor {
+        base: usize,
+        /// How it is made from its base, and the variable that the last step is made from: a gradient that is
+        /// asked for a view must meet the views of that view.
+        chain: Arc<[Op]>,
+        source: Variable,
+        layout: Layout,
+        cached: Option<(u64, Value)>,
+        recorded: bool,
+    },
+    Packed {
+        items: Arc<[Variable]>,
+        cached: Option<(u64, Value)>,
+    },
     Made(Value),
 }
 
-struct Translator<'a> {
+pub(crate) struct Translator<'a> {
     trace: &'a Trace,
-    graph: Graph,
+    pub(crate) graph: Graph,
     inputs: Vec<GraphInput>,
     numbers: Vec<Option<Value>>,
     /// The chain of what is no view.
     no_chain: Arc<[Op]>,
-    states: Vec<State>,
-    bases: Vec<Base>,
+    pub(crate) states: Vec<State>,
+    pub(crate) bases: Vec<Base>,
     clock: u64,
     /// Whether gradients flow through the nodes now being added.
-    recording: bool,
-    recorded: Vec<bool>,
+    pub(crate) recording: bool,
+    pub(crate) recorded: Vec<bool>,
     /// Per value: whether it carries gradient history.
-    requires: Vec<bool>,
+    pub(crate) requires: Vec<bool>,
+    /// Per node: whether a pass used up what it saved. Shorter than the graph: the rest is not.
+    pub(crate) used_up: Vec<bool>,
+    /// Per node: whether it belongs to a pass that is on the tape itself. Shorter than the graph: the rest does not.
+    pub(crate) twice: Vec<bool>,
 }
 
 /// Translates a trace; `live` are the variables that outlive it.
 pub fn functionalise(trace: &Trace, live: &[Variable]) -> Result<Functional> {
-    let mut t = Translator {
-        trace,
-        graph: Graph::new(),
-        inputs: Vec::new(),
-        numbers: vec![None; trace.numbers.len()],
-        no_chain: Arc::from([]),
-        states: vec![State::Unset; trace.variables.len()],
-        bases: Vec::new(),
-        clock: 0,
-        recording: false,
-        recorded: Vec::new(),
-        requires: Vec::new(),
-    };
-    for event in &trace.events {
-        t.event(event)?;
-    }
-    t.finish(live)
+    Translator::of(trace)?.finish(live)
 }
 
 impl Translator<'_> {
+    /// Translates the events of a trace.
+    pub(crate) fn of(trace: &Trace) -> Result<Translator<'_>> {
+        let mut t = Translator {
+            trace,
+            graph: Graph::new(),
+            inputs: Vec::new(),
+            numbers: vec![None; trace.numbers.len()],
+            no_chain: Arc::from([]),
+            states: vec![State::Unset; trace.variables.len()],
+            bases: Vec::new(),
+            clock: 0,
+            recording: false,
+            recorded: Vec::new(),
+            requires: Vec::new(),
+            used_up: Vec::new(),
+            twice: Vec::new(),
+        };
+        for event in &trace.events {
+            t.event(event)?;
+        }
+        Ok(t)
+    }
+
     fn event(&mut self, event: &Event) -> Result<()> {
         match event {
             Event::Call { op, args, out, in_place, grad_enabled, loc } => {
@@ -141,21 +167,33 @@ impl Translator<'_> {
                     _ => Err(bug("an op that neither makes nor changes a variable", *loc)),
                 }
             }
-            Event::Backward { root, gradient, targets, loc } => {
+            Event::Backward { root, gradient, targets, retain_graph, loc } => {
                 self.graph.loc = *loc;
-                self.backward(*root, *gradient, targets)
+                self.backward((*root, *gradient), targets, *retain_graph)
+            }
+            Event::Grad { outputs, inputs, results, retain_graph, create_graph, loc } => {
+                self.graph.loc = *loc;
+                let grads = self.gradients(outputs, inputs, *retain_graph, *create_graph)?;
+                for (grad, result) in grads.into_iter().zip(results) {
+                    match (grad, result) {
+                        (Some(grad), Some(variable)) => self.define(*variable, grad),
+                        (None, None) => {}
+                        _ => return Err(bug("grad finds other gradients than it did", *loc)),
+                    }
+                }
+                Ok(())
             }
         }
     }
 
-    fn emit(&mut self, op: Op, args: &[Value]) -> Result<Value> {
+    pub(crate) fn emit(&mut self, op: Op, args: &[Value]) -> Result<Value> {
         let value = self.graph.emit_one(op, args)?;
         self.note();
         Ok(value)
     }
 
     /// Brings the per-node and per-value notes up to date with the graph.
-    fn note(&mut self) {
+    pub(crate) fn note(&mut self) {
         while self.recorded.len() < self.graph.nodes.len() {
             let node = &self.graph.nodes[self.recorded.len()];
             self.recorded.push(self.recording);
@@ -195,12 +233,13 @@ impl Translator<'_> {
         self.bases.len() - 1
     }
 
-    fn tensor_state(&mut self, base: usize, layout: Layout) -> State {
-        State::Tensor { base, chain: self.no_chain.clone(), layout, cached: None, recorded: self.recording }
+    fn tensor_state(&mut self, base: usize, variable: Variable, layout: Layout) -> State {
+        let (chain, recorded) = (self.no_chain.clone(), self.recording);
+        State::Tensor { base, chain, source: variable, layout, cached: None, recorded }
     }
 
     /// Makes sure an input variable has a base.
-    fn open(&mut self, variable: Variable) -> Result<()> {
+    pub(crate) fn open(&mut self, variable: Variable) -> Result<()> {
         if !matches!(self.states[variable as usize], State::Unset) {
             return Ok(());
         }
@@ -217,7 +256,7 @@ impl Translator<'_> {
         self.bases[base].is_leaf = input.leaf && input.requires_grad;
         self.bases[base].leaf_values = smallvec![value];
         // A view inside a larger storage is a base of its own: its layout starts here.
-        self.states[variable as usize] = self.tensor_state(base, input.layout.clone());
+        self.states[variable as usize] = self.tensor_state(base, variable, input.layout.clone());
         Ok(())
     }
 
@@ -237,7 +276,7 @@ impl Translator<'_> {
     }
 
     /// The value of a variable now.
-    fn read(&mut self, variable: Variable) -> Result<Value> {
+    pub(crate) fn read(&mut self, variable: Variable) -> Result<Value> {
         self.open(variable)?;
         if let State::Tensor { base, chain, .. } = &self.states[variable as usize]
             && chain.is_empty()
@@ -258,23 +297,43 @@ impl Translator<'_> {
                 self.states[variable as usize] = State::Packed { items, cached: Some((self.clock, value)) };
                 Ok(value)
             }
-            State::Tensor { base, chain, layout, cached, recorded } => {
-                if let Some((clock, value)) = cached
-                    && self.bases[base].changed <= clock
-                {
-                    return Ok(value);
+            State::Tensor { .. } => self.read_view(variable),
+        }
+    }
+
+    /// The value of a view: from the nearest view on the way to its base whose value is known.
+    fn read_view(&mut self, view: Variable) -> Result<Value> {
+        let mut steps = Vec::new();
+        let mut at = view;
+        let mut value = loop {
+            let State::Tensor { base, chain, source, cached, .. } = &self.states[at as usize] else {
+                return Err(bug("a view of what is no tensor", self.graph.loc));
+            };
+            match cached {
+                Some((clock, value)) if self.bases[*base].changed <= *clock => break *value,
+                _ if chain.is_empty() => {
+                    let base = *base;
+                    break self.base_value(base)?;
                 }
-                let before = std::mem::replace(&mut self.recording, recorded);
-                let mut value = self.base_value(base)?;
-                for op in chain.iter() {
-                    value = self.emit(op.clone(), &[value])?;
+                _ => {
+                    steps.push(at);
+                    at = *source;
                 }
-                self.recording = before;
-                let cached = Some((self.clock, value));
-                self.states[variable as usize] = State::Tensor { base, chain, layout, cached, recorded };
-                Ok(value)
+            }
+        };
+        let before = self.recording;
+        for step in steps.into_iter().rev() {
+            let State::Tensor { chain, recorded, .. } = &self.states[step as usize] else { continue };
+            let Some(op) = chain.last().cloned() else { continue };
+            self.recording = *recorded;
+            value = self.emit(op, &[value])?;
+            let now = Some((self.clock, value));
+            if let State::Tensor { cached, .. } = &mut self.states[step as usize] {
+                *cached = now;
             }
         }
+        self.recording = before;
+        Ok(value)
     }
 
     fn changed(&self, variable: Variable) -> u64 {
@@ -313,7 +372,9 @@ impl Translator<'_> {
                 // A view of a view that was not recorded has no history either.
                 let recorded = self.recording && (recorded || chain.is_empty());
                 let chain = chain.iter().cloned().chain([op.clone()]).collect();
-                self.states[out as usize] = State::Tensor { base, chain, layout, cached: None, recorded };
+                let source = *source;
+                self.states[out as usize] =
+                    State::Tensor { base, chain, source, layout, cached: None, recorded };
                 return Ok(());
             }
         }
@@ -332,11 +393,11 @@ impl Translator<'_> {
     }
 
     /// A variable that an op made: dense memory of its own.
-    fn define(&mut self, variable: Variable, value: Value) {
+    pub(crate) fn define(&mut self, variable: Variable, value: Value) {
         self.states[variable as usize] = match self.graph.ty(value).clone() {
             Ty::Tensor(ty) => {
                 let base = self.new_base(Stored::Value(value));
-                self.tensor_state(base, Layout::contiguous(ty.shape))
+                self.tensor_state(base, variable, Layout::contiguous(ty.shape))
             }
             Ty::List(_) | Ty::Scalar(_) => State::Made(value),
         };
@@ -386,7 +447,7 @@ impl Translator<'_> {
     }
 
     /// Gives a variable a new value, through its base.
-    fn write(&mut self, variable: Variable, value: Value) -> Result<()> {
+    pub(crate) fn write(&mut self, variable: Variable, value: Value) -> Result<()> {
         self.clock += 1;
         match self.states[variable as usize].clone() {
             State::Unset => Err(bug("a variable is changed before it is made", self.graph.loc)),
@@ -476,72 +537,6 @@ impl Translator<'_> {
         }
     }
 
-    fn backward(
-        &mut self,
-        root: Variable,
-        gradient: Option<Variable>,
-        targets: &[(Variable, GradTarget)],
-    ) -> Result<()> {
-        let root = self.read(root)?;
-        self.recording = false;
-        let seed = match gradient {
-            Some(gradient) => self.read(gradient)?,
-            None => {
-                let ty = self.graph.tensor_ty(root);
-                let one = self.graph.number(1.0)?;
-                self.graph.full(one, ty.shape, ty.dtype, ty.device)?
-            }
-        };
-        self.note();
-        // A leaf that was changed on the way (an optimizer step) had several values: all are its.
-        let mut wanted = Vec::new();
-        for (leaf, _) in targets {
-            self.open(*leaf)?;
-            let State::Tensor { base, .. } = self.states[*leaf as usize] else {
-                return Err(bug("a gradient for a list", self.graph.loc));
-            };
-            wanted.push(self.bases[base].leaf_values.clone());
-        }
-        let flat: Vec<Value> = wanted.iter().flatten().copied().collect();
-        let recorded = self.recorded.clone();
-        let loc = self.graph.loc;
-        let grads = differentiate(&mut self.graph, &[(root, seed)], &flat, &|node| {
-            recorded.get(node).copied().unwrap_or(false)
-        })?;
-        self.graph.loc = loc;
-        self.note();
-        let mut grads = grads.into_iter();
-        for ((leaf, target), values) in targets.iter().zip(wanted) {
-            let mut total: Option<Value> = None;
-            for grad in grads.by_ref().take(values.len()).flatten() {
-                total = Some(match total {
-                    None => grad,
-                    Some(sum) => self.emit(Op::Add {}, &[sum, grad])?,
-                });
-            }
-            let total = match total {
-                Some(total) => total,
-                None => {
-                    let leaf = self.read(*leaf)?;
-                    let ty = self.graph.tensor_ty(leaf);
-                    let zero = self.graph.number(0.0)?;
-                    let zeros = self.graph.full(zero, ty.shape, ty.dtype, ty.device)?;
-                    self.note();
-                    zeros
-                }
-            };
-            match target {
-                GradTarget::New(variable) => self.define(*variable, total),
-                GradTarget::Accumulate(existing) => {
-                    let before = self.read(*existing)?;
-                    let sum = self.emit(Op::Add {}, &[before, total])?;
-                    self.write(*existing, sum)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn finish(mut self, live: &[Variable]) -> Result<Functional> {
         self.recording = false;
         self.graph.loc = Loc::UNKNOWN;
@@ -562,11 +557,12 @@ impl Translator<'_> {
                         ));
                         self.graph.outputs.push(value);
                     }
-                    Survivor { variable, homes, requires_grad: false }
+                    Survivor { variable, homes, requires_grad: false, used_up: false, twice: false }
                 }
                 State::Tensor { base, layout, chain, .. } => {
                     let value = self.read(variable)?;
                     let requires_grad = self.requires[value.index()];
+                    let (used_up, twice) = self.passed(value);
                     let shares = |v: &&Variable| matches!(self.states[**v as usize], State::Tensor { base: b, .. } if b == base);
                     if requires_grad
                         && !chain.is_empty()
@@ -578,7 +574,8 @@ impl Translator<'_> {
                         let home = Home::Output(self.graph.outputs.len());
                         self.graph.outputs.push(value);
                         let layout = Layout::contiguous(layout.shape);
-                        survivors.push(Survivor { variable, homes: vec![(home, layout)], requires_grad });
+                        let homes = vec![(home, layout)];
+                        survivors.push(Survivor { variable, homes, requires_grad, used_up, twice });
                         continue;
                     }
                     outputs.resize(self.bases.len(), None);
@@ -592,7 +589,7 @@ impl Translator<'_> {
                             Home::Output(self.graph.outputs.len() - 1)
                         }
                     };
-                    Survivor { variable, homes: vec![(home, layout)], requires_grad }
+                    Survivor { variable, homes: vec![(home, layout)], requires_grad, used_up, twice }
                 }
             };
             survivors.push(survivor);
@@ -618,6 +615,6 @@ impl Translator<'_> {
     }
 }
 
-fn bug(what: &str, loc: Loc) -> Error {
+pub(crate) fn bug(what: &str, loc: Loc) -> Error {
     Error::op("functionalise", Why::Other(format!("{what}: this is a bug in Kiln")), loc)
 }

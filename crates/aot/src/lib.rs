@@ -4,9 +4,11 @@ mod flow;
 mod functionalise;
 mod joint;
 mod partition;
+mod passes;
 pub mod trace;
 
 pub use functionalise::{Functional, GraphInput, Home, Survivor, functionalise};
 pub use joint::{Joint, differentiate, expand_decomposed, joint};
 pub use partition::{Partition, Report, Saved, Source, partition};
+pub use passes::{Output, Survey, survey_backward, survey_grad};
 pub use trace::Trace;

@@ -74,6 +74,23 @@ pub enum Event {
         gradient: Option<Variable>,
         /// The inputs that get a gradient, and where it goes.
         targets: Vec<(Variable, GradTarget)>,
+        /// Whether the tape is kept for another pass.
+        retain_graph: bool,
+        /// The user's line.
+        loc: Loc,
+    },
+    /// `grad()`.
+    Grad {
+        /// What is differentiated, and from which gradient, if not from one.
+        outputs: Vec<(Variable, Option<Variable>)>,
+        /// The variables whose gradients are asked for.
+        inputs: Vec<Variable>,
+        /// What each gradient becomes; `None` where the outputs don't depend on the input.
+        results: Vec<Option<Variable>>,
+        /// Whether the tape is kept for another pass.
+        retain_graph: bool,
+        /// Whether the pass is on the tape itself.
+        create_graph: bool,
         /// The user's line.
         loc: Loc,
     },

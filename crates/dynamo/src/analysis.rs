@@ -10,7 +10,7 @@ use kiln_aot::trace::{
 };
 use kiln_ir::{Class, Grad, Layout, Op, Ty};
 
-use crate::trie::{BackwardEvent, CallEvent, Event, Guard, KeyArg, Made, Trie};
+use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Made, Trie};
 
 /// What is known of one variable.
 #[derive(Clone, Debug)]
@@ -32,7 +32,8 @@ struct Arrived {
 
 /// A call as the analysis needs it: the guards of a long list would be most of it.
 struct Done {
-    op: Op,
+    /// `None`: a pass that is on the tape itself. What is behind it is not known here.
+    op: Option<Op>,
     args: SmallVec<[KeyArg; 4]>,
     /// The variable it made.
     out: Option<Variable>,
@@ -50,6 +51,10 @@ pub(crate) struct Analysis {
     shared: FxHashSet<Variable>,
     /// Calls whose tape a `backward` used up.
     freed: FxHashSet<usize>,
+    /// Whether a pass is on the tape itself.
+    pub(crate) twice: bool,
+    /// Gradients that may share their memory with something else.
+    unowned: FxHashSet<Variable>,
     /// The leaves of calls that wrote: for every variable, the calls that gave it history.
     history: Vec<Vec<usize>>,
 }
@@ -64,6 +69,8 @@ impl Analysis {
             written: FxHashSet::default(),
             shared: FxHashSet::default(),
             freed: FxHashSet::default(),
+            twice: false,
+            unowned: FxHashSet::default(),
             history: Vec::new(),
         };
         for index in trie.path(at) {
@@ -100,6 +107,7 @@ impl Analysis {
             Event::Start | Event::Break => {}
             Event::Call(call) => self.add_call(call),
             Event::Backward(backward) => self.add_backward(backward),
+            Event::Grad(grad) => self.add_grad(grad),
         }
     }
 
@@ -151,7 +159,7 @@ impl Analysis {
                 Some(out)
             }
         };
-        self.calls.push(Done { op: call.op.clone(), args: call.args.clone(), out });
+        self.calls.push(Done { op: Some(call.op.clone()), args: call.args.clone(), out });
     }
 
     fn write(&mut self, target: Variable) {
@@ -166,7 +174,8 @@ impl Analysis {
 
     /// The elements of a packed list.
     fn items(&self, list: Variable) -> Option<Vec<Variable>> {
-        let call = self.calls.iter().find(|call| call.out == Some(list) && matches!(call.op, Op::List {}))?;
+        let call =
+            self.calls.iter().find(|call| call.out == Some(list) && matches!(call.op, Some(Op::List {})))?;
         Some(
             call.args
                 .iter()
@@ -186,16 +195,67 @@ impl Analysis {
         for &(leaf, target, _) in &event.targets {
             match target {
                 GradTarget::New(_) => {
-                    let mut known = self.variables[leaf as usize].clone();
-                    known.base = self.variables.len() as Variable;
-                    known.requires_grad = false;
-                    known.input = None;
-                    known.layout = known.ty.as_tensor().map(|t| Layout::contiguous(t.shape.clone()));
-                    self.push(known);
+                    self.push_gradient(leaf, false);
                 }
                 GradTarget::Accumulate(existing) => self.write(existing),
             }
         }
+    }
+
+    /// A new variable: the gradient of another.
+    fn push_gradient(&mut self, of: Variable, requires_grad: bool) -> Variable {
+        let ty = self.variables[of as usize].ty.clone();
+        let layout = ty.as_tensor().map(|t| Layout::contiguous(t.shape.clone()));
+        let base = self.variables.len() as Variable;
+        self.push(Known { ty, base, layout, requires_grad, input: None })
+    }
+
+    fn add_grad(&mut self, event: &GradEvent) {
+        for guard in &event.guards {
+            self.add_input(guard);
+        }
+        if !event.key.retain_graph {
+            let visited = self.visited(&event.key.outputs, &event.key.inputs);
+            self.freed.extend(visited);
+        }
+        if event.key.create_graph {
+            self.twice = true;
+            self.calls.push(Done { op: None, args: SmallVec::new(), out: None });
+        }
+        for (&input, found) in event.key.inputs.iter().zip(&event.found) {
+            let Some(requires_grad) = *found else { continue };
+            let gradient = self.push_gradient(input, requires_grad);
+            if event.key.create_graph {
+                self.unowned.insert(gradient);
+            }
+            if requires_grad {
+                self.history[gradient as usize].push(self.calls.len() - 1);
+            }
+        }
+    }
+
+    /// The calls that `grad` differentiates: those between what it differentiates and what it is asked for.
+    fn visited(&self, outputs: &[(Variable, Option<Variable>)], inputs: &[Variable]) -> Vec<usize> {
+        let mut leads = FxHashSet::default();
+        for (index, call) in self.calls.iter().enumerate() {
+            let useful = call.args.iter().any(|arg| match arg {
+                KeyArg::Variable(v) => {
+                    inputs.contains(v)
+                        || self.history[*v as usize].iter().any(|before| leads.contains(before))
+                }
+                KeyArg::Number(..) => false,
+            });
+            if useful {
+                leads.insert(index);
+            }
+        }
+        let reached = outputs.iter().flat_map(|&(output, _)| self.reach(output).calls);
+        reached.filter(|call| leads.contains(call)).collect()
+    }
+
+    /// Whether `grad` would meet tape that was used up, as far as it is known here.
+    pub(crate) fn is_used_up(&self, outputs: &[(Variable, Option<Variable>)], inputs: &[Variable]) -> bool {
+        self.visited(outputs, inputs).iter().any(|call| self.freed.contains(call))
     }
 
     pub(crate) fn layout_overlaps(&self, variable: Variable) -> bool {
@@ -241,12 +301,15 @@ impl Analysis {
     pub(crate) fn conflict(&self, target: Variable) -> Option<&'static str> {
         let targets = self.items(target).unwrap_or_else(|| vec![target]);
         let from_list = |v: Variable| {
-            self.calls.iter().any(|call| call.out == Some(v) && matches!(call.op, Op::ListGet { .. }))
+            self.calls.iter().any(|call| call.out == Some(v) && matches!(call.op, Some(Op::ListGet { .. })))
         };
         for target in targets {
             let base = self.variables[target as usize].base;
             if self.shared.contains(&base) {
                 return Some("two inputs share one storage and one of them is changed");
+            }
+            if self.unowned.contains(&base) {
+                return Some("a gradient that is on the tape is changed in place");
             }
             if from_list(base) {
                 return Some("an element of a computed list is changed in place");
@@ -277,8 +340,10 @@ impl Analysis {
             for &index in &self.history[variable as usize] {
                 reach.calls.insert(index);
                 let call = &self.calls[index];
-                if let Grad::NotDifferentiable(reason) = call.op.row().grad {
-                    reach.blocked = Some((call.op.clone(), reason));
+                if let Some(op) = &call.op
+                    && let Grad::NotDifferentiable(reason) = op.row().grad
+                {
+                    reach.blocked = Some((op.clone(), reason));
                 }
                 for arg in &call.args {
                     if let KeyArg::Variable(v) = arg
@@ -318,19 +383,11 @@ pub(crate) struct Reach {
 /// The trace of the segment that ends at `at`.
 pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
     let mut trace = Trace::default();
-    let inputs = |trace: &mut Trace, guards: &[Guard]| {
-        trace.variables.reserve(guards.len() + 1);
-        for guard in guards {
-            let layout = Layout { shape: guard.shape.clone(), strides: guard.strides.clone(), offset: 0 };
-            let input = InputVariable { layout, requires_grad: guard.requires_grad, leaf: guard.leaf };
-            trace.variables.push(VariableInfo { ty: guard.ty().into(), input: Some(input) });
-        }
-    };
     for index in trie.path(at) {
         match &*trie.node(index).event {
             Event::Start | Event::Break => {}
             Event::Call(call) => {
-                inputs(&mut trace, &call.guards);
+                add_inputs(&mut trace, &call.guards);
                 let args = call
                     .args
                     .iter()
@@ -359,7 +416,7 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 });
             }
             Event::Backward(event) => {
-                inputs(&mut trace, &event.guards);
+                add_inputs(&mut trace, &event.guards);
                 for &(leaf, target, _) in &event.targets {
                     if let GradTarget::New(_) = target {
                         let ty = trace.variables[leaf as usize].ty.clone();
@@ -369,11 +426,38 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 trace.events.push(TraceEvent::Backward {
                     root: event.root,
                     gradient: event.gradient,
+                    retain_graph: event.retain_graph,
                     targets: event.targets.iter().map(|&(leaf, target, _)| (leaf, target)).collect(),
+                    loc: event.loc,
+                });
+            }
+            Event::Grad(event) => {
+                add_inputs(&mut trace, &event.guards);
+                let results = event.results(trace.variables.len() as Variable);
+                for (&input, _) in event.key.inputs.iter().zip(&results).filter(|(_, r)| r.is_some()) {
+                    let ty = trace.variables[input as usize].ty.clone();
+                    trace.variables.push(VariableInfo { ty, input: None });
+                }
+                trace.events.push(TraceEvent::Grad {
+                    outputs: event.key.outputs.to_vec(),
+                    inputs: event.key.inputs.to_vec(),
+                    results,
+                    retain_graph: event.key.retain_graph,
+                    create_graph: event.key.create_graph,
                     loc: event.loc,
                 });
             }
         }
     }
     trace
+}
+
+/// Inputs that arrive.
+pub(crate) fn add_inputs(trace: &mut Trace, guards: &[Guard]) {
+    trace.variables.reserve(guards.len() + 1);
+    for guard in guards {
+        let layout = Layout { shape: guard.shape.clone(), strides: guard.strides.clone(), offset: 0 };
+        let input = InputVariable { layout, requires_grad: guard.requires_grad, leaf: guard.leaf };
+        trace.variables.push(VariableInfo { ty: guard.ty().into(), input: Some(input) });
+    }
 }

@@ -286,6 +286,10 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
                 arrive(&event.guards, &mut guards);
                 "backward"
             }
+            Event::Grad(event) => {
+                arrive(&event.guards, &mut guards);
+                "grad"
+            }
         };
         let position = *positions.entry(name).or_insert_with(|| {
             ops.push((name, 0));

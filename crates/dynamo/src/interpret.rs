@@ -5,11 +5,11 @@ use smallvec::SmallVec;
 
 use kiln_aot::trace::GradTarget;
 use kiln_ir::{Error, Graph, Loc, Node, Op, Result, Scalar, TensorTy, Ty, Value, Why, Write};
-use kiln_tensor::hook::{Arg, Call, Output, Scope};
+use kiln_tensor::hook::{Arg, Call, GradRequest, Output, Scope};
 use kiln_tensor::{Tensor, TensorList, autograd, enable_grad, execute, no_grad};
 
 use crate::state::{Held, State};
-use crate::trie::{BackwardEvent, CallEvent, Event, KeyArg, Made, Trie};
+use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, GradKey, KeyArg, Made, Trie};
 
 /// Executes the pending events of a run; every variable becomes ready.
 pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
@@ -40,6 +40,7 @@ pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
                 walked |= event.targets.iter().any(|(_, _, outside)| *outside);
                 backward(event, state, &mut next)
             }
+            Event::Grad(event) => grad(event, state, &mut next),
         };
         if done.is_err() {
             outcome = done;
@@ -174,6 +175,34 @@ fn backward(event: &BackwardEvent, state: &State, next: &mut usize) -> Result<()
         made.adopt(&grad)?;
         if !outside {
             leaf.set_grad(Some(made.clone()));
+        }
+    }
+    Ok(())
+}
+
+fn grad(event: &GradEvent, state: &State, next: &mut usize) -> Result<()> {
+    *next += event.guards.len();
+    let results = event.results(*next as u32);
+    *next += results.iter().flatten().count();
+    let GradKey { outputs, inputs, retain_graph, create_graph, allow_unused } = &event.key;
+    let tensors = |variables: &mut dyn Iterator<Item = u32>| -> Result<Vec<&Tensor>> {
+        variables.map(|v| tensor(state, v)).collect()
+    };
+    let weights = outputs.iter().map(|(_, weight)| weight.map(|w| tensor(state, w)).transpose());
+    let request = GradRequest {
+        outputs: &tensors(&mut outputs.iter().map(|(output, _)| *output))?,
+        inputs: &tensors(&mut inputs.iter().copied())?,
+        weights: &weights.collect::<Result<Vec<_>>>()?,
+        retain_graph: *retain_graph,
+        create_graph: *create_graph,
+        allow_unused: *allow_unused,
+        loc: event.loc,
+    };
+    for (grad, result) in autograd::run_grad(&request)?.iter().zip(results) {
+        match (grad, result) {
+            (Some(grad), Some(variable)) => tensor(state, variable)?.adopt(grad)?,
+            (None, None) => {}
+            _ => return Err(lost()),
         }
     }
     Ok(())

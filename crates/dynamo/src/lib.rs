@@ -30,6 +30,7 @@ mod backend;
 mod compile;
 mod counters;
 mod explain;
+mod gradients;
 mod interpret;
 mod kernels;
 mod logs;

@@ -312,6 +312,7 @@ fn without_gradient(trace: &Trace) -> Vec<Variable> {
                 walked = true;
                 reached.extend(targets.iter().map(|(leaf, _)| *leaf));
             }
+            TraceEvent::Grad { inputs, .. } => reached.extend(inputs),
         }
     }
     let waits = |v: &Variable| {
@@ -326,6 +327,9 @@ fn compilable(trace: &Trace) -> Result<(), String> {
     let mut requires: Vec<bool> =
         trace.variables.iter().map(|v| v.input.as_ref().is_some_and(|input| input.requires_grad)).collect();
     for event in &trace.events {
+        if let TraceEvent::Grad { results, create_graph: true, .. } = event {
+            results.iter().flatten().for_each(|&result| requires[result as usize] = true);
+        }
         let TraceEvent::Call { op, args, out, in_place, grad_enabled, loc } = event else { continue };
         let wants = |arg: &TraceArg| matches!(arg, TraceArg::Variable(v) if requires[*v as usize]);
         let flows = *grad_enabled && !matches!(op.row().grad, Grad::Zero) && args.iter().any(wants);
@@ -375,9 +379,13 @@ fn leaving(
     functional: &Functional,
 ) -> Result<(Vec<Variable>, Option<Gradients>), String> {
     let mut outputs = Vec::new();
+    let is_used_up = |s: &&Survivor| s.used_up || tape.reach(s.variable).freed;
     let (used_up, leaving): (Vec<&Survivor>, Vec<&Survivor>) =
-        functional.survivors.iter().filter(|s| s.requires_grad).partition(|s| tape.reach(s.variable).freed);
+        functional.survivors.iter().filter(|s| s.requires_grad).partition(is_used_up);
     let used_up = used_up.iter().map(|s| s.variable).collect();
+    if leaving.iter().any(|s| s.twice) {
+        return Err("a gradient leaves the compiled function with its own tape".into());
+    }
     for survivor in leaving {
         let (home, layout) = &survivor.homes[0];
         match home {

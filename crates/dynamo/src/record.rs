@@ -7,6 +7,7 @@ use kiln_ir::{Error, Grad, Loc, Result, Ty, Why, carries_gradient};
 use kiln_tensor::hook::{Arg, Call};
 use kiln_tensor::{Tensor, autograd, check_in_place, with_module};
 
+use crate::analysis;
 use crate::region::Site;
 use crate::state::{Leave, State};
 use crate::trie::{BackwardEvent, Event, KeyArg, Made};
@@ -208,7 +209,7 @@ impl State {
     }
 
     /// Hooks are user code that must run on every pass: the eager engine calls them.
-    fn check_hooks(&self, mut leaves: impl Iterator<Item = Variable>) -> Result<(), Leave> {
+    pub(crate) fn check_hooks(&self, mut leaves: impl Iterator<Item = Variable>) -> Result<(), Leave> {
         match leaves.any(|leaf| self.held(leaf).is_some_and(Tensor::has_hooks)) {
             true => Err(Leave::Eager("a hook waits for a gradient")),
             false => Ok(()),
@@ -232,6 +233,19 @@ impl State {
         Ok(true)
     }
 
+    /// Where a pass is on the tape itself, what gradients reach behind it shows in its ops only.
+    fn reached_again(&mut self, site: &Site, root: Variable) -> Result<Option<Vec<Variable>>, Leave> {
+        if !self.analysis(site).twice {
+            return Ok(None);
+        }
+        let survey = kiln_aot::survey_backward(&analysis::trace(&site.trie, self.at), root)
+            .map_err(|_| Leave::Eager("backward through a tape that is no graph"))?;
+        match survey.used_up {
+            true => Err(Leave::Eager("backward through a tape that was already used up")),
+            false => Ok(Some(survey.inputs)),
+        }
+    }
+
     pub(crate) fn record_backward(
         &mut self,
         site: &Site,
@@ -251,7 +265,12 @@ impl State {
         if let Some((op, reason)) = reach.blocked {
             return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, loc)));
         }
-        let leaves: Vec<(Variable, bool)> = reach.inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
+        let inputs = match self.reached_again(site, root)? {
+            Some(inputs) => inputs,
+            None => reach.inputs,
+        };
+        let analysis = self.analysis(site);
+        let leaves: Vec<(Variable, bool)> = inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
         self.check_hooks(leaves.iter().map(|&(input, _)| input))?;
         self.check_outside(leaves.iter().filter(|(_, leaf)| !leaf).map(|&(input, _)| input))?;
         // Existing gradients become inputs first; then new variables are numbered.

@@ -18,7 +18,7 @@ use crate::run::Run;
 use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
-use crate::trie::{CallEvent, Event, LiveSet, ROOT, Trie};
+use crate::trie::{CallEvent, Event, GradEvent, LiveSet, ROOT, Trie};
 
 /// More recorded ops than this, and it runs eagerly from then on.
 const NODE_LIMIT: usize = 1 << 20;
@@ -228,6 +228,7 @@ fn line(event: &Event) -> Loc {
     match event {
         Event::Call(call) => call.loc,
         Event::Backward(event) => event.loc,
+        Event::Grad(event) => event.loc,
         Event::Start | Event::Break => Loc::UNKNOWN,
     }
 }
@@ -236,6 +237,7 @@ fn location(event: &Event) -> String {
     match event {
         Event::Call(call) => call.loc.to_string(),
         Event::Backward(event) => event.loc.to_string(),
+        Event::Grad(event) => event.loc.to_string(),
         Event::Start | Event::Break => "the end of the graph".into(),
     }
 }
@@ -245,6 +247,7 @@ fn difference(before: &Event, now: &Event, inputs: usize) -> String {
     match (before, now) {
         (Event::Call(a), Event::Call(b)) => call_difference(a, b, inputs),
         (Event::Backward(_), Event::Backward(_)) => "backward finds other gradients in place".into(),
+        (Event::Grad(a), Event::Grad(b)) => grad_difference(a, b, inputs),
         (before, now) => format!("the next thing was {}, now {}", kind(before), kind(now)),
     }
 }
@@ -269,6 +272,15 @@ fn call_difference(a: &CallEvent, b: &CallEvent, inputs: usize) -> String {
     format!("{} has other operands", a.op.name())
 }
 
+fn grad_difference(a: &GradEvent, b: &GradEvent, inputs: usize) -> String {
+    let guards = (inputs..).zip(a.guards.iter().zip(&b.guards));
+    match guards.into_iter().find_map(|(i, (a, b))| a.difference(b, i)) {
+        Some(text) => text,
+        None if a.key != b.key => "grad is asked for something else".into(),
+        None => "grad finds other gradients".into(),
+    }
+}
+
 fn not(on: bool) -> &'static str {
     if on { "" } else { "not " }
 }
@@ -279,6 +291,7 @@ fn kind(event: &Event) -> String {
         Event::Break => "a graph break".into(),
         Event::Call(call) => call.op.name().into(),
         Event::Backward(_) => "backward".into(),
+        Event::Grad(_) => "grad".into(),
     }
 }
 

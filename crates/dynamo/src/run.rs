@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use kiln_ir::{Error, Layout, Loc, Result, TensorTy};
 use kiln_runtime::owner::OwnerLock;
-use kiln_tensor::hook::{self, Access, Arg, Call, Output, Recorder, Scope, Tag};
+use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope, Tag};
 use kiln_tensor::{Tensor, autograd, execute};
 
 use crate::region::Site;
@@ -254,6 +254,36 @@ impl Recorder for Run {
                 self.leave(&mut state, reason, loc)?;
                 drop(state);
                 autograd::run_backward(root, gradient, retain_graph, loc)
+            }
+        }
+    }
+
+    fn grad(&self, request: &GradRequest<'_>) -> Result<Option<Vec<Option<Tensor>>>> {
+        let id = self.id.load(Ordering::Relaxed);
+        let weights = request.weights.iter().copied().flatten();
+        // As for an op: other runs finish first.
+        for tensor in request.outputs.iter().chain(request.inputs).copied().chain(weights) {
+            if tensor.is_lazy() && tensor.tag().run() != id {
+                tensor.ready()?;
+            }
+        }
+        let mut state = self.state.lock();
+        if state.eager || request.outputs.iter().all(|output| output.tag().run() != state.id) {
+            return Ok(None);
+        }
+        match state.grad(&self.site, request) {
+            Ok(Some(found)) => Ok(Some(found)),
+            Ok(None) => {
+                state.forget_fresh();
+                Ok(None)
+            }
+            Err(Leave::Error(error)) => {
+                state.forget_fresh();
+                Err(error)
+            }
+            Err(Leave::Eager(reason)) => {
+                self.leave(&mut state, reason, request.loc)?;
+                Ok(None)
             }
         }
     }

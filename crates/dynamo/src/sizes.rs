@@ -35,6 +35,10 @@ pub(crate) fn form(before: u64, event: &Event) -> u64 {
             }
             event.guards.iter().for_each(|guard| form_of_guard(guard, &mut hash));
         }
+        Event::Grad(event) => {
+            (&event.key, &event.found, &event.reached).hash(&mut hash);
+            event.guards.iter().for_each(|guard| form_of_guard(guard, &mut hash));
+        }
     }
     hash.finish()
 }

@@ -450,6 +450,14 @@ impl State {
                     event.targets.iter().find(|(_, target, _)| *target == GradTarget::New(variable))?;
                 self.held(*input).and_then(|t| self.tensor_ty(site, t).ok()).map(Ty::Tensor)
             }
+            // So has one by request; they are numbered in the order of the inputs.
+            Event::Grad(event) => {
+                let first = self.makers.iter().position(|&other| other == maker)?;
+                let results = event.results(first as Variable);
+                let place = results.iter().position(|result| *result == Some(variable))?;
+                let input = self.held(*event.key.inputs.get(place)?)?;
+                self.tensor_ty(site, input).ok().map(Ty::Tensor)
+            }
             _ => None,
         }
     }

@@ -144,6 +144,43 @@ pub(crate) struct BackwardEvent {
     pub(crate) loc: Loc,
 }
 
+/// What `grad` was asked for: compared at once on replay.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct GradKey {
+    /// What is differentiated, and from which gradient, if not from one.
+    pub(crate) outputs: SmallVec<[(Variable, Option<Variable>); 1]>,
+    pub(crate) inputs: SmallVec<[Variable; 4]>,
+    pub(crate) retain_graph: bool,
+    pub(crate) create_graph: bool,
+    pub(crate) allow_unused: bool,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct GradEvent {
+    pub(crate) key: GradKey,
+    /// The gradients: `None` where the outputs don't depend on the input, otherwise whether gradients flow
+    /// through it. Those that are there become variables in this order.
+    pub(crate) found: SmallVec<[Option<bool>; 4]>,
+    /// The inputs of the segment that gradients reach, wanted or not, and whether each is a leaf.
+    pub(crate) reached: Vec<(Variable, bool)>,
+    pub(crate) guards: SmallVec<[Guard; 1]>,
+    pub(crate) loc: Loc,
+}
+
+impl GradEvent {
+    /// What each gradient becomes, if `first` is the number of the next variable.
+    pub(crate) fn results(&self, first: Variable) -> Vec<Option<Variable>> {
+        let mut next = first;
+        let mut number = |found: &Option<bool>| {
+            found.map(|_| {
+                next += 1;
+                next - 1
+            })
+        };
+        self.found.iter().map(&mut number).collect()
+    }
+}
+
 /// One step of a recording.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Event {
@@ -151,6 +188,7 @@ pub(crate) enum Event {
     Start,
     Call(CallEvent),
     Backward(BackwardEvent),
+    Grad(GradEvent),
     /// Values were needed here: a new segment begins.
     Break,
 }
@@ -162,6 +200,7 @@ impl Event {
             Event::Start | Event::Break => &[],
             Event::Call(call) => &call.guards,
             Event::Backward(event) => &event.guards,
+            Event::Grad(event) => &event.guards,
         }
     }
 

@@ -69,6 +69,25 @@ pub enum Output {
     List(TensorList),
 }
 
+/// What `grad` was asked for.
+#[derive(Copy, Clone)]
+pub struct GradRequest<'a> {
+    /// What is differentiated.
+    pub outputs: &'a [&'a Tensor],
+    /// With respect to what.
+    pub inputs: &'a [&'a Tensor],
+    /// The gradients to start from: one for each output, or none at all.
+    pub weights: &'a [Option<&'a Tensor>],
+    /// Keep the tape for another pass.
+    pub retain_graph: bool,
+    /// Put the pass itself on the tape.
+    pub create_graph: bool,
+    /// An input that the outputs don't depend on is no error.
+    pub allow_unused: bool,
+    /// The user's line.
+    pub loc: Loc,
+}
+
 /// A touch of a tensor's elements by the host.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Access {
@@ -97,6 +116,11 @@ pub trait Recorder: Send + Sync {
     fn call(&self, call: &Call<'_>) -> Result<Output>;
     /// `backward()` on `root`.
     fn backward(&self, root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()>;
+    /// `grad()`, if the recorder takes it; `None` says nothing: it is run by the eager engine then, which asks
+    /// for access to every tensor.
+    fn grad(&self, _request: &GradRequest<'_>) -> Result<Option<Vec<Option<Tensor>>>> {
+        Ok(None)
+    }
     /// The host is about to touch elements: afterwards the tensor is ready and nothing about it is pending.
     fn access(&self, tensor: &Tensor, access: Access, what: &'static str, loc: Loc) -> Result<()>;
     /// The type of a lazy tensor of this run.

@@ -6,6 +6,7 @@
 mod errors;
 mod frozen;
 mod gradients;
+mod grads;
 mod hooks;
 mod lab;
 mod memory;

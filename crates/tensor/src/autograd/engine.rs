@@ -110,6 +110,15 @@ impl Pass {
         Some(useful)
     }
 
+    /// Whether anything is to be done behind tensors that gradients arrive at.
+    pub(super) fn goes_on(&self, tensors: &[Tensor]) -> bool {
+        let watched = |tensor: &Tensor| {
+            tensor.has_hooks() || tensor.history().is_some_and(|(node, _)| node.watchers.get().is_some())
+        };
+        let ends: Vec<(Tensor, Tensor)> = tensors.iter().map(|t| (t.clone(), t.clone())).collect();
+        tensors.iter().any(watched) || self.useful(&ends).is_none_or(|useful| !useful.is_empty())
+    }
+
     fn deliver(&mut self, edge: &Edge, grad: Tensor) -> Result<()> {
         match edge {
             Edge::None => Ok(()),
@@ -301,13 +310,15 @@ pub(crate) fn accumulate(leaf: &Tensor, grad: Tensor, loc: Loc) -> Result<()> {
             dispatch_tensor(&Op::Add {}, &[Arg::Tensor(&existing), Arg::Tensor(&grad)], true, loc)?;
         }
         None => {
-            // The gradient becomes the leaf's own, so it must not share memory with anything else.
-            let ready = grad.ready()?;
-            let own =
-                grad.references() == 1 && ready.storage.references() == 1 && ready.layout.is_contiguous();
-            let grad = if own { grad } else { execute_tensor(&Op::Clone {}, &[Arg::Tensor(&grad)], loc)? };
-            leaf.set_grad(Some(grad));
+            leaf.set_grad(Some(owned(grad, loc)?));
         }
     }
     Ok(())
+}
+
+/// A gradient that somebody gets for his own: it must not share memory with anything else.
+pub(super) fn owned(grad: Tensor, loc: Loc) -> Result<Tensor> {
+    let ready = grad.ready()?;
+    let own = grad.references() == 1 && ready.storage.references() == 1 && ready.layout.is_contiguous();
+    if own { Ok(grad) } else { execute_tensor(&Op::Clone {}, &[Arg::Tensor(&grad)], loc) }
 }

@@ -19,7 +19,7 @@ pub use emit::EagerEmit;
 pub use mode::{GradMode, enable_grad, grad_enabled, no_grad};
 pub use node::{Function, attach};
 pub(crate) use node::{GradNode, as_before, begin, finish, overwritten};
-pub use partial::{GradOptions, backward_all, grad};
+pub use partial::{GradOptions, backward_all, goes_on, grad, run_grad};
 pub use watch::HookHandle;
 
 use crate::Tensor;

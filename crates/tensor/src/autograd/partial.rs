@@ -3,9 +3,9 @@
 use kiln_ir::{Error, Loc, Result, Why};
 
 use super::engine::{self, Pass};
-use super::{check_backward, enable_grad, no_grad};
+use super::{backward, check_backward, enable_grad, no_grad};
 use crate::Tensor;
-use crate::hook::{self, Access};
+use crate::hook::{self, Access, GradRequest};
 
 /// Options of [`grad`] and [`backward_all`].
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
@@ -40,31 +40,73 @@ pub fn grad(
     weights: &[Option<&Tensor>],
     options: GradOptions,
 ) -> Result<Vec<Option<Tensor>>> {
-    let loc = Loc::caller();
-    for input in inputs {
-        hook::host_access(input, access(options), "grad", loc)?;
-        if !input.requires_grad() {
-            return Err(Error::op("grad", Why::NoGradient, loc));
-        }
+    let request = GradRequest {
+        outputs,
+        inputs,
+        weights,
+        retain_graph: retains(options),
+        create_graph: options.create_graph,
+        allow_unused: options.allow_unused,
+        loc: Loc::caller(),
+    };
+    if inputs.iter().any(|input| !input.requires_grad()) {
+        return Err(Error::op("grad", Why::NoGradient, request.loc));
     }
-    let pass = Pass::wanting(inputs, retains(options), options.create_graph);
-    let found = run("grad", outputs, weights, pass, options, loc)?;
-    if !options.allow_unused
+    check("grad", outputs, weights, request.loc)?;
+    if let Some(found) =
+        hook::with_current(|recorder| recorder.map_or(Ok(None), |recorder| recorder.grad(&request)))?
+    {
+        return Ok(found);
+    }
+    for input in inputs {
+        hook::host_access(input, access(options), "grad", request.loc)?;
+    }
+    for tensor in outputs.iter().copied().chain(weights.iter().copied().flatten()) {
+        hook::host_access(tensor, access(options), "grad", request.loc)?;
+    }
+    run_grad(&request)
+}
+
+/// [`grad`] by the eager engine, whatever recorder is set.
+pub fn run_grad(request: &GradRequest<'_>) -> Result<Vec<Option<Tensor>>> {
+    let GradRequest { outputs, inputs, weights, create_graph, loc, .. } = *request;
+    let pass = Pass::wanting(inputs, request.retain_graph, create_graph);
+    let mut found = run("grad", outputs, weights, pass, create_graph, loc)?;
+    if !request.allow_unused
         && let Some(index) = found.iter().position(Option::is_none)
     {
         let why =
             Why::Other(format!("the outputs don't depend on input {index}; allow_unused gives None for it"));
         return Err(Error::op("grad", why, loc));
     }
+    if !create_graph {
+        // Plain values: to change one must not change another, or a weight.
+        for slot in &mut found {
+            *slot = slot.take().map(|grad| engine::owned(grad, loc)).transpose()?;
+        }
+    }
     Ok(found)
+}
+
+/// Whether a pass of [`grad`] for `inputs` that arrives at these tensors has anything to do there: their tape
+/// leads to one of the inputs, or a hook waits.
+pub fn goes_on(tensors: &[Tensor], inputs: &[&Tensor]) -> bool {
+    Pass::wanting(inputs, true, false).goes_on(tensors)
 }
 
 /// `backward` from several tensors at once, in one pass.
 #[track_caller]
 pub fn backward_all(outputs: &[&Tensor], weights: &[Option<&Tensor>], options: GradOptions) -> Result<()> {
     let loc = Loc::caller();
+    if let ([output], [] | [_], false) = (outputs, weights, options.create_graph) {
+        return backward(output, weights.first().copied().flatten(), retains(options), loc);
+    }
+    check("backward", outputs, weights, loc)?;
+    for tensor in outputs.iter().copied().chain(weights.iter().copied().flatten()) {
+        hook::host_access(tensor, access(options), "backward", loc)?;
+    }
     let pass = Pass::new(retains(options), options.create_graph);
-    run("backward", outputs, weights, pass, options, loc).map(drop)
+    run("backward", outputs, weights, pass, options.create_graph, loc).map(drop)
 }
 
 /// What a recorder has to provide for a pass: the tape of a compiled graph is one node, which can't be
@@ -77,29 +119,31 @@ fn retains(options: GradOptions) -> bool {
     options.retain_graph.unwrap_or(options.create_graph)
 }
 
-fn run(
-    name: &'static str,
-    outputs: &[&Tensor],
-    weights: &[Option<&Tensor>],
-    pass: Pass,
-    options: GradOptions,
-    loc: Loc,
-) -> Result<Vec<Option<Tensor>>> {
+/// What a pass may be asked of.
+fn check(name: &str, outputs: &[&Tensor], weights: &[Option<&Tensor>], loc: Loc) -> Result<()> {
     if !weights.is_empty() && weights.len() != outputs.len() {
         let why =
             Why::Sizes { what: "numbers of outputs and weights", left: outputs.len(), right: weights.len() };
         return Err(Error::op(name, why, loc));
     }
-    for tensor in outputs.iter().copied().chain(weights.iter().copied().flatten()) {
-        hook::host_access(tensor, access(options), name, loc)?;
-    }
-    // From here on nothing is recorded: a seed that a recorder holds back would have to be forced out of it.
+    let weights = weights.iter().copied().chain(std::iter::repeat(None));
+    outputs.iter().zip(weights).try_for_each(|(output, weight)| check_backward(output, weight, loc))
+}
+
+fn run(
+    name: &'static str,
+    outputs: &[&Tensor],
+    weights: &[Option<&Tensor>],
+    pass: Pass,
+    create_graph: bool,
+    loc: Loc,
+) -> Result<Vec<Option<Tensor>>> {
+    // Nothing is recorded: a seed that a recorder holds back would have to be forced out of it.
     let _eager = hook::Scope::suspend();
+    check(name, outputs, weights, loc)?;
     let mut seeds = Vec::with_capacity(outputs.len());
     for (i, output) in outputs.iter().enumerate() {
-        let weight = weights.get(i).copied().flatten();
-        check_backward(output, weight, loc)?;
-        let seed = match weight {
+        let seed = match weights.get(i).copied().flatten() {
             Some(weight) => weight.clone(),
             None => {
                 let ty = output.ty();
@@ -108,6 +152,6 @@ fn run(
         };
         seeds.push(((*output).clone(), seed));
     }
-    let _mode = if options.create_graph { enable_grad() } else { no_grad() };
+    let _mode = if create_graph { enable_grad() } else { no_grad() };
     engine::run(&seeds, pass, loc)
 }

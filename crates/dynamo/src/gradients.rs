@@ -1,0 +1,113 @@
+//! `grad()` in a compiled function: one event, as `backward()` is. Where it goes and what it finds is worked out
+//! when it is recorded, by translating what was captured so far; replay compares one key.
+
+use smallvec::SmallVec;
+
+use kiln_aot::trace::Variable;
+use kiln_ir::Result;
+use kiln_tensor::hook::GradRequest;
+use kiln_tensor::{Tensor, autograd};
+
+use crate::analysis;
+use crate::region::Site;
+use crate::state::{Leave, State};
+use crate::trie::{Event, GradEvent, GradKey};
+
+impl State {
+    /// The gradients asked for, as new variables. `None`: the request can't be captured, and nothing happened.
+    pub(crate) fn grad(
+        &mut self,
+        site: &Site,
+        request: &GradRequest<'_>,
+    ) -> Result<Option<Vec<Option<Tensor>>>, Leave> {
+        self.fresh.clear();
+        let key = self.grad_key(request)?;
+        let known = site.trie.find(self.at, |event| match event {
+            Event::Grad(event) => event.key == key && self.guards_hold(&event.guards),
+            _ => false,
+        });
+        match known {
+            Some(child) => {
+                let event = &site.trie.node(child).event;
+                if let Event::Grad(event) = &**event
+                    && !self.ends_inside(event, request)?
+                {
+                    return Ok(None);
+                }
+                if let Some(analysis) = &mut self.analysis {
+                    analysis.add(event);
+                }
+                self.at = child;
+                self.fresh.clear();
+            }
+            None => match self.record_grad(site, key, request)? {
+                Some(event) if self.ends_inside(&event, request)? => self.extend(site, Event::Grad(event))?,
+                _ => return Ok(None),
+            },
+        }
+        let Event::Grad(event) = &*site.trie.node(self.at).event else {
+            return Err(Leave::Eager("the trie lost its place"));
+        };
+        Ok(Some(event.found.iter().map(|found| found.map(|on_tape| self.make(on_tape))).collect()))
+    }
+
+    /// Whether the pass has nothing to do outside: no hook waits, and no tape there leads to what is asked for.
+    fn ends_inside(&self, event: &GradEvent, request: &GradRequest<'_>) -> Result<bool, Leave> {
+        self.check_hooks(event.reached.iter().map(|&(input, _)| input))?;
+        let outside = event.reached.iter().filter(|(_, leaf)| !leaf);
+        let outside: Vec<Tensor> = outside.filter_map(|&(v, _)| self.held(v).cloned()).collect();
+        Ok(outside.is_empty() || !autograd::goes_on(&outside, request.inputs))
+    }
+
+    fn grad_key(&mut self, request: &GradRequest<'_>) -> Result<GradKey> {
+        let mut outputs = SmallVec::new();
+        for (i, output) in request.outputs.iter().enumerate() {
+            let output = self.number_of(output)?;
+            let weight = request.weights.get(i).copied().flatten();
+            outputs.push((output, weight.map(|weight| self.number_of(weight)).transpose()?));
+        }
+        let inputs = request.inputs.iter().map(|input| self.number_of(input)).collect::<Result<_>>()?;
+        let GradRequest { retain_graph, create_graph, allow_unused, .. } = *request;
+        Ok(GradKey { outputs, inputs, retain_graph, create_graph, allow_unused })
+    }
+
+    /// What is to be recorded; `None` where the pass can't be captured.
+    fn record_grad(
+        &mut self,
+        site: &Site,
+        key: GradKey,
+        request: &GradRequest<'_>,
+    ) -> Result<Option<GradEvent>, Leave> {
+        let fresh = self.fresh.clone();
+        let guards = self.guards()?;
+        let analysis = self.analysis(site);
+        if let Some(reason) = fresh.iter().find_map(|&(_, shares_with)| analysis.input_conflict(shares_with))
+        {
+            return Err(Leave::Eager(reason));
+        }
+        // A tensor that arrives now was made outside, and nothing that was captured is on its tape.
+        let is_known = |v: &Variable| *v < analysis.next();
+        let outputs: SmallVec<[_; 1]> = key.outputs.iter().copied().filter(|(v, _)| is_known(v)).collect();
+        if analysis.is_used_up(&outputs, &key.inputs) {
+            return Err(Leave::Eager("grad through a tape that was already used up"));
+        }
+        let mut trace = analysis::trace(&site.trie, self.at);
+        analysis::add_inputs(&mut trace, &guards);
+        let Ok(survey) = kiln_aot::survey_grad(&trace, &key.outputs, &key.inputs, key.create_graph) else {
+            return Ok(None);
+        };
+        if survey.used_up {
+            return Err(Leave::Eager("grad through a tape that was already used up"));
+        }
+        let leaf = |v: Variable| trace.variables[v as usize].input.as_ref().is_some_and(|input| input.leaf);
+        let reached: Vec<(Variable, bool)> = survey.inputs.iter().map(|&v| (v, leaf(v))).collect();
+        if !key.allow_unused && survey.found.contains(&None) {
+            return match reached.iter().all(|(_, leaf)| *leaf) {
+                true => Err(Leave::Eager("grad is asked for something that the outputs don't depend on")),
+                false => Ok(None), // the tape outside may lead there
+            };
+        }
+        let found = survey.found.into_iter().collect();
+        Ok(Some(GradEvent { key, found, reached, guards, loc: request.loc }))
+    }
+}
