@@ -55,6 +55,8 @@ pub(crate) struct Analysis {
     pub(crate) twice: bool,
     /// Gradients that may share their memory with something else.
     unowned: FxHashSet<Variable>,
+    /// Whether a `backward` put gradients into leaves.
+    delivered: bool,
     /// The leaves of calls that wrote: for every variable, the calls that gave it history.
     history: Vec<Vec<usize>>,
 }
@@ -72,6 +74,7 @@ impl Analysis {
             twice: false,
             unowned: FxHashSet::default(),
             history: Vec::new(),
+            delivered: false,
         };
         for index in trie.path(at) {
             analysis.add(&trie.node(index).event);
@@ -192,6 +195,7 @@ impl Analysis {
         if !event.retain_graph {
             self.freed.extend(visited);
         }
+        self.delivered |= event.targets.iter().any(|(_, _, outside)| !outside);
         for &(leaf, target, _) in &event.targets {
             match target {
                 GradTarget::New(_) => {
@@ -241,7 +245,7 @@ impl Analysis {
             let useful = call.args.iter().any(|arg| match arg {
                 KeyArg::Variable(v) => {
                     inputs.contains(v)
-                        || self.history[*v as usize].iter().any(|before| leads.contains(before))
+                        || self.history[*v as usize].iter().any(|b| *b < index && leads.contains(b))
                 }
                 KeyArg::Number(..) => false,
             });
@@ -327,17 +331,20 @@ impl Analysis {
     /// The calls and inputs that gradients of `root` flow through.
     pub(crate) fn reach(&self, root: Variable) -> Reach {
         let mut reach = Reach::default();
-        let mut seen = FxHashSet::default();
-        let mut stack = vec![root];
-        while let Some(variable) = stack.pop() {
-            if !seen.insert(variable) {
+        // What a call read has the history that it had then: a later change in place is not on its way.
+        let mut seen: FxHashMap<Variable, usize> = FxHashMap::default();
+        let mut stack = vec![(root, self.calls.len())];
+        while let Some((variable, end)) = stack.pop() {
+            let before = seen.get(&variable).copied();
+            if before.is_some_and(|before| before >= end) {
                 continue;
             }
+            seen.insert(variable, end);
             let known = &self.variables[variable as usize];
-            if known.input.as_ref().is_some_and(|input| input.requires_grad) {
+            if before.is_none() && known.input.as_ref().is_some_and(|input| input.requires_grad) {
                 reach.inputs.push(variable);
             }
-            for &index in &self.history[variable as usize] {
+            for &index in self.history[variable as usize].iter().filter(|&&index| index < end) {
                 reach.calls.insert(index);
                 let call = &self.calls[index];
                 if let Some(op) = &call.op
@@ -349,7 +356,7 @@ impl Analysis {
                     if let KeyArg::Variable(v) = arg
                         && self.variables[*v as usize].requires_grad
                     {
-                        stack.push(*v);
+                        stack.push((*v, index));
                     }
                 }
             }
@@ -357,6 +364,11 @@ impl Analysis {
         reach.inputs.sort_unstable();
         reach.freed = reach.calls.iter().any(|call| self.freed.contains(call));
         reach
+    }
+
+    /// Whether a `backward` before put gradients into leaves.
+    pub(crate) fn has_delivered(&self) -> bool {
+        self.delivered
     }
 
     pub(crate) fn is_leaf(&self, input: Variable) -> bool {

@@ -271,6 +271,10 @@ impl State {
         };
         let analysis = self.analysis(site);
         let leaves: Vec<(Variable, bool)> = inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
+        // The tape outside may lead to a leaf whose gradient this graph has yet to put there.
+        if analysis.has_delivered() && leaves.iter().any(|(_, leaf)| !leaf) {
+            return Err(Leave::Eager("a second backward, whose tape goes on outside the compiled function"));
+        }
         self.check_hooks(leaves.iter().map(|&(input, _)| input))?;
         self.check_outside(leaves.iter().filter(|(_, leaf)| !leaf).map(|&(input, _)| input))?;
         // Existing gradients become inputs first; then new variables are numbered.

@@ -581,3 +581,47 @@ fn comparisons_in_place_end_the_gradient() -> Result<()> {
     })?;
     Ok(())
 }
+
+#[test]
+fn what_was_read_before_a_change_has_its_own_history() -> Result<()> {
+    check(|lab| {
+        let (a, b) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
+        lab.run(|| {
+            let y = a.mul(2.0)?;
+            let sum = y.sum()?;
+            y.copy_(&b)?;
+            sum.backward()
+        })?;
+        lab.see_grad("read", &a)?;
+        lab.say("b was not read", b.grad().is_none());
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_second_backward_through_the_tape_outside_adds_to_the_same_leaf() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[1.0, 2.0]);
+        let outside = w.mul(3.0)?;
+        lab.run(|| {
+            w.sum()?.backward()?;
+            w.set_grad(None);
+            outside.sum()?.backward()
+        })?;
+        lab.see_grad("of the second alone", &w)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn an_expanded_result_stays_expanded() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[1.0, 2.0]);
+        let wide = lab.run(|| w.exp()?.expand([3, 2]))?;
+        let _mode = no_grad();
+        lab.say("changed in place", wide.detach()?.add_(1.0).is_err());
+        lab.see("values", &wide)
+    })?;
+    Ok(())
+}
