@@ -180,7 +180,12 @@ pub(crate) fn bind(
                 offset: numbers.position(*offset),
             },
             Step::Copy { src, dst } => {
-                host_steps.push(HostStep::Copy { src: view(*src), dst: view(*dst) });
+                let (src, mut dst) = (view(*src), view(*dst));
+                // Behind a reshape: only dense targets get there.
+                if dst.layout.shape != src.layout.shape {
+                    dst.layout = Layout::contiguous(src.layout.shape.clone());
+                }
+                host_steps.push(HostStep::Copy { src, dst });
                 program::Step::Host(host_steps.len() - 1)
             }
             Step::Fallback { op, args, outs, loc } => {

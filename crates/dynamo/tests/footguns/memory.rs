@@ -372,3 +372,22 @@ fn a_window_lies_over_what_surrounds_it() -> Result<()> {
     })?;
     Ok(())
 }
+
+#[test]
+fn an_input_written_through_a_reshaped_view_by_a_library_step() -> Result<()> {
+    check(|lab| {
+        let x = Tensor::from_slice(&[2i64, 0, 1])?;
+        let on = Tensor::from_slice(&[true])?;
+        for _ in 0..3 {
+            let picked = lab.run(|| {
+                let row = x.unsqueeze(0)?;
+                row.copy_(&on.sub(&x)?)?;
+                x.gather(0, &x.gt(0)?.to_dtype(kiln_tensor::DType::I64)?)
+            })?;
+            lab.see("picked", &picked)?;
+            lab.see("written", &x)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
