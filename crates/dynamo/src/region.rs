@@ -78,8 +78,8 @@ impl Site {
     }
 
     /// What becomes of a segment that has no plan yet. `parted`: this call parted from a recording by its sizes
-    /// alone; if the ops that followed were others too, it is a recompilation after all.
-    pub(crate) fn sight(&self, at: u32, live: &LiveSet, parted: Option<&Parted>) -> Result<Sight, Leave> {
+    /// alone; if the ops that followed were others too, it is a recompilation after all, and counted once.
+    pub(crate) fn sight(&self, at: u32, live: &LiveSet, parted: &mut Option<Parted>) -> Result<Sight, Leave> {
         counters::note_new();
         let at_once = match self.options.dynamic {
             Some(false) => return Ok(Sight::New),
@@ -91,9 +91,10 @@ impl Site {
         let sight = sizes.sight(&self.trie, at, live, at_once);
         counters::add(Count::Resize, sizes.count - before);
         drop(sizes);
-        match (&sight, parted) {
-            (Sight::New, Some(parted)) => self.note_recompile(&parted.recompile)?,
-            (Sight::New | Sight::Again | Sight::First, _) => {}
+        if sight == Sight::New
+            && let Some(Parted { like, to }) = parted.take()
+        {
+            self.note_recompile(self.recompile(like, &self.trie.node(to).event))?;
         }
         Ok(sight)
     }
@@ -114,21 +115,20 @@ impl Site {
 
     /// Called before the trie grows at a node: keeps the reason if this is another way to go on, and says no
     /// past the limits and where the stance forbids it. Where only sizes are new, this may be the graph that is
-    /// known; the reason is returned in case it is not.
+    /// known: then the way it is like is returned.
     pub(crate) fn check_growth(
         &self,
         at: u32,
         event: &Event,
         parted: Option<&Parted>,
-    ) -> Result<Option<Parted>, Leave> {
+    ) -> Result<Option<u32>, Leave> {
         counters::note_new();
         let siblings = self.trie.children(at);
         if let Some(like) = self.same_but_for_sizes(&siblings, event) {
             if siblings.len() >= self.options.settings.size_limit || self.trie.len() >= NODE_LIMIT {
                 return Err(Leave::Eager("more sizes than plans are kept for"));
             }
-            let number = self.recompiles.lock().len() + 1;
-            return Ok(Some(Parted { recompile: self.recompile(number, like, event) }));
+            return Ok(Some(like));
         }
         match stance() {
             Stance::Default | Stance::ForceEager => {}
@@ -138,9 +138,8 @@ impl Site {
                 return Err(Leave::Eager("new to this function, and the stance is eager_on_recompile"));
             }
             Stance::FailOnRecompile => {
-                let number = self.recompiles.lock().len() + 1;
                 let reason = match siblings.first() {
-                    Some(&first) => self.recompile(number, first, event).reason,
+                    Some(&first) => self.recompile(first, event).reason,
                     None if at == ROOT => format!("{} was not compiled yet", self.name()),
                     None => format!("{} at {} was never met here", kind(event), location(event)),
                 };
@@ -151,8 +150,7 @@ impl Site {
             self.give_up("too many recorded ops")?;
         }
         if let Some(&first) = siblings.first() {
-            let number = self.recompiles.lock().len() + 1;
-            self.note_recompile(&self.recompile(number, first, event))?;
+            self.note_recompile(self.recompile(first, event))?;
         }
         Ok(None)
     }
@@ -167,15 +165,13 @@ impl Site {
     }
 
     /// A recording went another way than those before; says no past the limit.
-    fn note_recompile(&self, recompile: &Recompile) -> Result<(), Leave> {
+    fn note_recompile(&self, recompile: Recompile) -> Result<(), Leave> {
         count(Count::Recompile);
-        let mut recompiles = self.recompiles.lock();
-        let number = recompiles.len() + 1;
+        let number = recompile.number;
         let text = recompile.reason.clone();
         logs::write(Log::Recompiles, "recompile", &|| text.clone());
-        recompiles.push(Recompile { number, ..recompile.clone() });
+        self.recompiles.lock().push(recompile);
         if number > self.options.settings.recompile_limit {
-            drop(recompiles);
             let key = format!("recompiles-{:p}", self);
             warn::once(&key, || format!("{}: {text}; running eagerly from now on", self.name()));
             return self.give_up("too many recompilations");
@@ -184,7 +180,8 @@ impl Site {
     }
 
     /// Why an event is another way to go on than the one recorded first.
-    fn recompile(&self, number: usize, first: u32, event: &Event) -> Recompile {
+    fn recompile(&self, first: u32, event: &Event) -> Recompile {
+        let number = self.recompiles.lock().len() + 1;
         let arrived = |&index: &u32| self.trie.node(index).event.guards().len();
         let inputs: usize = self.trie.path(self.trie.node(first).parent).iter().map(arrived).sum();
         let reason = difference(&self.trie.node(first).event, event, inputs);

@@ -114,7 +114,7 @@ impl Run {
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
-                let sight = self.site.sight(state.at, &state.live, state.parted.as_ref());
+                let sight = self.site.sight(state.at, &state.live, &mut state.parted);
                 let refusal = match sight {
                     Ok(Sight::New) => self.site.may_compile().err(),
                     Ok(Sight::Again) => None,

@@ -13,7 +13,6 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
-use crate::explain::Recompile;
 use crate::trie::{CallEvent, Event, Guard, LiveSet, Trie};
 
 /// Attributes that are sizes or places, not ways to compute.
@@ -104,10 +103,12 @@ impl Sizes {
 }
 
 /// A way that parted from a recording by its sizes alone. Whether it is the same graph shows at its end.
-#[derive(Clone, Debug)]
+#[derive(Copy, Clone, Debug)]
 pub(crate) struct Parted {
-    /// What to say of it if it is another graph.
-    pub(crate) recompile: Recompile,
+    /// The node it would have gone to with the sizes recorded first.
+    pub(crate) like: u32,
+    /// The node it went to.
+    pub(crate) to: u32,
 }
 
 /// Whether the user marked all dims in which the inputs of two recordings, which end at these nodes, differ.

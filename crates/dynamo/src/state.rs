@@ -392,11 +392,12 @@ impl State {
 
     /// Adds an event to the trie and goes there.
     pub(crate) fn extend(&mut self, site: &Site, event: Event) -> Result<(), Leave> {
-        if let Some(parted) = site.check_growth(self.at, &event, self.parted.as_ref())? {
-            self.parted.get_or_insert(parted);
-        }
+        let like = site.check_growth(self.at, &event, self.parted.as_ref())?;
         self.analysis(site).add(&event);
         self.at = site.trie.insert(self.at, event);
+        if let (Some(like), None) = (like, self.parted) {
+            self.parted = Some(Parted { like, to: self.at });
+        }
         self.fresh.clear();
         Ok(())
     }

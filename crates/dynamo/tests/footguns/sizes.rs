@@ -185,3 +185,29 @@ fn announced_sizes_are_planned_at_once() -> Result<()> {
     assert!(batch(2, 6)?.mark_dynamic(2, 2..).is_err());
     Ok(())
 }
+
+#[test]
+fn a_divergence_is_counted_once_and_in_order() -> Result<()> {
+    let region = Compile::new().region();
+    // Three segments, all of them others where there are many rows.
+    let f = |x: &Tensor| -> Result<Tensor> {
+        let many = x.shape()[0] > 4;
+        let step = |x: &Tensor| if many { x.tanh() } else { x.neg() };
+        let y = step(x)?;
+        y.sum()?.item::<f32>()?;
+        let y = step(&y)?;
+        y.sum()?.item::<f32>()?;
+        if y.dtype() == DType::F64 { y.to_dtype(DType::F32) } else { step(&y) }
+    };
+    check(&region, &[2, 6], f)?;
+    let wide = batch(2, 6)?.to_dtype(DType::F64)?;
+    region.run(|| f(&wide))?;
+    check(&region, &[7, 3], f)?;
+    let explanation = region.explain();
+    let numbers: Vec<usize> = explanation.recompiles.iter().map(|recompile| recompile.number).collect();
+    let said = |r: &kiln_dynamo::Recompile| r.reason.starts_with(&format!("recompile #{} at ", r.number));
+    assert!(explanation.recompiles.iter().all(said), "{explanation}");
+    assert_eq!(numbers, (1..=numbers.len()).collect::<Vec<_>>(), "{explanation}");
+    assert_eq!(numbers.len(), 2, "{explanation}");
+    Ok(())
+}
