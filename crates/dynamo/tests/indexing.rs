@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+use std::sync::Mutex;
+
 use kiln_dynamo::{Backend, Compile};
 use kiln_ir::Why;
 use kiln_tensor::{DType, Device, Ellipsis, Error, IndexOp, Result, Tensor, manual_seed};
@@ -17,6 +19,9 @@ fn ramp(shape: &[usize]) -> Result<Tensor> {
 /// Runs a program on its own copy of `x`, eagerly and compiled (twice): results and what became of `x` agree.
 /// Returns how many breaks there were.
 fn agree(what: &str, x: &Tensor, program: impl Fn(&Tensor) -> Result<Tensor>) -> usize {
+    // The random stream is the process's.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let copy = || x.clone_tensor().unwrap();
     let eager = copy();
     manual_seed(3);
