@@ -189,11 +189,11 @@ fn announced_sizes_are_planned_at_once() -> Result<()> {
 #[test]
 fn a_divergence_is_counted_once_and_in_order() -> Result<()> {
     let region = Compile::new().region();
-    // Three segments, all of them others where there are many rows.
+    // The first op is the same; then come three segments that are others where there are many rows.
     let f = |x: &Tensor| -> Result<Tensor> {
         let many = x.shape()[0] > 4;
         let step = |x: &Tensor| if many { x.tanh() } else { x.neg() };
-        let y = step(x)?;
+        let y = step(&x.abs()?)?;
         y.sum()?.item::<f32>()?;
         let y = step(&y)?;
         y.sum()?.item::<f32>()?;
