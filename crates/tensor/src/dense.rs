@@ -1,15 +1,30 @@
 //! The commonest calls, without type inference: a scalar function of numbers and of tensors on the CPU that are
 //! ready, dense, and of one float dtype and one shape. The result has that dtype and shape.
 
+use smallvec::SmallVec;
+
 use kiln_ir::math::Function;
 use kiln_ir::{Device, Loc, Op, Result, Scalar, TensorTy};
 
 use crate::create::allocate_like;
 use crate::eager::{Input, function, lock, number_dtype, overlaps};
 use crate::hook::Arg;
-use crate::kernels::{self, Dense, MAX_INPUTS, Row};
-use crate::storage::{Guard, Use};
+use crate::kernels::{self, Dense, MAX_INPUTS, Row, Step};
+use crate::storage::{Guard, Use, independent};
 use crate::tensor::Ready;
+
+/// A call with its operands in hand, to run later.
+pub(crate) struct HeldCall {
+    function: Function,
+    out: Ready,
+    in_place: bool,
+    inputs: SmallVec<[HeldInput; MAX_INPUTS]>,
+}
+
+enum HeldInput {
+    Tensor(Ready),
+    Number(Scalar),
+}
 
 /// Such a call.
 pub(crate) struct DenseCall<'a> {
@@ -110,7 +125,37 @@ impl<'a> DenseCall<'a> {
         true
     }
 
+    /// Takes several calls of one op in hand, their results in fresh memory if they are not in place.
+    pub(crate) fn hold_all(
+        calls: &[DenseCall<'_>],
+        op: &Op,
+        in_place: bool,
+        loc: Loc,
+    ) -> Result<Vec<HeldCall>> {
+        let held = |call: &DenseCall<'_>| {
+            let out = match in_place {
+                true => call.first.clone(),
+                false => allocate_like(call.first, op.name(), loc)?,
+            };
+            let inputs = call.inputs().iter().map(|input| match input {
+                Input::Tensor(t) => HeldInput::Tensor((*t).clone()),
+                Input::Number(x) => HeldInput::Number(*x),
+            });
+            Ok(HeldCall { function: call.function, out, in_place, inputs: inputs.collect() })
+        };
+        calls.iter().map(held).collect()
+    }
+
     fn lock_all<'b>(calls: &[DenseCall<'b>], in_place: bool) -> Option<Guard<'b>> {
+        Guard::lock_rows(&mut DenseCall::uses(calls, in_place))
+    }
+
+    /// Whether no call in place writes what another one uses.
+    pub(crate) fn independent(calls: &[DenseCall<'_>]) -> bool {
+        independent(&mut DenseCall::uses(calls, true))
+    }
+
+    fn uses<'b>(calls: &[DenseCall<'b>], in_place: bool) -> Vec<Use<'b>> {
         let mut uses = Vec::with_capacity(calls.len() * MAX_INPUTS);
         for (row, call) in calls.iter().enumerate() {
             for (i, input) in call.inputs().iter().enumerate() {
@@ -119,19 +164,110 @@ impl<'a> DenseCall<'a> {
                 }
             }
         }
-        Guard::lock_rows(&mut uses)
+        uses
     }
 
     /// As a kernel takes it: the inputs and `out`, which has the result's type, are dense and of one dtype and
     /// shape; none overlaps an in-place target but as the same elements.
     fn row(&self, out: &Ready) -> Row {
-        let mut inputs = [Dense::Scalar(0); MAX_INPUTS];
-        for (dense, input) in inputs.iter_mut().zip(self.inputs()) {
-            *dense = match input {
-                Input::Tensor(t) => Dense::Elements(t.pointer()),
-                Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
-            };
-        }
-        Row { numel: out.layout.shape.numel(), dtype: out.dtype, out: out.pointer(), inputs }
+        row(out, self.inputs().iter().copied())
     }
+}
+
+fn row<'a>(out: &Ready, inputs: impl Iterator<Item = Input<'a>>) -> Row {
+    let mut dense = [Dense::Scalar(0); MAX_INPUTS];
+    for (dense, input) in dense.iter_mut().zip(inputs) {
+        *dense = match input {
+            Input::Tensor(t) => Dense::Elements(t.pointer()),
+            Input::Number(x) => Dense::Scalar(x.to_element(number_dtype(out.dtype))),
+        };
+    }
+    Row { numel: out.layout.shape.numel(), dtype: out.dtype, out: out.pointer(), inputs: dense }
+}
+
+impl HeldCall {
+    /// The result.
+    pub(crate) fn output(&self) -> &Ready {
+        &self.out
+    }
+
+    fn inputs(&self) -> impl Iterator<Item = Input<'_>> {
+        self.inputs.iter().map(|input| match input {
+            HeldInput::Tensor(t) => Input::Tensor(t),
+            HeldInput::Number(x) => Input::Number(*x),
+        })
+    }
+
+    /// Runs calls, each step's as one list op, the steps in their order: block by block where no element can tell.
+    pub(crate) fn run_all(steps: &[Vec<HeldCall>]) {
+        let mut uses = Vec::new();
+        for call in steps.iter().flatten() {
+            uses.push(Use { storage: &call.out.storage, row: 0, write: true });
+            for input in &call.inputs {
+                if let HeldInput::Tensor(t) = input {
+                    uses.push(Use { storage: &t.storage, row: 0, write: false });
+                }
+            }
+        }
+        let Some(_lock) = Guard::lock_rows(&mut uses) else { return };
+        let rows = |calls: &[HeldCall]| calls.iter().map(|call| row(&call.out, call.inputs())).collect();
+        let function = |calls: &[HeldCall]| calls.first().map(|call| call.function);
+        let kernels: Vec<Step> = steps
+            .iter()
+            .filter_map(|calls| Some(Step { function: function(calls)?, rows: rows(calls) }))
+            .collect();
+        // SAFETY: each step was a list op that runs at once, with operands as `row` says; all is locked. Blocks have
+        // what they ask for besides.
+        unsafe {
+            match in_blocks(&kernels) {
+                true => kernels::pointwise_blocks(&kernels),
+                false => kernels.iter().for_each(|step| kernels::pointwise_rows(step.function, &step.rows)),
+            }
+        }
+        for call in steps.iter().flatten().filter(|call| call.in_place) {
+            call.out.storage.bump_version();
+        }
+    }
+}
+
+/// Whether steps can run block by block: at one place of the lists all have equally many elements of one dtype,
+/// and what is written is used at that place only, and as the same elements.
+fn in_blocks(steps: &[Step]) -> bool {
+    let Some(first) = steps.first() else { return false };
+    let mut uses = Vec::new();
+    for step in steps {
+        if step.rows.len() != first.rows.len() {
+            return false;
+        }
+        for (place, (row, like)) in step.rows.iter().zip(&first.rows).enumerate() {
+            if row.numel != like.numel || row.dtype != like.dtype {
+                return false;
+            }
+            let bytes = row.numel * row.dtype.size();
+            let mut used = |start: usize, write: bool| uses.push((start, start + bytes, place, write));
+            used(row.out.addr(), true);
+            for input in &row.inputs[..step.function.arity()] {
+                if let Dense::Elements(elements) = input {
+                    used(elements.addr(), false);
+                }
+            }
+        }
+    }
+    uses.retain(|(start, end, ..)| start < end);
+    uses.sort_unstable();
+    // The stretch of memory that the uses so far overlap, and whether it is written.
+    let (mut stretch, mut written, mut alike) = ((0, 0, 0), false, true);
+    for (start, end, place, write) in uses {
+        if start >= stretch.1 {
+            (stretch, written, alike) = ((start, end, place), write, true);
+            continue;
+        }
+        written |= write;
+        alike &= (start, end, place) == stretch;
+        stretch.1 = stretch.1.max(end);
+        if written && !alike {
+            return false;
+        }
+    }
+    true
 }

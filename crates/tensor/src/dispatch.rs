@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use kiln_ir::{Class, Error, Grad, Layout, Loc, Op, Result, Ty, Why, carries_gradient};
 
 use crate::autograd::{self, EagerEmit, grad_enabled};
-use crate::dense::DenseCall;
+use crate::dense::{DenseCall, HeldCall};
 use crate::hook::{self, Arg, Call, Output};
 use crate::tensor::Ready;
 use crate::{Tensor, TensorList, eager};
@@ -134,38 +134,91 @@ enum Column<'a> {
     Same(Arg<'a>),
 }
 
-/// A pointwise op over lists, element by element. All elements are checked before any is changed.
-fn execute_list(call: &Call<'_>) -> Result<Output> {
-    let mut columns: SmallVec<[Column<'_>; 4]> = SmallVec::new();
-    for arg in call.args {
-        columns.push(match arg {
-            Arg::List(l) => Column::List(l.items()?),
-            other => Column::Same(*other),
-        });
+/// The operands of a list op.
+struct Columns<'a>(SmallVec<[Column<'a>; 4]>);
+
+impl<'a> Columns<'a> {
+    fn of(call: &Call<'a>) -> Result<Columns<'a>> {
+        let mut columns = SmallVec::new();
+        for arg in call.args {
+            columns.push(match arg {
+                Arg::List(l) => Column::List(l.items()?),
+                other => Column::Same(*other),
+            });
+        }
+        Ok(Columns(columns))
     }
-    let lengths = || {
-        columns.iter().filter_map(|column| if let Column::List(l) = column { Some(l.len()) } else { None })
-    };
-    let n = lengths().next().unwrap_or(0);
-    let element = |i: usize| -> SmallVec<[Arg<'_>; 4]> {
+
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().filter_map(|column| if let Column::List(l) = column { Some(l.len()) } else { None })
+    }
+
+    /// How many elements the lists have, if they fit together.
+    fn len(&self) -> usize {
+        self.lengths().next().unwrap_or(0)
+    }
+
+    /// The operands at one place.
+    fn element(&self, i: usize) -> SmallVec<[Arg<'a>; 4]> {
         let mut args = SmallVec::new();
-        for column in &columns {
+        for column in &self.0 {
             args.push(match column {
                 Column::List(l) => Arg::Tensor(&l[i]),
                 Column::Same(arg) => *arg,
             });
         }
         args
-    };
-    let dense =
-        || (0..n).map(|i| DenseCall::of(call.op, &element(i), call.in_place)).collect::<Option<Vec<_>>>();
-    let dense = if lengths().all(|length| length == n) { dense() } else { None };
-    let target = match call.args.first() {
-        Some(Arg::List(target)) if call.in_place => Some(*target),
+    }
+
+    /// The calls at all places, if all are dense ones.
+    fn dense(&self, call: &Call<'_>) -> Result<Option<Vec<DenseCall<'a>>>> {
+        let n = self.len();
+        if self.lengths().any(|length| length != n) {
+            return Ok(None);
+        }
+        let dense = |i| DenseCall::of(call.op, &self.element(i), call.in_place);
+        let dense: Option<Vec<_>> = (0..n).map(dense).collect();
+        debug_assert!(dense.is_none() || call.op.infer(&arg_tys(call.args)?).is_ok());
+        Ok(dense)
+    }
+}
+
+/// The list that a call changes.
+fn target<'a>(call: &Call<'a>) -> Option<&'a TensorList> {
+    match call.args.first() {
+        Some(Arg::List(target)) if call.in_place => Some(target),
         _ => None,
+    }
+}
+
+/// A list op off the tape whose elements are independent dense calls: taken in hand to run later, with what it
+/// is going to give.
+pub(crate) fn hold(call: &Call<'_>) -> Result<Option<(Vec<HeldCall>, Output)>> {
+    if !call.args.iter().any(|arg| matches!(arg, Arg::List(_))) || matches!(call.op, Op::ListGet { .. }) {
+        return Ok(None);
+    }
+    let columns = Columns::of(call)?;
+    let Some(calls) = columns.dense(call)? else { return Ok(None) };
+    let target = target(call);
+    if recording(call, &columns)
+        || target.is_none() && call.in_place
+        || call.in_place && !DenseCall::independent(&calls)
+    {
+        return Ok(None);
+    }
+    let held = DenseCall::hold_all(&calls, call.op, call.in_place, call.loc)?;
+    let output = match target {
+        Some(target) => target.clone(),
+        None => held.iter().map(|call| Tensor::from_ready(call.output().clone())).collect(),
     };
-    debug_assert!(dense.is_none() || call.op.infer(&arg_tys(call.args)?).is_ok());
-    match dense {
+    Ok(Some((held, Output::List(output))))
+}
+
+/// A pointwise op over lists, element by element. All elements are checked before any is changed.
+fn execute_list(call: &Call<'_>) -> Result<Output> {
+    let columns = Columns::of(call)?;
+    let (n, target) = (columns.len(), target(call));
+    match columns.dense(call)? {
         // Off the tape, nothing but the types can forbid a dense call.
         Some(calls) if !recording(call, &columns) => match target {
             None if !call.in_place => {
@@ -185,12 +238,12 @@ fn execute_list(call: &Call<'_>) -> Result<Output> {
     }
     if call.in_place {
         for i in 0..n {
-            check(&Call { args: &element(i), ..*call })?;
+            check(&Call { args: &columns.element(i), ..*call })?;
         }
     }
     let mut items = Vec::with_capacity(if call.in_place { 0 } else { n });
     for i in 0..n {
-        let item = execute_one(&Call { args: &element(i), ..*call })?;
+        let item = execute_one(&Call { args: &columns.element(i), ..*call })?;
         if !call.in_place {
             items.push(item);
         }
@@ -202,9 +255,9 @@ fn execute_list(call: &Call<'_>) -> Result<Output> {
 }
 
 /// Whether gradients are recorded and some tensor wants one.
-fn recording(call: &Call<'_>, columns: &[Column<'_>]) -> bool {
+fn recording(call: &Call<'_>, columns: &Columns<'_>) -> bool {
     call.grad_enabled
-        && columns.iter().any(|column| match column {
+        && columns.0.iter().any(|column| match column {
             Column::List(tensors) => tensors.iter().any(Tensor::requires_grad),
             Column::Same(arg) => matches!(arg, Arg::Tensor(t) if t.requires_grad()),
         })

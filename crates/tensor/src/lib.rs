@@ -28,6 +28,7 @@ mod nested;
 mod norm;
 mod order;
 mod picking;
+mod pieces;
 mod pointwise;
 mod pool;
 mod print;

@@ -196,18 +196,25 @@ pub(crate) struct Use<'a> {
     pub(crate) write: bool,
 }
 
+/// Sorts what several calls use by storage, and says whether none writes what another uses.
+pub(crate) fn independent(uses: &mut [Use<'_>]) -> bool {
+    let address = |used: &Use<'_>| used.storage.address();
+    uses.sort_unstable_by_key(address);
+    uses.chunk_by(|a, b| address(a) == address(b)).all(|same| {
+        let write = same.iter().any(|used| used.write);
+        !write || same.iter().all(|used| used.row == same[0].row)
+    })
+}
+
 impl<'a> Guard<'a> {
     /// Locks what several calls use, so that they can run in any order; `None` if one writes what another uses.
     pub(crate) fn lock_rows(uses: &mut [Use<'a>]) -> Option<Guard<'a>> {
-        let address = |used: &Use<'_>| used.storage.address();
-        uses.sort_unstable_by_key(address);
+        if !independent(uses) {
+            return None;
+        }
         let mut held: SmallVec<[(&Storage, bool); 5]> = SmallVec::new();
-        for same in uses.chunk_by(|a, b| address(a) == address(b)) {
-            let write = same.iter().any(|used| used.write);
-            if write && same.iter().any(|used| used.row != same[0].row) {
-                return None;
-            }
-            held.push((same[0].storage, write));
+        for same in uses.chunk_by(|a, b| a.storage.address() == b.storage.address()) {
+            held.push((same[0].storage, same.iter().any(|used| used.write)));
         }
         lock_all(&held);
         Some(Guard { held })

@@ -55,7 +55,7 @@ pub(super) enum Cost {
 
 impl Cost {
     /// The least number of elements worth a thread's while.
-    fn grain(self) -> usize {
+    pub(super) fn grain(self) -> usize {
         match self {
             Cost::Cheap => 16384,
             Cost::Costly => 4096,
@@ -227,7 +227,7 @@ pub(super) unsafe fn drive_rows(
 ///
 /// # Safety
 /// That of [`drive_rows`], for the elements from `begin` on.
-unsafe fn dense(inner: Loops, inputs: &[Dense], row: &Row, begin: usize, n: usize) {
+pub(super) unsafe fn dense(inner: Loops, inputs: &[Dense], row: &Row, begin: usize, n: usize) {
     let size = row.dtype.size();
     let out = row.out.wrapping_add(begin * size);
     let mut pointers = [out; OPERANDS];

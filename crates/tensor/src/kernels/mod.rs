@@ -3,6 +3,7 @@
 //! | module        | what it computes                                                         |
 //! |---------------|--------------------------------------------------------------------------|
 //! | [`pointwise`] | scalar functions, comparisons, logic, `where`                            |
+//! | [`blocks`]    | several scalar functions one after the other, block by block               |
 //! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
 //! | [`softmax`]   | softmax and log_softmax along a dim                                      |
@@ -17,6 +18,7 @@
 //!
 //! Large work is split over the threads of `kiln_runtime`; results never depend on how many there are.
 
+mod blocks;
 pub mod convert;
 mod drive;
 mod element;
@@ -34,6 +36,7 @@ pub mod softmax;
 #[cfg(test)]
 mod tests;
 
+pub use blocks::{Step, pointwise_blocks};
 pub use convert::{arange, convert, fill};
 pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;

@@ -104,12 +104,17 @@ pub unsafe fn pointwise(function: Function, out: &Operand, inputs: &[&Operand]) 
 /// output overlaps another row's operands.
 pub unsafe fn pointwise_rows(function: Function, rows: &[Row]) {
     debug_assert!(rows.iter().all(|row| row.dtype.is_float()));
-    let inner = |dtype| match dtype {
-        DType::F64 => f64_loops(function),
-        _ => f32_loops(function),
-    };
+    let inner = |dtype| float_loops(function, dtype);
     // SAFETY: the loops are those for the rows' dtypes; the rest is the caller's contract.
     unsafe { drive_rows(inner, cost(function), function.arity(), rows) };
+}
+
+/// The loops for the type that a float dtype is computed in.
+pub(super) fn float_loops(function: Function, dtype: DType) -> Loops {
+    match dtype {
+        DType::F64 => f64_loops(function),
+        _ => f32_loops(function),
+    }
 }
 
 /// `out = left ? right`, a bool.
@@ -255,7 +260,7 @@ pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operan
     unsafe { drive(inner, Form::Memory, Cost::Cheap, out, &[condition, a, b]) }
 }
 
-fn cost(function: Function) -> Cost {
+pub(super) fn cost(function: Function) -> Cost {
     match function {
         Function::Exp
         | Function::Exp2

@@ -119,7 +119,7 @@ vectorised! {
 
 /// Asks for elements that will be read soon; a wrong address does no harm.
 #[inline(always)]
-fn prefetch(start: *const u8, bytes: usize) {
+pub(super) fn prefetch(start: *const u8, bytes: usize) {
     const LINE: usize = 64;
     /// More than this would push out what is being worked on.
     const MOST: usize = 16384;
