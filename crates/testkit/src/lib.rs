@@ -5,6 +5,8 @@ mod array;
 mod eval;
 mod finite;
 pub mod golden;
+#[cfg(test)]
+mod op_docs;
 mod philox;
 mod programs;
 mod rng;

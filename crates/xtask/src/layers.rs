@@ -30,7 +30,7 @@ const LAYERS: &[Layer] = &[
     layer("corpus", &["kiln"]),
     layer("cli", &["kiln", "corpus"]),
     layer("testkit", &["ir"]),
-    layer("xtask", &["ir"]),
+    layer("xtask", &[]),
 ];
 
 /// What every crate takes from the workspace instead of stating it itself.

@@ -2,7 +2,6 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod layers;
-mod op_docs;
 mod source;
 mod stages;
 mod tidy;
@@ -13,7 +12,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Kiln's development tasks
 
-  cargo xtask test    everything: fmt, clippy, tidy, then all tests; ends with `N passed, M failed`
+  cargo xtask test    everything: fmt, tidy, clippy, then all tests; ends with `N passed, M failed`
   cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
   cargo xtask fmt     format all code
   cargo xtask docs    write docs/ops.md from the op table";
@@ -26,7 +25,7 @@ fn main() -> ExitCode {
         ["test"] => stages::test(&root),
         ["tidy"] => stages::tidy(&root),
         ["fmt"] => stages::fmt(&root),
-        ["docs"] => op_docs::write(&root),
+        ["docs"] => stages::docs(&root),
         [] | ["help" | "-h" | "--help"] => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;

@@ -1,23 +1,22 @@
 //! The stages of `cargo xtask test`: each is shown with its time, all run even if one fails.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use crate::tidy as rules;
 
-/// fmt, clippy, tidy, tests. The last line is `N passed, M failed`.
+/// fmt, tidy, clippy, tests. The last line is `N passed, M failed`.
 pub fn test(root: &Path) -> bool {
     if !tools_are_here(root) {
         return false;
     }
     let mut totals = Totals::default();
-    let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     let results = [
         stage("fmt", || cargo(root, &["fmt", "--all", "--check"])),
-        stage("clippy", || cargo(root, &clippy)),
         stage("tidy", || tidy(root)),
+        stage("clippy", || lint(root)),
         stage("test", || run_tests(root, &mut totals)),
     ];
     println!();
@@ -43,6 +42,12 @@ pub fn tidy(root: &Path) -> bool {
         eprintln!("tidy: {} to put right", problems.len());
     }
     problems.is_empty()
+}
+
+/// Writes the pages that are made from the code.
+pub fn docs(root: &Path) -> bool {
+    let words = ["test", "--quiet", "--package", "kiln-testkit", "--lib", "op_docs"];
+    command(root, &words).env("BLESS", "1").status().is_ok_and(|status| status.success())
 }
 
 /// Formats all code.
@@ -99,6 +104,53 @@ fn tools_are_here(root: &Path) -> bool {
     missing.is_empty()
 }
 
+/// Builds all tests by clippy's compiler, which finds what there is to find in the same pass; true if that is
+/// nothing. `cargo clippy` would only look, and everything be compiled once more for the tests.
+fn lint(root: &Path) -> bool {
+    let mut warnings = 0;
+    let words = ["test", "--workspace", "--no-run", "--message-format=json"];
+    let built = each_line(linting(&mut command(root, &words)), |line| {
+        let Ok(message) = serde_json::from_slice::<serde_json::Value>(line) else { return };
+        if message["reason"] == "compiler-message" {
+            let diagnostic = &message["message"];
+            eprint!("{}", diagnostic["rendered"].as_str().unwrap_or_default());
+            warnings += usize::from(diagnostic["level"] == "warning");
+        }
+    });
+    if warnings > 0 {
+        eprintln!("clippy: {warnings} warning(s)");
+    }
+    built && warnings == 0
+}
+
+/// The command, with clippy's compiler for the workspace's crates. It lies beside cargo.
+fn linting(command: &mut Command) -> &mut Command {
+    let cargo = std::env::var_os("CARGO").map(PathBuf::from);
+    let beside = cargo.and_then(|cargo| Some(cargo.parent()?.join("clippy-driver")));
+    let driver = beside.filter(|driver| driver.exists()).unwrap_or_else(|| "clippy-driver".into());
+    command.env("RUSTC_WORKSPACE_WRAPPER", driver)
+}
+
+/// Runs a command and hands on what it prints, line by line; true if it ends well.
+fn each_line(command: &mut Command, mut each: impl FnMut(&[u8])) -> bool {
+    let mut child = match command.stdout(Stdio::piped()).spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("error: cannot run cargo: {error}");
+            return false;
+        }
+    };
+    if let Some(output) = child.stdout.take() {
+        let mut reader = BufReader::new(output);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+            each(&line);
+            line.clear();
+        }
+    }
+    child.wait().is_ok_and(|status| status.success())
+}
+
 /// What the test runners reported, summed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Totals {
@@ -121,26 +173,12 @@ impl Totals {
 
 /// All tests, documentation's included; their output passes through as it comes.
 fn run_tests(root: &Path, totals: &mut Totals) -> bool {
-    let mut command = command(root, &["test", "--workspace", "--no-fail-fast"]);
-    let mut child = match command.stdout(Stdio::piped()).spawn() {
-        Ok(child) => child,
-        Err(error) => {
-            eprintln!("error: cannot run cargo test: {error}");
-            return false;
-        }
-    };
-    if let Some(output) = child.stdout.take() {
-        let mut screen = std::io::stdout().lock();
-        let mut reader = BufReader::new(output);
-        let mut line = Vec::new();
-        while reader.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-            totals.add(&String::from_utf8_lossy(&line));
-            // Nobody reading on is no reason to stop testing.
-            let _ = screen.write_all(&line);
-            line.clear();
-        }
-    }
-    child.wait().is_ok_and(|status| status.success())
+    let mut screen = std::io::stdout().lock();
+    each_line(linting(&mut command(root, &["test", "--workspace", "--no-fail-fast"])), |line| {
+        totals.add(&String::from_utf8_lossy(line));
+        // Nobody reading on is no reason to stop testing.
+        let _ = screen.write_all(line);
+    })
 }
 
 #[cfg(test)]

@@ -209,8 +209,17 @@ fn sweep(
 
 #[test]
 fn float_functions() {
+    float_functions_of(&[DType::F32, DType::F64]);
+}
+
+#[test]
+fn half_functions() {
+    float_functions_of(&[DType::F16, DType::BF16]);
+}
+
+fn float_functions_of(dtypes: &[DType]) {
     for &function in Function::ALL {
-        for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
+        for &dtype in dtypes {
             let width = if dtype == DType::F64 { Width::F64 } else { Width::F32 };
             sweep(
                 function.name(),

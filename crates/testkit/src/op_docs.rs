@@ -1,26 +1,11 @@
-//! `docs/ops.md`, made from the op table.
+//! `docs/ops.md`, made from the op table and kept true by a test.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use kiln_ir::{Grad, Level, Op, Row};
 
-/// Where the page is.
-pub const PATH: &str = "docs/ops.md";
-
-/// Writes the page.
-pub fn write(root: &Path) -> bool {
-    let written =
-        std::fs::create_dir_all(root.join("docs")).and_then(|()| std::fs::write(root.join(PATH), page()));
-    match &written {
-        Ok(()) => println!("{PATH}: {} ops", Op::ROWS.len()),
-        Err(error) => eprintln!("error: {PATH}: {error}"),
-    }
-    written.is_ok()
-}
-
 /// The whole page.
-pub fn page() -> String {
+fn page() -> String {
     let mut page = String::from(
         "# Operators\n\n\
          Made from the op table (`crates/ir/src/table`) by `cargo xtask docs`; do not edit by hand.\n\n\
@@ -76,6 +61,18 @@ fn cell(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    /// `BLESS=1` writes it, as for golden files; so does `cargo xtask docs`.
+    #[test]
+    fn the_page_is_what_the_table_says() -> std::io::Result<()> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/ops.md");
+        if std::env::var_os("BLESS").is_some_and(|bless| bless == "1") {
+            std::fs::write(path, super::page())?;
+        }
+        let there = std::fs::read_to_string(path)?;
+        assert!(there == super::page(), "docs/ops.md is not what the op table says; run `cargo xtask docs`");
+        Ok(())
+    }
+
     #[test]
     fn every_row_has_its_line() {
         let page = super::page();
