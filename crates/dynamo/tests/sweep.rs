@@ -1,6 +1,6 @@
 //! A sweep made from the op table: every row, on all its samples, dtypes and layouts of operands, compiled and
 //! compared with eager, forwards and (for floats) backwards, with the backward pass in the compiled function or
-//! after it. The samples of a row share one region. The backends that run op by op call it twice, with other
+//! after it. The samples of a row, or of a few rows, share one region. The backends that run op by op call it twice, with other
 //! numbers: what was recorded must not keep any of the first ones.
 
 #![allow(clippy::unwrap_used)] // a test may panic
@@ -90,13 +90,21 @@ fn operand(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain, layout: L
 
 /// A sample with its operands.
 struct Case {
+    row: &'static Row,
     sample: Sample,
     layout: Layout,
     tensors: Vec<Option<Tensor>>,
 }
 
 impl Case {
-    fn new(sample: &Sample, dtype: DType, layout: Layout, gradients: bool, seed: u64) -> Result<Case> {
+    fn new(
+        row: &'static Row,
+        sample: &Sample,
+        dtype: DType,
+        layout: Layout,
+        gradients: bool,
+        seed: u64,
+    ) -> Result<Case> {
         let mut rng = Rng::new(seed);
         let mut tensors = Vec::new();
         for arg in &sample.args {
@@ -111,7 +119,7 @@ impl Case {
         for tensor in tensors.iter().flatten().filter(|t| gradients && t.dtype().is_float()) {
             tensor.requires_grad_(true)?;
         }
-        Ok(Case { sample: sample.clone(), layout, tensors })
+        Ok(Case { row, sample: sample.clone(), layout, tensors })
     }
 
     fn run(&self) -> Result<Tensor> {
@@ -183,8 +191,18 @@ fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String
     Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])))
 }
 
-/// A row's samples in a dtype, with the numbers of one call.
-fn cases(row: &Row, dtype: DType, gradients: bool, call: usize) -> Result<Vec<Case>> {
+/// The rows' samples in a dtype, with the numbers of one call.
+fn cases(rows: &[&'static Row], dtype: DType, call: usize) -> Result<Vec<Case>> {
+    let cases = rows.iter().map(|row| row_cases(row, dtype, call));
+    Ok(cases.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+}
+
+/// Whether a row's float operands have gradients.
+fn has_gradients(row: &Row, dtype: DType) -> bool {
+    dtype.is_float() && !matches!(row.grad, Grad::Zero | Grad::NotDifferentiable(_))
+}
+
+fn row_cases(row: &'static Row, dtype: DType, call: usize) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let samples = row.sample_calls();
     let fitting = samples.iter().enumerate().filter(|(_, s)| s.dtypes.contains(&dtype));
@@ -196,23 +214,22 @@ fn cases(row: &Row, dtype: DType, gradients: bool, call: usize) -> Result<Vec<Ca
             let tensors = sample.args.iter().any(|arg| !matches!(arg, SampleArg::Number(_)));
             if layout == Layout::Contiguous || (tensors && is_main) {
                 let seed = (call * 100_000 + i * 10 + k) as u64;
-                cases.push(Case::new(sample, dtype, layout, gradients, seed)?);
+                cases.push(Case::new(row, sample, dtype, layout, has_gradients(row, dtype), seed)?);
             }
         }
     }
     Ok(cases)
 }
 
-fn check(backend: Backend, row: &Row, dtype: DType, pass: Backward) -> Result<Vec<String>> {
-    let gradients = dtype.is_float() && !matches!(row.grad, Grad::Zero | Grad::NotDifferentiable(_));
-    if pass == Backward::Outside && !gradients {
-        return Ok(Vec::new());
-    }
-    let region = Compile::new().backend(backend).region();
+fn check(backend: Backend, rows: &[&'static Row], dtype: DType, pass: Backward) -> Result<Vec<String>> {
+    let names = || rows.iter().map(|row| row.name).collect::<Vec<_>>().join(", ");
+    // What the C compiler does with the text differs little between types: the others need not wait for it.
+    let level = if dtype == DType::F32 { "2" } else { "0" };
+    let region = Compile::new().backend(backend).option("opt_level", level)?.region();
     let mut failures = Vec::new();
     let calls = if backend == Backend::Inductor { 1 } else { 2 };
     for call in 0..calls {
-        let (eager, compiled) = (cases(row, dtype, gradients, call)?, cases(row, dtype, gradients, call)?);
+        let (eager, compiled) = (cases(rows, dtype, call)?, cases(rows, dtype, call)?);
         if eager.is_empty() {
             return Ok(Vec::new());
         }
@@ -237,7 +254,7 @@ fn check(backend: Backend, row: &Row, dtype: DType, pass: Backward) -> Result<Ve
                         case.tensors.iter().flatten().map(|t| t.ty().to_string()).collect();
                     failures.push(format!(
                         "{backend}, backward {pass:?}, call {call}: {} {:?} of {} ({:?}), {what}: {text}",
-                        row.name,
+                        case.row.name,
                         case.sample.op.attributes(),
                         operands.join(" × "),
                         case.layout
@@ -261,11 +278,11 @@ fn check(backend: Backend, row: &Row, dtype: DType, pass: Backward) -> Result<Ve
     let explanation = region.explain();
     for graph in &explanation.graphs {
         if let Some(reason) = graph.interpreted.as_ref().filter(|_| backend != Backend::Eager) {
-            failures.push(format!("{backend}: {} {dtype} is not compiled: {reason}", row.name));
+            failures.push(format!("{backend}: {} {dtype} is not compiled: {reason}", names()));
         }
     }
     for recompile in &explanation.recompiles {
-        failures.push(format!("{backend}: {} {dtype}: {}", row.name, recompile.reason));
+        failures.push(format!("{backend}: {} {dtype}: {}", names(), recompile.reason));
     }
     Ok(failures)
 }
@@ -274,12 +291,15 @@ fn sweep(backend: Backend, dtypes: &[DType], pass: Backward) {
     // One sweep at a time: they share the two or three cores that compile kernels.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // Starting a C compiler takes longer than most kernels: several rows share a region.
+    let together = if backend == Backend::Inductor { 8 } else { 1 };
     let mut failures = Vec::new();
-    for row in Op::ROWS {
-        for &dtype in dtypes {
-            match check(backend, row, dtype, pass) {
+    for &dtype in dtypes {
+        let rows = Op::ROWS.iter().filter(|row| pass == Backward::Inside || has_gradients(row, dtype));
+        for rows in rows.collect::<Vec<_>>().chunks(together) {
+            match check(backend, rows, dtype, pass) {
                 Ok(found) => failures.extend(found),
-                Err(error) => failures.push(format!("{backend}: {} {dtype}: {error}", row.name)),
+                Err(error) => failures.push(format!("{backend}: from {} on, {dtype}: {error}", rows[0].name)),
             }
         }
     }
