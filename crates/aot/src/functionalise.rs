@@ -60,7 +60,7 @@ pub struct Survivor {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Functional {
     /// The graph, at the level of the user's ops.
-    pub graph: Graph,
+    pub graph: Arc<Graph>,
     /// What each input is.
     pub inputs: Vec<GraphInput>,
     /// The variables that outlive the trace.
@@ -95,7 +95,7 @@ pub(crate) enum State {
         /// asked for a view must meet the views of that view.
         chain: Arc<[Op]>,
         source: Variable,
-        layout: Layout,
+        layout: Arc<Layout>,
         cached: Option<(u64, Value)>,
         recorded: bool,
     },
@@ -142,7 +142,7 @@ impl Translator<'_> {
             numbers: vec![None; trace.numbers.len()],
             no_chain: Arc::from([]),
             states: vec![State::Unset; trace.variables.len()],
-            bases: Vec::new(),
+            bases: Vec::with_capacity(trace.variables.len()),
             clock: 0,
             recording: false,
             recorded: Vec::new(),
@@ -233,7 +233,7 @@ impl Translator<'_> {
         self.bases.len() - 1
     }
 
-    fn tensor_state(&mut self, base: usize, variable: Variable, layout: Layout) -> State {
+    fn tensor_state(&mut self, base: usize, variable: Variable, layout: Arc<Layout>) -> State {
         let (chain, recorded) = (self.no_chain.clone(), self.recording);
         State::Tensor { base, chain, source: variable, layout, cached: None, recorded }
     }
@@ -372,7 +372,7 @@ impl Translator<'_> {
                 // A view of a view that was not recorded has no history either.
                 let recorded = self.recording && (recorded || chain.is_empty());
                 let chain = chain.iter().cloned().chain([op.clone()]).collect();
-                let source = *source;
+                let (source, layout) = (*source, Arc::new(layout));
                 self.states[out as usize] =
                     State::Tensor { base, chain, source, layout, cached: None, recorded };
                 return Ok(());
@@ -397,7 +397,7 @@ impl Translator<'_> {
         self.states[variable as usize] = match self.graph.ty(value).clone() {
             Ty::Tensor(ty) => {
                 let base = self.new_base(Stored::Value(value));
-                self.tensor_state(base, variable, Layout::contiguous(ty.shape))
+                self.tensor_state(base, variable, Arc::new(Layout::contiguous(ty.shape)))
             }
             Ty::List(_) | Ty::Scalar(_) => State::Made(value),
         };
@@ -414,7 +414,7 @@ impl Translator<'_> {
             // The result is stored in the target's dtype.
             let dtype = match &want {
                 Ty::Tensor(t) => t.dtype,
-                Ty::List(items) if items.iter().all(|t| t.dtype == items[0].dtype) => items[0].dtype,
+                Ty::List(items) if items.kinds().all(|t| t.dtype == items[0].dtype) => items[0].dtype,
                 _ => return Err(bug("an in-place op over a list of several dtypes", self.graph.loc)),
             };
             value = self.emit(Op::To { dtype }, &[value])?;
@@ -547,7 +547,7 @@ impl Translator<'_> {
                 State::Unset => continue,
                 State::Packed { .. } => continue, // its elements are variables of their own
                 State::Made(list) => {
-                    let items = self.graph.ty(list).as_list().cloned().unwrap_or_else(|| Arc::from([]));
+                    let items = self.graph.ty(list).as_list().cloned().unwrap_or_default();
                     let mut homes = Vec::new();
                     for (index, ty) in items.iter().enumerate() {
                         let value = self.emit(Op::ListGet { index }, &[list])?;
@@ -573,7 +573,7 @@ impl Translator<'_> {
                         // Gradients arrive for the view, and nobody else sees its base: it gets memory of its own.
                         let home = Home::Output(self.graph.outputs.len());
                         self.graph.outputs.push(value);
-                        let layout = Layout::contiguous(layout.shape);
+                        let layout = Layout::contiguous(layout.shape.clone());
                         let homes = vec![(home, layout)];
                         survivors.push(Survivor { variable, homes, requires_grad, used_up, twice });
                         continue;
@@ -589,7 +589,8 @@ impl Translator<'_> {
                             Home::Output(self.graph.outputs.len() - 1)
                         }
                     };
-                    Survivor { variable, homes: vec![(home, layout)], requires_grad, used_up, twice }
+                    let homes = vec![(home, Arc::unwrap_or_clone(layout))];
+                    Survivor { variable, homes, requires_grad, used_up, twice }
                 }
             };
             survivors.push(survivor);
@@ -607,7 +608,7 @@ impl Translator<'_> {
         }
         self.note();
         Ok(Functional {
-            graph: self.graph.canonical(),
+            graph: Arc::new(self.graph.into_canonical()),
             inputs: self.inputs,
             survivors,
             recorded: self.recorded,

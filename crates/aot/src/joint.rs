@@ -140,7 +140,7 @@ impl Backward<'_> {
 /// ends in one is an error and not silently lost.
 fn may_carry(ty: &Ty) -> bool {
     match ty {
-        Ty::List(items) => items.iter().any(|t| t.dtype.is_float()),
+        Ty::List(items) => items.kinds().any(|t| t.dtype.is_float()),
         other => kiln_ir::carries_gradient(other),
     }
 }

@@ -160,7 +160,7 @@ fn extract(graph: &Graph, inputs: &[Value], results: &[Value], writes: &[Write])
 fn bytes(ty: &Ty) -> usize {
     match ty {
         Ty::Tensor(t) => t.bytes(),
-        Ty::List(items) => items.iter().map(|t| t.bytes()).sum(),
+        Ty::List(items) => items.runs().map(|(t, run)| t.bytes() * run.len()).sum(),
         Ty::Scalar(_) => 8,
     }
 }

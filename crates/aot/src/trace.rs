@@ -1,6 +1,8 @@
 //! A trace: what a program did, op by op, over variables that it may change in place. Capture records it;
 //! [`functionalise`](crate::functionalise) turns it into a graph.
 
+use std::sync::Arc;
+
 use kiln_ir::{Layout, Loc, Op, ScalarKind, Ty};
 
 /// A tensor or list that the program held, numbered by first use.
@@ -10,7 +12,7 @@ pub type Variable = u32;
 #[derive(Clone, PartialEq, Debug)]
 pub struct InputVariable {
     /// How its elements lie.
-    pub layout: Layout,
+    pub layout: Arc<Layout>,
     /// Whether gradients are wanted for it or flow through it.
     pub requires_grad: bool,
     /// Whether it was made by the user rather than by a differentiated op.
@@ -99,8 +101,8 @@ pub enum Event {
 /// What a program did between two points where its values were needed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Trace {
-    /// Every variable, by number.
-    pub variables: Vec<VariableInfo>,
+    /// Every variable, by number. Those that are alike, as parameters mostly are, share what is known of them.
+    pub variables: Vec<Arc<VariableInfo>>,
     /// Every hole, by number.
     pub numbers: Vec<ScalarKind>,
     /// What happened, in order.

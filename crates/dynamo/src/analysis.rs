@@ -1,13 +1,12 @@
 //! What recording has to know of a segment so far and replay does not: aliases, layouts, the tape.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use kiln_aot::trace::{
-    Event as TraceEvent, GradTarget, InputVariable, Trace, TraceArg, Variable, VariableInfo,
-};
+use kiln_aot::trace::{Event as TraceEvent, GradTarget, Trace, TraceArg, Variable, VariableInfo};
 use kiln_ir::{Class, Grad, Layout, Op, Ty};
 
 use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Made, Trie};
@@ -15,19 +14,14 @@ use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Mad
 /// What is known of one variable.
 #[derive(Clone, Debug)]
 struct Known {
-    ty: Ty,
+    /// Its type, and how it came if it is an input.
+    info: Arc<VariableInfo>,
     /// The variable whose memory it is a view of (itself, if none).
     base: Variable,
-    layout: Option<Layout>,
+    layout: Option<Arc<Layout>>,
     requires_grad: bool,
-    input: Option<Arrived>,
-}
-
-/// How an input came.
-#[derive(Copy, Clone, Debug)]
-struct Arrived {
-    requires_grad: bool,
-    leaf: bool,
+    /// Whether it is a base that was changed in place.
+    written: bool,
 }
 
 /// A call as the analysis needs it: the guards of a long list would be most of it.
@@ -45,8 +39,6 @@ pub(crate) struct Analysis {
     pub(crate) started: Instant,
     variables: Vec<Known>,
     calls: Vec<Done>,
-    /// Bases that were changed in place.
-    written: FxHashSet<Variable>,
     /// Inputs that share their storage with another.
     shared: FxHashSet<Variable>,
     /// Calls whose tape a `backward` used up.
@@ -68,7 +60,6 @@ impl Analysis {
             started: Instant::now(),
             variables: Vec::new(),
             calls: Vec::new(),
-            written: FxHashSet::default(),
             shared: FxHashSet::default(),
             freed: FxHashSet::default(),
             twice: false,
@@ -89,19 +80,13 @@ impl Analysis {
     }
 
     pub(crate) fn add_input(&mut self, guard: &Guard) {
-        let layout = Layout { shape: guard.shape.clone(), strides: guard.strides.clone(), offset: 0 };
         let base = self.variables.len() as Variable;
         if let Some(other) = guard.shares_with {
             self.shared.extend([base, other]);
         }
-        let input = Arrived { requires_grad: guard.requires_grad, leaf: guard.leaf };
-        self.push(Known {
-            ty: guard.ty().into(),
-            base,
-            layout: Some(layout),
-            requires_grad: guard.requires_grad,
-            input: Some(input),
-        });
+        let layout = guard.info.input.as_ref().map(|input| input.layout.clone());
+        let requires_grad = guard.requires_grad;
+        self.push(Known { info: guard.info.clone(), base, layout, requires_grad, written: false });
     }
 
     /// Takes note of an event.
@@ -153,10 +138,10 @@ impl Analysis {
                     (None, Ty::Tensor(t)) => (own, Some(Layout::contiguous(t.shape.clone()))),
                     (None, _) => (own, None),
                 };
-                let known =
-                    Known { ty: ty.clone(), base, layout, requires_grad: *requires_grad, input: None };
-                let out = self.push(known);
-                if *requires_grad {
+                let info = Arc::new(VariableInfo { ty: ty.clone(), input: None });
+                let (layout, requires_grad) = (layout.map(Arc::new), *requires_grad);
+                let out = self.push(Known { info, base, layout, requires_grad, written: false });
+                if requires_grad {
                     self.history[out as usize].push(index);
                 }
                 Some(out)
@@ -166,25 +151,28 @@ impl Analysis {
     }
 
     fn write(&mut self, target: Variable) {
-        let mut targets = vec![target];
-        if let Some(items) = self.items(target) {
-            targets = items;
-        }
-        for target in targets {
-            self.written.insert(self.variables[target as usize].base);
+        for target in self.elements(target) {
+            let base = self.variables[target as usize].base;
+            self.variables[base as usize].written = true;
         }
     }
 
     /// The elements of a packed list.
-    fn items(&self, list: Variable) -> Option<Vec<Variable>> {
-        let call =
-            self.calls.iter().find(|call| call.out == Some(list) && matches!(call.op, Some(Op::List {})))?;
-        Some(
-            call.args
-                .iter()
-                .filter_map(|a| if let KeyArg::Variable(v) = a { Some(*v) } else { None })
-                .collect(),
-        )
+    fn items(&self, list: Variable) -> Option<&[KeyArg]> {
+        let known = self.variables.get(list as usize);
+        let is_list = known.is_some_and(|known| matches!(known.info.ty, Ty::List(_)));
+        let mut calls = self.calls.iter().filter(|_| is_list);
+        let call = calls.find(|call| call.out == Some(list) && matches!(call.op, Some(Op::List {})))?;
+        Some(&call.args)
+    }
+
+    /// A tensor, or the elements of a packed list.
+    fn elements(&self, target: Variable) -> Vec<Variable> {
+        let variable = |arg: &KeyArg| if let KeyArg::Variable(v) = arg { Some(*v) } else { None };
+        match self.items(target) {
+            Some(items) => items.iter().filter_map(variable).collect(),
+            None => vec![target],
+        }
     }
 
     fn add_backward(&mut self, event: &BackwardEvent) {
@@ -208,10 +196,11 @@ impl Analysis {
 
     /// A new variable: the gradient of another.
     fn push_gradient(&mut self, of: Variable, requires_grad: bool) -> Variable {
-        let ty = self.variables[of as usize].ty.clone();
-        let layout = ty.as_tensor().map(|t| Layout::contiguous(t.shape.clone()));
+        let ty = self.variables[of as usize].info.ty.clone();
+        let layout = ty.as_tensor().map(|t| Arc::new(Layout::contiguous(t.shape.clone())));
         let base = self.variables.len() as Variable;
-        self.push(Known { ty, base, layout, requires_grad, input: None })
+        let info = Arc::new(VariableInfo { ty, input: None });
+        self.push(Known { info, base, layout, requires_grad, written: false })
     }
 
     fn add_grad(&mut self, event: &GradEvent) {
@@ -263,12 +252,19 @@ impl Analysis {
     }
 
     pub(crate) fn layout_overlaps(&self, variable: Variable) -> bool {
-        self.variables[variable as usize].layout.as_ref().is_some_and(Layout::overlaps_itself)
+        self.variables[variable as usize].layout.as_ref().is_some_and(|layout| layout.overlaps_itself())
     }
 
     /// The first element of a packed list several of whose elements share one place in memory.
     pub(crate) fn overlapping_item(&self, list: Variable) -> Option<usize> {
-        self.items(list)?.into_iter().position(|item| self.layout_overlaps(item))
+        // Neighbours mostly lie alike, and what lies as the one before it need not be looked at again.
+        let mut before: Option<&Arc<Layout>> = None;
+        self.items(list)?.iter().position(|item| {
+            let KeyArg::Variable(item) = item else { return false };
+            let Some(layout) = &self.variables[*item as usize].layout else { return false };
+            let again = before.replace(layout).is_some_and(|before| Arc::ptr_eq(before, layout));
+            !again && layout.overlaps_itself()
+        })
     }
 
     /// Whether a variable made in this segment is a view of another.
@@ -278,8 +274,11 @@ impl Analysis {
 
     /// The variables whose memory a tensor, or the elements of a list, lie in.
     pub(crate) fn bases(&self, target: Variable) -> Vec<Variable> {
-        let targets = self.items(target).unwrap_or_else(|| vec![target]);
-        targets.iter().map(|&v| self.variables[v as usize].base).collect()
+        let mut bases = self.elements(target);
+        // What arrives with the op in hand is not known yet, and no view of anything here.
+        let base = |v: &mut Variable| *v = self.variables.get(*v as usize).map_or(*v, |known| known.base);
+        bases.iter_mut().for_each(base);
+        bases
     }
 
     /// Why an in-place op over lists can't be captured, if it can't: eager goes element by element, so a later
@@ -289,26 +288,34 @@ impl Analysis {
             KeyArg::Variable(list) => Some(self.bases(*list)),
             KeyArg::Number(..) => None,
         });
-        let mut owner = FxHashMap::default();
-        for (i, base) in operands.next()?.into_iter().enumerate() {
-            if owner.insert(base, i).is_some() {
+        let targets = operands.next()?;
+        // By variable, the element that is written there. Lists arrive together, so the numbers lie close.
+        let lowest = targets.iter().copied().min()?;
+        let mut owner: Vec<Option<u32>> = Vec::new();
+        for (i, base) in (0..).zip(targets) {
+            let place = (base - lowest) as usize;
+            owner.resize(owner.len().max(place + 1), None);
+            if owner[place].replace(i).is_some() {
                 return Some("two elements of a list that is changed share their memory");
             }
         }
-        let foreign = |(i, base): (usize, &Variable)| owner.get(base).is_some_and(|&j| j != i);
+        let owner_of = |base: Variable| owner.get(base.checked_sub(lowest)? as usize).copied().flatten();
+        let foreign = |(i, base): (u32, &Variable)| owner_of(*base).is_some_and(|j| j != i);
         operands
-            .any(|bases| bases.iter().enumerate().any(foreign))
+            .any(|bases| (0..).zip(&bases).any(foreign))
             .then_some("a list op reads in one element what it writes in another")
     }
 
     /// Why an in-place change of a variable can't be captured, if it can't.
     pub(crate) fn conflict(&self, target: Variable) -> Option<&'static str> {
-        let targets = self.items(target).unwrap_or_else(|| vec![target]);
         let from_list = |v: Variable| {
-            self.calls.iter().any(|call| call.out == Some(v) && matches!(call.op, Some(Op::ListGet { .. })))
+            self.variables[v as usize].info.input.is_none()
+                && self
+                    .calls
+                    .iter()
+                    .any(|call| call.out == Some(v) && matches!(call.op, Some(Op::ListGet { .. })))
         };
-        for target in targets {
-            let base = self.variables[target as usize].base;
+        for base in self.bases(target) {
             if self.shared.contains(&base) {
                 return Some("two inputs share one storage and one of them is changed");
             }
@@ -324,8 +331,9 @@ impl Analysis {
 
     /// Why an input can't join, if it can't: it shares the storage of one that was changed.
     pub(crate) fn input_conflict(&self, shares_with: Option<Variable>) -> Option<&'static str> {
-        let other = shares_with?;
-        self.written.contains(&other).then_some("an input shares the storage of one that was changed")
+        // One that arrives with the same op is not known yet, and nothing was done to it.
+        let other = self.variables.get(shares_with? as usize)?;
+        other.written.then_some("an input shares the storage of one that was changed")
     }
 
     /// The calls and inputs that gradients of `root` flow through.
@@ -341,7 +349,7 @@ impl Analysis {
             }
             seen.insert(variable, end);
             let known = &self.variables[variable as usize];
-            if before.is_none() && known.input.as_ref().is_some_and(|input| input.requires_grad) {
+            if before.is_none() && known.info.input.as_ref().is_some_and(|input| input.requires_grad) {
                 reach.inputs.push(variable);
             }
             for &index in self.history[variable as usize].iter().filter(|&&index| index < end) {
@@ -372,7 +380,7 @@ impl Analysis {
     }
 
     pub(crate) fn is_leaf(&self, input: Variable) -> bool {
-        self.variables[input as usize].input.as_ref().is_some_and(|input| input.leaf)
+        self.variables[input as usize].info.input.as_ref().is_some_and(|input| input.leaf)
     }
 
     /// The next variable's number.
@@ -414,7 +422,7 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 let out = match &call.made {
                     Made::Changed { .. } => None,
                     Made::Variable { ty, .. } => {
-                        trace.variables.push(VariableInfo { ty: ty.clone(), input: None });
+                        trace.variables.push(Arc::new(VariableInfo { ty: ty.clone(), input: None }));
                         Some(trace.variables.len() as Variable - 1)
                     }
                 };
@@ -432,7 +440,7 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 for &(leaf, target, _) in &event.targets {
                     if let GradTarget::New(_) = target {
                         let ty = trace.variables[leaf as usize].ty.clone();
-                        trace.variables.push(VariableInfo { ty, input: None });
+                        trace.variables.push(Arc::new(VariableInfo { ty, input: None }));
                     }
                 }
                 trace.events.push(TraceEvent::Backward {
@@ -448,7 +456,7 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 let results = event.results(trace.variables.len() as Variable);
                 for (&input, _) in event.key.inputs.iter().zip(&results).filter(|(_, r)| r.is_some()) {
                     let ty = trace.variables[input as usize].ty.clone();
-                    trace.variables.push(VariableInfo { ty, input: None });
+                    trace.variables.push(Arc::new(VariableInfo { ty, input: None }));
                 }
                 trace.events.push(TraceEvent::Grad {
                     outputs: event.key.outputs.to_vec(),
@@ -467,9 +475,5 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
 /// Inputs that arrive.
 pub(crate) fn add_inputs(trace: &mut Trace, guards: &[Guard]) {
     trace.variables.reserve(guards.len() + 1);
-    for guard in guards {
-        let layout = Layout { shape: guard.shape.clone(), strides: guard.strides.clone(), offset: 0 };
-        let input = InputVariable { layout, requires_grad: guard.requires_grad, leaf: guard.leaf };
-        trace.variables.push(VariableInfo { ty: guard.ty().into(), input: Some(input) });
-    }
+    trace.variables.extend(guards.iter().map(|guard| guard.info.clone()));
 }

@@ -272,6 +272,7 @@ fn inputs(graph: &Graph, plan: &Lowered, integer: i64) -> Result<Vec<Option<Read
     let mut made: Vec<Option<Ready>> = vec![None; graph.inputs.len()];
     for buffer in &plan.buffers {
         let kiln_inductor::Place::Input(i) = buffer.place else { continue };
+        let buffer = &buffer.ty;
         let layout = Layout { shape: buffer.shape.clone(), strides: buffer.strides.clone(), offset: 0 };
         let last = buffer.shape.iter().zip(buffer.strides.iter());
         let reach: isize = last.map(|(&size, &stride)| (size as isize - 1).max(0) * stride).sum();

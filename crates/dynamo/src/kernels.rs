@@ -3,11 +3,11 @@
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
-use kiln_ir::{Graph, Layout, Result, TensorTy, Value};
+use kiln_ir::{Def, Graph, Layout, Result, TensorTy};
 use kiln_runtime::program::{self, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Source, gemm, threads, warn};
 use kiln_tensor::program::{Executable, HostStep, View};
@@ -136,7 +136,7 @@ pub(crate) fn bind(
         })
         .collect();
     let view = |id: kiln_inductor::BufferId| {
-        let b = &buffers[id.index()];
+        let b = &buffers[id.index()].ty;
         let layout = Layout { shape: b.shape.clone(), strides: b.strides.clone(), offset: 0 };
         View { buffer: id.index(), ty: TensorTy::new(b.dtype, b.shape.clone()), layout }
     };
@@ -150,7 +150,7 @@ pub(crate) fn bind(
         steps.push(match step {
             Step::Kernel { kernel, bufs, ints, scalars, items, grain, scratch_bytes, checks: _ } => {
                 let bytes = |b: &kiln_inductor::BufferRef| {
-                    let size = buffers[b.buffer.index()].dtype.size() as i64;
+                    let size = buffers[b.buffer.index()].ty.dtype.size() as i64;
                     (b.buffer.index(), (b.offset * size) as isize)
                 };
                 program::Step::Kernel {
@@ -174,8 +174,8 @@ pub(crate) fn bind(
             Step::Random { distribution, buffer, seed, offset } => program::Step::Random {
                 normal: matches!(distribution, kiln_inductor::Distribution::Normal),
                 buffer: buffer.index(),
-                count: buffers[buffer.index()].shape.numel(),
-                element: element(buffers[buffer.index()].dtype),
+                count: buffers[buffer.index()].ty.shape.numel(),
+                element: element(buffers[buffer.index()].ty.dtype),
                 seed: numbers.position(*seed),
                 offset: numbers.position(*offset),
             },
@@ -192,7 +192,7 @@ pub(crate) fn bind(
                 let out = view(*outs.first().ok_or("a fallback without a result")?);
                 let operand = |v: &kiln_inductor::ViewRef| View {
                     buffer: v.at.buffer.index(),
-                    ty: TensorTy::new(buffers[v.at.buffer.index()].dtype, v.shape.clone()),
+                    ty: TensorTy::new(buffers[v.at.buffer.index()].ty.dtype, v.shape.clone()),
                     layout: Layout {
                         shape: v.shape.clone(),
                         strides: v.strides.clone(),
@@ -217,8 +217,12 @@ pub(crate) fn bind(
             return Err(format!("output {i} has no buffer of its own"));
         }
     }
-    let targets: FxHashSet<Value> = graph.writes.iter().map(|w| w.target).collect();
-    let writes: Vec<bool> = graph.inputs.iter().map(|v| targets.contains(v)).collect();
+    let mut writes = vec![false; graph.inputs.len()];
+    for write in &graph.writes {
+        if let Def::Input(number) = graph.def(write.target) {
+            writes[number as usize] = true;
+        }
+    }
     let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
     let program = program::Program { steps, places, arena_bytes: lowered.arena_bytes };
     let executable = Executable::new(program, outputs, writes, host_steps);

@@ -81,7 +81,7 @@ fn plan(
     }
     compilable(trace)?;
     let functional = stages.run("functionalise", || kiln_aot::functionalise(trace, &live))?;
-    stages.text("graph", Log::Graph, Arc::new(functional.graph.clone()), Stage::Functional)?;
+    stages.text("graph", Log::Graph, functional.graph.clone(), Stage::Functional)?;
     let (used_up, gradients) = leaving(trace, tape, &functional)?;
     let results = functional.graph.outputs.len();
     let compiled = match gradients {
@@ -170,7 +170,7 @@ impl Stages {
         &mut self,
         site: &Site,
         graph: &Graph,
-        layouts: &[InputLayout],
+        layouts: &Arc<[InputLayout]>,
         kind: GraphKind,
         results: usize,
     ) -> Result<Code, String> {
@@ -183,7 +183,7 @@ impl Stages {
         }
         let isa = options.settings.isa();
         let lowering = Options {
-            input_layouts: layouts.to_vec(),
+            input_layouts: layouts.clone(),
             isa: kernels::c_isa(isa),
             threads: threads::count(),
             tuning: options.settings.tuning(),
@@ -351,7 +351,7 @@ fn compilable(trace: &Trace) -> Result<(), String> {
     Ok(())
 }
 
-fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Vec<InputLayout> {
+fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Arc<[InputLayout]> {
     inputs
         .iter()
         .map(|input| match input {
@@ -438,7 +438,7 @@ impl Gradients {
         trace: &Trace,
         inputs: &[GraphInput],
         parts: &kiln_aot::Partition,
-    ) -> Vec<InputLayout> {
+    ) -> Arc<[InputLayout]> {
         let forward = layouts(trace, inputs);
         let dense = |ty: &Ty| {
             let strides = ty.as_tensor().map(|t| t.shape.contiguous_strides());

@@ -3,9 +3,11 @@
 use smallvec::SmallVec;
 
 use kiln_aot::trace::{GradTarget, Variable};
-use kiln_ir::{Error, Grad, Loc, Result, Ty, Why, carries_gradient};
+use kiln_ir::{Error, Grad, ListTy, Loc, Result, Ty, Why, carries_gradient};
 use kiln_tensor::hook::{Arg, Call};
-use kiln_tensor::{Tensor, autograd, check_in_place, with_module};
+use kiln_tensor::{
+    Tensor, autograd, check_in_place, check_in_place_target, check_in_place_types, with_module,
+};
 
 use crate::analysis;
 use crate::region::Site;
@@ -93,8 +95,9 @@ impl State {
             true => {
                 let conflict = analysis.conflict(target);
                 // An input that arrives with this very op may share the target's storage.
-                let bases = analysis.bases(target);
-                let arriving = fresh.iter().any(|&(_, shares)| shares.is_some_and(|v| bases.contains(&v)));
+                let arriving = fresh
+                    .iter()
+                    .any(|&(_, shares)| shares.is_some_and(|v| analysis.bases(target).contains(&v)));
                 conflict.or(arriving.then_some("two inputs share one storage and one of them is changed"))
             }
             false => {
@@ -114,32 +117,39 @@ impl State {
         tys: &[Ty],
         overlapping: Option<usize>,
     ) -> Result<()> {
-        let items = |ty: &Ty| ty.as_list().cloned();
-        let Some(targets) = items(&tys[0]) else { return Ok(()) };
-        let Some(Arg::List(list)) = call.args.first() else { return Ok(()) };
+        let (Some(Arg::List(list)), Some(targets)) = (call.args.first(), tys[0].as_list()) else {
+            return Ok(());
+        };
         let Some(tensors) = list.try_items() else { return Ok(()) };
-        for (i, tensor) in tensors.iter().enumerate().take(targets.len()) {
-            let element: SmallVec<[Ty; 4]> = tys.iter().map(|ty| element(ty, i)).collect();
-            let args: SmallVec<[Arg<'_>; 4]> = call
-                .args
-                .iter()
-                .enumerate()
-                .map(|(k, arg)| match arg {
-                    Arg::List(l) if k > 0 => {
-                        l.try_items().map_or(Arg::Tensor(tensor), |items| Arg::Tensor(&items[i]))
-                    }
-                    Arg::List(_) => Arg::Tensor(tensor),
-                    other => *other,
-                })
-                .collect();
-            check_in_place(call, &args, &element)?;
-            if overlapping == Some(i) {
-                let error = call.op.error(&element, Why::Overlap, call.loc);
-                return Err(error.named(&format!("{}_", call.op.name())));
+        let lists: SmallVec<[&ListTy; 4]> = tys.iter().filter_map(Ty::as_list).collect();
+        // Elements of equal types are judged by them once; the tensors themselves are looked at one by one.
+        for run in ListTy::common_runs(&lists) {
+            let element: SmallVec<[Ty; 4]> = tys.iter().map(|ty| element(ty, run.start)).collect();
+            check_in_place_types(call, &element)?;
+            for i in run.start..run.end.min(tensors.len()).min(targets.len()) {
+                let tensor = &tensors[i];
+                let args: SmallVec<[Arg<'_>; 4]> = call
+                    .args
+                    .iter()
+                    .enumerate()
+                    .map(|(k, arg)| match arg {
+                        Arg::List(l) if k > 0 => {
+                            l.try_items().map_or(Arg::Tensor(tensor), |items| Arg::Tensor(&items[i]))
+                        }
+                        Arg::List(_) => Arg::Tensor(tensor),
+                        other => *other,
+                    })
+                    .collect();
+                check_in_place_target(call, &args, &element, tensor)?;
+                if overlapping == Some(i) {
+                    let error = call.op.error(&element, Why::Overlap, call.loc);
+                    return Err(error.named(&format!("{}_", call.op.name())));
+                }
             }
         }
         Ok(())
     }
+
     /// `backward()`: one event, whose expansion into ops happens when the segment is compiled. Returns the
     /// inputs whose tape lies outside, with their gradients.
     pub(crate) fn backward(

@@ -13,7 +13,7 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
-use crate::trie::{CallEvent, Event, Guard, LiveSet, Trie};
+use crate::trie::{CallEvent, Event, Guard, LiveSet, Trie, Wanted};
 
 /// Attributes that are sizes or places, not ways to compute.
 const SIZES: [&str; 9] = ["shape", "start", "end", "len", "size", "offset", "input", "output", "view"];
@@ -54,12 +54,20 @@ fn form_of_call(call: &CallEvent, hash: &mut FxHasher) {
 }
 
 fn form_of_guard(guard: &Guard, hash: &mut FxHasher) {
-    (guard.variable, guard.dtype, guard.device, guard.shares_with).hash(hash);
-    (guard.requires_grad, guard.leaf, guard.strides == guard.shape.contiguous_strides()).hash(hash);
-    guard.dynamic.hash(hash);
-    for &size in guard.shape.iter() {
-        size.min(2).hash(hash);
+    (guard.variable, guard.shares_with, guard.form).hash(hash);
+}
+
+/// What is left of an input when sizes are not looked at.
+pub(crate) fn form_of_input(wanted: &Wanted) -> u64 {
+    let mut hash = FxHasher::default();
+    (wanted.dtype, wanted.device).hash(&mut hash);
+    let is_dense = wanted.strides == wanted.shape.contiguous_strides();
+    (wanted.requires_grad, wanted.leaf, is_dense).hash(&mut hash);
+    wanted.dynamic.hash(&mut hash);
+    for &size in wanted.shape.iter() {
+        size.min(2).hash(&mut hash);
     }
+    hash.finish()
 }
 
 /// What becomes of a segment that was recorded and has no plan for what is live now.

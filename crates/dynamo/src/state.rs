@@ -1,12 +1,11 @@
 //! The state of a run: where it is in the trie, what it holds, and how it goes on from op to op.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 
 use kiln_aot::trace::{GradTarget, Variable};
-use kiln_ir::{Class, Error, Layout, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
+use kiln_ir::{Class, Error, Layout, ListTy, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
 use kiln_tensor::hook::{Arg, Call, Output, Tag};
 use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
@@ -204,13 +203,13 @@ impl State {
     }
 
     pub(crate) fn guards(&self) -> Result<SmallVec<[Guard; 1]>> {
-        self.fresh
-            .iter()
-            .filter_map(|&(variable, shares_with)| Some((variable, shares_with, self.held(variable)?)))
-            .map(|(variable, shares_with, tensor)| {
-                Ok(Guard::new(variable, tensor, tensor.ready()?, shares_with))
-            })
-            .collect()
+        let mut guards: SmallVec<[Guard; 1]> = SmallVec::with_capacity(self.fresh.len());
+        for &(variable, shares_with) in &self.fresh {
+            let Some(tensor) = self.held(variable) else { continue };
+            let guard = Guard::new(variable, tensor, tensor.ready()?, shares_with, guards.last());
+            guards.push(guard);
+        }
+        Ok(guards)
     }
 
     /// A new variable, made by the node in hand.
@@ -284,13 +283,8 @@ impl State {
         let grad_enabled = autograd::grad_enabled();
         let op = Op::List {};
         self.step(site, &op, false, grad_enabled, loc, |state, site| {
-            let tys = items.iter().map(|item| state.tensor_ty(site, item)).collect::<Result<Arc<[_]>>>()?;
-            // Lists are mostly alike; one type in memory is compared at once.
-            let known = state.lists().find_map(|v| match state.made_ty(site, v) {
-                Some(Ty::List(known)) if known == tys => Some(known),
-                _ => None,
-            });
-            Ok(Made::Variable { ty: Ty::List(known.unwrap_or(tys)), requires_grad: false })
+            let tys = items.iter().map(|item| state.tensor_ty(site, item)).collect::<Result<ListTy>>()?;
+            Ok(Made::Variable { ty: Ty::List(tys), requires_grad: false })
         })?;
         let variable = self.variables.len() as Variable;
         list.set_tag(Tag::new(self.id, variable));
@@ -409,23 +403,17 @@ impl State {
                     Arg::Tensor(t) => Ty::Tensor(self.tensor_ty(site, t)?),
                     // A list that the run knows has the type it was recorded with.
                     Arg::List(l) if l.tag().run() == self.id => {
-                        self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(Arc::from([])))
+                        self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(ListTy::default()))
                     }
                     Arg::List(l) => match l.try_items() {
                         Some(items) => {
                             Ty::List(items.iter().map(|t| self.tensor_ty(site, t)).collect::<Result<_>>()?)
                         }
-                        None => self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(Arc::from([]))),
+                        None => self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(ListTy::default())),
                     },
                 })
             })
             .collect()
-    }
-
-    /// The lists that the segment knows.
-    fn lists(&self) -> impl Iterator<Item = Variable> + '_ {
-        let is_list = |(v, held): (usize, &Held)| matches!(held, Held::List(_)).then_some(v as Variable);
-        self.variables.iter().enumerate().filter_map(is_list)
     }
 
     pub(crate) fn tensor_ty(&self, site: &Site, tensor: &Tensor) -> Result<TensorTy> {

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use kiln_aot::trace::{GradTarget, Variable};
-use kiln_ir::{DType, Device, Loc, Op, ScalarKind, Shape, Strides, TensorTy, Ty};
+use kiln_aot::trace::{GradTarget, InputVariable, Variable, VariableInfo};
+use kiln_ir::{DType, Device, Layout, Loc, Op, ScalarKind, Shape, Strides, TensorTy, Ty};
 use kiln_tensor::{DynamicDim, Ready, Tensor};
 
 use crate::segment::Segment;
@@ -23,39 +23,96 @@ pub(crate) enum KeyArg {
 }
 
 /// What must hold of an input when it is first used.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Guard {
     pub(crate) variable: Variable,
+    /// The earlier input whose storage it shares.
+    pub(crate) shares_with: Option<Variable>,
+    /// All the rest, which inputs that are alike have in common: of a thousand parameters, most are.
+    wanted: Arc<Wanted>,
+}
+
+/// What must hold of an input, whichever it is.
+#[derive(PartialEq, Debug)]
+pub(crate) struct Wanted {
     pub(crate) dtype: DType,
     pub(crate) device: Device,
     pub(crate) shape: Shape,
     pub(crate) strides: Strides,
     pub(crate) requires_grad: bool,
     pub(crate) leaf: bool,
-    /// The earlier input whose storage it shares.
-    pub(crate) shares_with: Option<Variable>,
     /// Dims that the user said will change. Not compared: they say what to do about other sizes.
     pub(crate) dynamic: Vec<DynamicDim>,
+    /// The same for traces.
+    pub(crate) info: Arc<VariableInfo>,
+    /// What is left of it when sizes are not looked at.
+    pub(crate) form: u64,
+}
+
+impl std::ops::Deref for Guard {
+    type Target = Wanted;
+
+    fn deref(&self) -> &Wanted {
+        &self.wanted
+    }
+}
+
+impl PartialEq for Guard {
+    fn eq(&self, other: &Guard) -> bool {
+        self.variable == other.variable && self.shares_with == other.shares_with && self.wants_the_same(other)
+    }
+}
+
+impl Wanted {
+    fn of(tensor: &Tensor, ready: &Ready) -> Wanted {
+        let (shape, strides) = (ready.layout.shape.clone(), ready.layout.strides.clone());
+        let (requires_grad, leaf) = (tensor.requires_grad(), tensor.is_leaf());
+        let ty = TensorTy { dtype: ready.dtype, device: ready.device, shape: shape.clone() }.into();
+        let layout = Arc::new(Layout { shape: shape.clone(), strides: strides.clone(), offset: 0 });
+        let input = Some(InputVariable { layout, requires_grad, leaf });
+        let mut wanted = Wanted {
+            dtype: ready.dtype,
+            device: ready.device,
+            shape,
+            strides,
+            requires_grad,
+            leaf,
+            dynamic: tensor.dynamic_dims(),
+            info: Arc::new(VariableInfo { ty, input }),
+            form: 0,
+        };
+        wanted.form = sizes::form_of_input(&wanted);
+        wanted
+    }
+
+    /// Whether it is exactly what this tensor would ask for.
+    fn is_of(&self, tensor: &Tensor, ready: &Ready) -> bool {
+        self.holds(tensor, ready) && self.leaf == tensor.is_leaf() && self.dynamic == tensor.dynamic_dims()
+    }
+
+    #[inline]
+    fn holds(&self, tensor: &Tensor, ready: &Ready) -> bool {
+        self.dtype == ready.dtype
+            && self.shape == ready.layout.shape
+            && self.strides == ready.layout.strides
+            && self.device == ready.device
+            && self.requires_grad == tensor.requires_grad()
+            && (!self.requires_grad || self.leaf == tensor.is_leaf())
+    }
 }
 
 impl Guard {
+    /// The guard of an input; `before` is that of the one before it.
     pub(crate) fn new(
         variable: Variable,
         tensor: &Tensor,
         ready: &Ready,
         shares_with: Option<Variable>,
+        before: Option<&Guard>,
     ) -> Guard {
-        Guard {
-            variable,
-            dtype: ready.dtype,
-            device: ready.device,
-            shape: ready.layout.shape.clone(),
-            strides: ready.layout.strides.clone(),
-            requires_grad: tensor.requires_grad(),
-            leaf: tensor.is_leaf(),
-            shares_with,
-            dynamic: tensor.dynamic_dims(),
-        }
+        let like = before.map(|before| &before.wanted).filter(|wanted| wanted.is_of(tensor, ready));
+        let wanted = like.cloned().unwrap_or_else(|| Arc::new(Wanted::of(tensor, ready)));
+        Guard { variable, shares_with, wanted }
     }
 
     /// Whether an input is as it was; compares without copying.
@@ -66,24 +123,16 @@ impl Guard {
     /// [`Guard::holds`] of a tensor whose ready state is at hand.
     #[inline]
     pub(crate) fn holds_of(&self, tensor: &Tensor, ready: &Ready, shares_with: Option<Variable>) -> bool {
-        self.dtype == ready.dtype
-            && self.shape == ready.layout.shape
-            && self.strides == ready.layout.strides
-            && self.device == ready.device
-            && self.shares_with == shares_with
-            && self.requires_grad == tensor.requires_grad()
-            && (!self.requires_grad || self.leaf == tensor.is_leaf())
+        self.shares_with == shares_with && self.wanted.holds(tensor, ready)
+    }
+
+    fn wants_the_same(&self, other: &Guard) -> bool {
+        Arc::ptr_eq(&self.wanted, &other.wanted) || *self.wanted == *other.wanted
     }
 
     /// Whether it asks the same of another variable.
     fn is_like(&self, other: &Guard) -> bool {
-        self.dtype == other.dtype
-            && self.device == other.device
-            && self.shape == other.shape
-            && self.strides == other.strides
-            && self.requires_grad == other.requires_grad
-            && self.leaf == other.leaf
-            && self.shares_with == other.shares_with
+        self.shares_with == other.shares_with && self.wants_the_same(other)
     }
 
     /// What differs, in words, if it is the input with this number.
@@ -105,10 +154,6 @@ impl Guard {
             () if self != other => format!("{name} shares its storage differently"),
             () => return None,
         })
-    }
-
-    pub(crate) fn ty(&self) -> TensorTy {
-        TensorTy { dtype: self.dtype, device: self.device, shape: self.shape.clone() }
     }
 }
 

@@ -1,11 +1,13 @@
 //! From fused units in order to the plan: buffers, steps, C text.
 
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
-use kiln_ir::{DType, Def, Op, ScalarKind, Shape, Strides, TensorTy, Value};
+use kiln_ir::{DType, Def, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::c;
+use crate::elements::Elements;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
@@ -13,11 +15,13 @@ use crate::memory::{Lifetime, place};
 use crate::options::Options;
 use crate::order::Order;
 use crate::plan::{
-    BufferId, BufferPlan, BufferRef, Distribution, KernelSource, MatrixRef, Place, Plan, Step, ViewRef,
+    BufferId, BufferPlan, BufferRef, BufferTy, Distribution, KernelSource, MatrixRef, Place, Plan, Step,
+    ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::scalars::Scalars;
 use crate::schedule::finish;
+use crate::table::TableKernel;
 use crate::views::view_of;
 
 /// Elements per item of a table kernel.
@@ -42,6 +46,26 @@ struct Assembler<'f, 'g> {
     scalars: Scalars<'g>,
 }
 
+/// A column of a table: where each row's pointer comes from.
+enum Column<'a> {
+    /// The elements of a packed list.
+    Packed(&'a [Value]),
+    /// The rows of a list that the table makes, and their write-backs.
+    Root { list: Value, writes: &'a [u32] },
+}
+
+impl<'a> Column<'a> {
+    fn of(fusion: &'a Fusion<'_>, table: usize, lowered: &TableKernel, column: usize) -> Column<'a> {
+        match lowered.packs.get(column) {
+            Some(&pack) => Column::Packed(fusion.graph.producer(pack).map_or(&[], |node| &node.args)),
+            None => {
+                let list = fusion.tables[table].roots[column - lowered.packs.len()];
+                Column::Root { list, writes: fusion.elements.rows(list) }
+            }
+        }
+    }
+}
+
 pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options) -> Plan {
     let graph = fusion.graph;
     let mut this = Assembler {
@@ -53,7 +77,7 @@ pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options) ->
         outputs: Vec::new(),
         homes: FxHashMap::default(),
         list_gets: FxHashMap::default(),
-        read: fusion.units.iter().flat_map(|u| fusion.reads_of(u)).collect(),
+        read: FxHashSet::default(),
         kernels: Vec::new(),
         known: FxHashMap::default(),
         steps: Vec::new(),
@@ -61,18 +85,24 @@ pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options) ->
         copies: Vec::new(),
         scalars: Scalars::new(graph),
     };
+    for unit in &fusion.units {
+        fusion.for_each_read(unit, |value| {
+            if matches!(graph.def(value), Def::Node { .. }) {
+                this.read.insert(value);
+            }
+        });
+    }
+    this.buffers.reserve(graph.inputs.len() + graph.outputs.len());
+    this.inputs.reserve(graph.inputs.len());
     for (i, &input) in graph.inputs.iter().enumerate() {
-        let buffer = graph
-            .ty(input)
-            .as_tensor()
-            .cloned()
-            .map(|ty| this.buffer(Place::Input(i), ty.dtype, ty.shape, fusion.layouts[i].clone()));
+        let strides = &fusion.layouts[i].strides;
+        let buffer = graph.ty(input).as_tensor().map(|ty| this.buffer(Place::Input(i), ty, strides));
         this.inputs.push(buffer);
     }
     for (k, &output) in graph.outputs.iter().enumerate() {
         let ty = this.tensor(output);
         let strides = ty.shape.contiguous_strides();
-        let id = this.buffer(Place::Output(k), ty.dtype, ty.shape, strides);
+        let id = this.buffer(Place::Output(k), &ty, &strides);
         this.outputs.push(id);
     }
     for node in &graph.nodes {
@@ -88,7 +118,7 @@ pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options) ->
         }
     }
     for (src, dst) in std::mem::take(&mut this.copies) {
-        let bytes = this.buffers[src.index()].bytes;
+        let bytes = this.buffers[src.index()].ty.bytes;
         this.step(Step::Copy { src, dst }, "copy", vec![], bytes, bytes);
     }
     this.finish()
@@ -107,15 +137,33 @@ impl<'f, 'g> Assembler<'f, 'g> {
         self.fusion.graph.ty(value).as_tensor().cloned().unwrap_or_else(|| TensorTy::new(DType::F32, ()))
     }
 
-    fn buffer(&mut self, place: Place, dtype: DType, shape: Shape, strides: Strides) -> BufferId {
-        let bytes = shape.numel() * dtype.size();
-        self.buffers.push(BufferPlan { place, dtype, shape, strides, bytes });
+    fn buffer(&mut self, place: Place, ty: &TensorTy, strides: &Strides) -> BufferId {
+        let before = self.buffers.last().map(|b| &b.ty).filter(|before| {
+            before.dtype == ty.dtype && before.shape == ty.shape && before.strides == *strides
+        });
+        let ty = before.cloned().unwrap_or_else(|| {
+            Arc::new(BufferTy {
+                dtype: ty.dtype,
+                shape: ty.shape.clone(),
+                strides: strides.clone(),
+                bytes: ty.bytes(),
+            })
+        });
+        self.buffers.push(BufferPlan { place, ty });
         BufferId(self.buffers.len() as u32 - 1)
     }
 
-    fn arena(&mut self, dtype: DType, shape: Shape) -> BufferId {
-        let strides = shape.contiguous_strides();
-        self.buffer(Place::Arena { offset: 0 }, dtype, shape, strides)
+    fn arena(&mut self, ty: &TensorTy) -> BufferId {
+        self.buffer(Place::Arena { offset: 0 }, ty, &ty.shape.contiguous_strides())
+    }
+
+    /// Memory in the arena for what an input is going to hold, lying as it does there if it has its shape.
+    fn arena_like(&mut self, ty: &TensorTy, input: BufferId) -> BufferId {
+        let there = self.buffers[input.index()].ty.clone();
+        match there.shape == ty.shape {
+            true => self.buffer(Place::Arena { offset: 0 }, ty, &there.strides),
+            false => self.arena(ty),
+        }
     }
 
     /// The input behind a write-back, if its value goes straight there.
@@ -153,7 +201,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         let written = targets.iter().find_map(|t| match t {
             Target::Write(w) => {
                 let id = self.direct(*w)?;
-                let b = &self.buffers[id.index()];
+                let b = &self.buffers[id.index()].ty;
                 (list_get || crate::views::is_row_major(&b.shape, &b.strides)).then_some(id)
             }
             _ => None,
@@ -165,9 +213,16 @@ impl<'f, 'g> Assembler<'f, 'g> {
             (false, true) => output.or(written),
             (false, false) => output,
         };
+        let waiting = targets.iter().find_map(|t| match t {
+            Target::Write(w) if list_get => self.input_of(*w),
+            _ => None,
+        });
         let id = id.unwrap_or_else(|| {
             let ty = self.tensor(value);
-            self.arena(ty.dtype, ty.shape)
+            match waiting {
+                Some(input) => self.arena_like(&ty, input),
+                None => self.arena(&ty),
+            }
         });
         self.homes.insert(value, id);
         id
@@ -220,7 +275,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
                         }
                         (None, Some(id)) => {
                             let temporary = match fusion.graph.def(root.value) {
-                                Def::Input(_) => self.arena(ty.dtype, self.buffers[id.index()].shape.clone()),
+                                Def::Input(_) => {
+                                    let shape = self.buffers[id.index()].ty.shape.clone();
+                                    self.arena(&TensorTy::new(ty.dtype, shape))
+                                }
                                 Def::Node { .. } => self.home(root.value),
                             };
                             if inlined || matches!(fusion.graph.def(root.value), Def::Input(_)) {
@@ -246,7 +304,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 for (i, &stride) in root.index.iter().zip(&strides) {
                     index.add_scaled(i, stride as i64);
                 }
-                let dtype = self.buffers[buffer.index()].dtype;
+                let dtype = self.buffers[buffer.index()].ty.dtype;
                 let mut value = root.expr;
                 if kernel.exprs[value].dtype != dtype.computing() {
                     let kind = ExprKind::Apply(Operation::Convert, smallvec::smallvec![value]);
@@ -297,7 +355,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         }
         let (parts, partial) = finish(kernel);
         for (dtype, count) in partial {
-            let buffer = self.arena(dtype, Shape::from([count as usize]));
+            let buffer = self.arena(&TensorTy::new(dtype, [count as usize]));
             slots.push(BufferRef { buffer, offset: 0 });
         }
         let last = parts.len() - 1;
@@ -365,27 +423,22 @@ impl<'f, 'g> Assembler<'f, 'g> {
             let mut bufs = Vec::with_capacity(lowered.rows.len() * columns.len());
             let (mut bytes_read, mut bytes_written) = (0, 0);
             let mut elements = 0;
+            let columns: Vec<Column<'_>> =
+                columns.iter().map(|&c| Column::of(fusion, t, &lowered, c)).collect();
+            let sizes: Vec<usize> = kernel.buffers.iter().map(|dtype| dtype.size()).collect();
             for (r, &row) in lowered.rows.iter().enumerate() {
-                let mut count = 0;
-                for (c, &column) in columns.iter().enumerate() {
-                    if let Some(&pack) = lowered.packs.get(column) {
-                        let Some(node) = graph.producer(pack) else { continue };
-                        let element = node.args[row];
-                        let view = fusion.element(element);
-                        bufs.push(BufferRef { buffer: self.home(view.base), offset: view.offset });
-                        count = self.tensor(element).shape.numel() as i64;
-                        bytes_read += count as usize * kernel.buffers[c].size();
-                    } else {
-                        let list = table.roots[column - lowered.packs.len()];
-                        let ty = graph.ty(list).as_list().map(|l| l[row].clone());
-                        let ty = ty.unwrap_or_else(|| TensorTy::new(DType::F32, ()));
-                        count = ty.shape.numel() as i64;
-                        let buffer = match self.list_gets.get(&(list, row)).copied() {
-                            Some(value) => self.list_home(value),
-                            None => self.arena(ty.dtype, ty.shape),
-                        };
-                        bufs.push(BufferRef { buffer, offset: 0 });
-                        bytes_written += count as usize * kernel.buffers[c].size();
+                let count = table.count(row) as i64;
+                for (column, size) in columns.iter().zip(&sizes) {
+                    match column {
+                        Column::Packed(elements) => {
+                            bufs.push(self.packed(elements[row]));
+                            bytes_read += count as usize * size;
+                        }
+                        Column::Root { list, writes } => {
+                            let buffer = self.row(*list, writes, row);
+                            bufs.push(BufferRef { buffer, offset: 0 });
+                            bytes_written += count as usize * size;
+                        }
                     }
                 }
                 elements += count;
@@ -412,6 +465,39 @@ impl<'f, 'g> Assembler<'f, 'g> {
             };
             let name = self.kernels[number].name.clone();
             self.step(step, &name, ops, bytes_read, bytes_written);
+        }
+    }
+
+    /// Where a table reads an element of a packed list.
+    fn packed(&mut self, element: Value) -> BufferRef {
+        if let Def::Input(number) = self.fusion.graph.def(element)
+            && let Some(buffer) = self.inputs[number as usize]
+        {
+            return BufferRef { buffer, offset: 0 };
+        }
+        let view = self.fusion.element(element);
+        BufferRef { buffer: self.home(view.base), offset: view.offset }
+    }
+
+    /// Where a table puts a row of a list; `writes` are the list's [`Elements::rows`].
+    fn row(&mut self, list: Value, writes: &[u32], row: usize) -> BufferId {
+        if let Some(write) = Elements::write(writes, row) {
+            if let Some(direct) = self.direct(write) {
+                return direct;
+            }
+            if let Some(input) = self.input_of(write) {
+                let ty = self.tensor(self.fusion.graph.writes[write].target);
+                let waiting = self.arena_like(&ty, input);
+                self.copies.push((waiting, input));
+                return waiting;
+            }
+        }
+        match self.list_gets.get(&(list, row)).copied() {
+            Some(value) => self.list_home(value),
+            None => {
+                let ty = self.fusion.graph.ty(list).as_list().and_then(|items| items.get(row)).cloned();
+                self.arena(&ty.unwrap_or_else(|| TensorTy::new(DType::F32, ())))
+            }
         }
     }
 
@@ -477,12 +563,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
 
     /// Places the arena's buffers and puts the plan together.
     fn finish(mut self) -> Plan {
-        let mut lives: FxHashMap<BufferId, (usize, usize)> = FxHashMap::default();
+        let mut lives: Vec<Option<(u32, u32)>> = vec![None; self.buffers.len()];
         for (s, step) in self.steps.iter().enumerate() {
-            let mut touch = |id: BufferId| {
-                let life = lives.entry(id).or_insert((s, s));
-                life.1 = s;
-            };
+            let s = s as u32;
+            let mut touch = |id: BufferId| lives[id.index()].get_or_insert((s, s)).1 = s;
             match step {
                 Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
                 Step::Gemm { lhs, rhs, dst, .. } => {
@@ -499,8 +583,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
         let mut arena: Vec<(BufferId, Lifetime)> = Vec::new();
         for (i, buffer) in self.buffers.iter().enumerate() {
             let id = BufferId(i as u32);
-            if let (Place::Arena { .. }, Some(&(first, last))) = (buffer.place, lives.get(&id)) {
-                arena.push((id, Lifetime { bytes: buffer.bytes, first, last }));
+            if let (Place::Arena { .. }, Some((first, last))) = (buffer.place, lives[i]) {
+                let (first, last) = (first as usize, last as usize);
+                arena.push((id, Lifetime { bytes: buffer.ty.bytes, first, last }));
             }
         }
         let lifetimes: Vec<Lifetime> = arena.iter().map(|(_, life)| *life).collect();

@@ -5,14 +5,15 @@
 //! need and that are dearer to compute than to store. Then kernels that read the same memory, or one the
 //! other's result, are made one, if their loops agree and no other step lies between them.
 
-use kiln_ir::{Def, Graph, Op, Strides, Ty, Value};
+use kiln_ir::{Def, Graph, Op, Strides, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use crate::elements::Elements;
 use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
 use crate::table::Table;
 use crate::views::{View, is_row_major, view_of};
-use crate::{Tuning, WhyNot};
+use crate::{Layout, Tuning, WhyNot};
 
 /// Where a value goes.
 #[derive(Clone, PartialEq, Debug)]
@@ -50,7 +51,9 @@ pub(crate) struct Group {
 /// The result of fusion.
 pub(crate) struct Fusion<'g> {
     pub graph: &'g Graph,
-    pub layouts: &'g [Strides],
+    pub layouts: &'g [Layout],
+    /// Elements of lists that go straight into an input.
+    pub elements: Elements,
     tuning: Tuning,
     /// Values with a buffer of their own.
     pub stored: FxHashSet<Value>,
@@ -76,10 +79,16 @@ pub(crate) fn behind_reshapes(graph: &Graph, mut value: Value) -> Value {
 }
 
 /// Decides what is stored and what is fused.
-pub(crate) fn fuse<'g>(graph: &'g Graph, layouts: &'g [Strides], tuning: Tuning) -> Fusion<'g> {
+pub(crate) fn fuse<'g>(
+    graph: &'g Graph,
+    layouts: &'g [Layout],
+    elements: Elements,
+    tuning: Tuning,
+) -> Fusion<'g> {
     let mut this = Fusion {
         graph,
         layouts,
+        elements,
         tuning,
         stored: FxHashSet::default(),
         targets: FxHashMap::default(),
@@ -161,10 +170,11 @@ impl<'g> Fusion<'g> {
                 self.stored.insert(value);
             }
         }
-        for (w, write) in self.graph.writes.iter().enumerate() {
+        // Elements of lists have no target of their own: a table knows where its rows go.
+        for (w, write) in self.graph.writes.iter().enumerate().filter(|(_, w)| w.element.is_none()) {
             let Def::Input(number) = self.graph.def(write.target) else { continue };
             let shape = self.graph.ty(write.target).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
-            let dense = is_row_major(&shape, &self.layouts[number as usize]);
+            let dense = is_row_major(&shape, &self.layouts[number as usize].strides);
             let value = if dense { behind_reshapes(self.graph, write.value) } else { write.value };
             self.add_target(value, Target::Write(w));
             if dense && self.is_inlined(value) {
@@ -187,7 +197,7 @@ impl<'g> Fusion<'g> {
                             continue;
                         }
                         let base = match node.op {
-                            Op::List {} => self.element(arg).base,
+                            Op::List {} => self.element_base(arg),
                             _ => self.base(arg),
                         };
                         if self.is_inlined(base) && !self.stored.contains(&base) {
@@ -335,13 +345,13 @@ impl<'g> Fusion<'g> {
         changed
     }
 
-    fn reads(&self, unit: &Unit, groups: &[Group]) -> Vec<Value> {
+    fn for_each_read_in(&self, unit: &Unit, groups: &[Group], mut read: impl FnMut(Value)) {
         match unit {
-            Unit::Kernel(g) => groups[*g].lowered.loads.clone(),
-            Unit::Table(t) => self.tables[*t].reads(self),
+            Unit::Kernel(g) => groups[*g].lowered.loads.iter().for_each(|&v| read(v)),
+            Unit::Table(t) => self.tables[*t].for_each_read(self, |_, v| read(v)),
             Unit::Library(n) => {
                 let tensors = self.graph.nodes[*n].args.iter().filter(|v| self.is_tensor(**v));
-                tensors.map(|&v| self.base(v)).collect()
+                tensors.for_each(|&v| read(self.base(v)));
             }
         }
     }
@@ -352,8 +362,8 @@ impl<'g> Fusion<'g> {
     }
 
     /// The inputs and stored values that a unit reads.
-    pub fn reads_of(&self, unit: &Unit) -> Vec<Value> {
-        self.reads(unit, &self.groups)
+    pub fn for_each_read(&self, unit: &Unit, read: impl FnMut(Value)) {
+        self.for_each_read_in(unit, &self.groups, read);
     }
 
     /// Whether a value is an element of a list that a table makes.
@@ -361,9 +371,10 @@ impl<'g> Fusion<'g> {
         matches!(self.graph.producer(value).map(|n| &n.op), Some(Op::ListGet { .. }))
     }
 
-    /// Which element of its list a value is.
-    pub fn list_row(&self, value: Value) -> Option<usize> {
-        match self.graph.producer(behind_reshapes(self.graph, value)).map(|n| &n.op) {
+    /// Which element of its list a write-back's value is.
+    pub fn list_row(&self, write: &Write) -> Option<usize> {
+        match self.graph.producer(behind_reshapes(self.graph, write.value)).map(|n| &n.op) {
+            _ if write.element.is_some() => write.element.map(|row| row as usize),
             Some(Op::ListGet { index }) => Some(*index),
             _ => None,
         }
@@ -374,7 +385,9 @@ impl<'g> Fusion<'g> {
         let target = self.graph.writes[write].target;
         let shape = |v: Value| self.graph.ty(v).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
         match self.graph.def(target) {
-            Def::Input(number) if shape(target) == shape(root) => self.layouts[number as usize].clone(),
+            Def::Input(number) if shape(target) == shape(root) => {
+                self.layouts[number as usize].strides.clone()
+            }
             // Behind a reshape: only dense targets get there.
             _ => shape(root).contiguous_strides(),
         }
@@ -384,6 +397,14 @@ impl<'g> Fusion<'g> {
     /// tables were chosen by these strides.
     pub fn element(&self, value: Value) -> View {
         view_of(self.graph, self.layouts, &FxHashSet::default(), value)
+    }
+
+    /// The base of an element of a packed list.
+    pub fn element_base(&self, value: Value) -> Value {
+        match self.graph.def(value) {
+            Def::Input(_) => value,
+            Def::Node { .. } => self.element(value).base,
+        }
     }
 
     /// The kernels and library steps behind every stored value.
@@ -420,9 +441,12 @@ impl<'g> Fusion<'g> {
         let mut out: Vec<Vec<usize>> = Vec::with_capacity(units.len());
         for (u, unit) in units.iter().enumerate() {
             let mut deps: Vec<usize> = Vec::new();
-            for value in self.reads(unit, groups) {
-                deps.extend(producers.get(&value).into_iter().flatten().copied());
-            }
+            self.for_each_read_in(unit, groups, |value| {
+                // Inputs are there from the start.
+                if matches!(self.graph.def(value), Def::Node { .. }) {
+                    deps.extend(producers.get(&value).into_iter().flatten().copied());
+                }
+            });
             if let Unit::Kernel(g) = unit {
                 deps.extend(self.overwritten(&groups[*g].roots, &producers, units, groups));
             }

@@ -3,7 +3,7 @@
 //! [`lower`] turns a graph of prims into a [`Plan`]: kernels as C text, library calls, and where everything
 //! lies in memory. In order:
 //!
-//! 1. `lists`: lists whose tensors don't lie alike are taken apart;
+//! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back);
 //! 2. `fuse`: what is stored, what is computed together (`lower`: values to expressions, `views`, [`index`];
 //!    `table`: lists);
 //! 3. `order`: write-backs, and the order of steps;
@@ -26,6 +26,7 @@
 
 mod assemble;
 mod c;
+mod elements;
 mod fuse;
 pub mod index;
 mod lists;
@@ -43,12 +44,12 @@ mod table;
 mod views;
 mod why_not;
 
-use kiln_ir::{Graph, Strides, Ty};
+use kiln_ir::{Graph, Ty};
 
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
-    BufferId, BufferPlan, BufferRef, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan, ScalarOp,
-    ScalarRef, Step, ViewRef,
+    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan,
+    ScalarOp, ScalarRef, Step, ViewRef,
 };
 pub use report::{Report, StepReport};
 pub use why_not::WhyNot;
@@ -89,10 +90,10 @@ pub enum LowerError {
 /// Lowers a graph of prims.
 pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
     check(graph, options)?;
-    let layouts: Vec<Strides> = options.input_layouts.iter().map(|l| l.strides.clone()).collect();
-    let graph = lists::elements_written(graph);
-    let (graph, refused) = lists::take_apart(&graph, &layouts);
-    let mut fusion = fuse::fuse(&graph, &layouts, options.tuning);
+    let layouts = &options.input_layouts;
+    let (graph, refused) = lists::take_apart(graph, layouts);
+    let (graph, elements) = elements::take_out(graph);
+    let mut fusion = fuse::fuse(&graph, layouts, elements, options.tuning);
     fusion.why_not.extend(refused);
     let order = order::order(&fusion);
     Ok(assemble::assemble(&fusion, &order, options))

@@ -9,27 +9,17 @@
 //! ```
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
-use kiln_ir::{Class, Def, Graph, Op, Shape, Strides, TensorTy, Ty, Value, Write};
+use kiln_ir::{Class, Def, Graph, ListTy, Op, Shape, Strides, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::WhyNot;
+use crate::elements::Elements;
 use crate::views::{is_dense, view_of};
-
-/// Write-backs of elements of lists become write-backs of tensors: here an element is a `list_get`.
-pub(crate) fn elements_written(graph: &Graph) -> Cow<'_, Graph> {
-    if graph.writes.iter().all(|w| w.element.is_none()) {
-        return Cow::Borrowed(graph);
-    }
-    let mut graph = graph.clone();
-    graph.take_out_written();
-    Cow::Owned(graph)
-}
+use crate::{Layout, WhyNot};
 
 /// Rewrites a graph so that every row of every list can be a row of a table.
-pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Strides]) -> (Cow<'g, Graph>, Vec<WhyNot>) {
+pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Layout]) -> (Cow<'g, Graph>, Vec<WhyNot>) {
     if !graph.nodes.iter().any(|n| matches!(n.op, Op::ListGet { .. } | Op::List {})) {
         return (Cow::Borrowed(graph), Vec::new());
     }
@@ -37,25 +27,18 @@ pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Strides]) -> (Cow<'g, 
     if odd.is_empty() && is_ready(graph) {
         return (Cow::Borrowed(graph), Vec::new());
     }
-    let mut this = Rewrite {
-        from: graph,
-        to: Graph::with_room_of(graph),
-        values: vec![None; graph.value_count()],
-        lists: FxHashMap::default(),
-        gets: FxHashMap::default(),
-        odd: &odd,
-    };
+    let (to, inputs) = Graph::with_inputs_of(graph);
+    let mut values = vec![None; graph.value_count()];
     for &input in &graph.inputs {
-        let value = this.to.input(graph.ty(input).clone());
-        this.values[input.index()] = Some(value);
+        values[input.index()] = Some(inputs[input.index()]);
     }
+    let (lists, gets) = (FxHashMap::default(), FxHashMap::default());
+    let mut this = Rewrite { from: graph, to, values, lists, gets, odd: &odd };
     for node in &graph.nodes {
         this.node(node);
     }
-    let value = |v: Value| this.values[v.index()].unwrap_or(v);
-    this.to.outputs = graph.outputs.iter().map(|&v| value(v)).collect();
-    this.to.writes =
-        graph.writes.iter().map(|w| Write { target: value(w.target), value: value(w.value), ..*w }).collect();
+    this.to.outputs = graph.outputs.iter().map(|&v| this.renamed(v)).collect();
+    this.to.writes = graph.writes.iter().map(|w| this.write(w)).collect();
     let mut rows: Vec<usize> = odd.values().flatten().copied().collect();
     rows.sort_unstable();
     rows.dedup();
@@ -93,13 +76,25 @@ struct Rewrite<'g> {
     odd: &'g FxHashMap<Value, FxHashSet<usize>>,
 }
 
-fn items(graph: &Graph, list: Value) -> Arc<[TensorTy]> {
-    graph.ty(list).as_list().cloned().unwrap_or_else(|| Arc::from([]))
+fn items(graph: &Graph, list: Value) -> ListTy {
+    graph.ty(list).as_list().cloned().unwrap_or_default()
 }
 
 impl Rewrite<'_> {
     fn renamed(&self, value: Value) -> Value {
         self.values[value.index()].unwrap_or(value)
+    }
+
+    /// A write-back, of the element that has become of the one it names.
+    fn write(&self, write: &Write) -> Write {
+        let target = self.renamed(write.target);
+        let row = write.element.map(|row| row as usize);
+        let list = self.lists.get(&write.value);
+        match row.and_then(|row| list.map(|list| (&list.rows[row], list.list))) {
+            Some((Err(value), _)) => Write::whole(target, *value),
+            Some((Ok(place), Some(list))) => Write { target, value: list, element: Some(*place as u32) },
+            Some((Ok(_), None)) | None => Write { target, value: self.renamed(write.value), ..*write },
+        }
     }
 
     fn push(&mut self, op: Op, args: &[Value], ty: Ty, loc: kiln_ir::Loc) -> Value {
@@ -124,7 +119,7 @@ impl Rewrite<'_> {
                     });
                 }
                 let types = items(from, out);
-                let ty: Arc<[TensorTy]> = kept.iter().map(|(r, _)| types[*r].clone()).collect();
+                let ty: ListTy = kept.iter().map(|(r, _)| types[*r].clone()).collect();
                 let args: Vec<Value> = kept.iter().map(|(_, v)| *v).collect();
                 // Packing what was just unpacked, whole and in order, is the list itself.
                 let same = self.unpacked(&args);
@@ -199,7 +194,7 @@ impl Rewrite<'_> {
                     .iter()
                     .map(|&a| self.lists.get(&a).and_then(|l| l.list).unwrap_or_else(|| self.renamed(a)))
                     .collect();
-                Some(self.push(op.clone(), &args, Ty::List(kept.into()), node.loc))
+                Some(self.push(op.clone(), &args, Ty::List(kept.into_iter().collect()), node.loc))
             }
         };
         self.lists.insert(out, NewList { list, rows });
@@ -216,8 +211,59 @@ impl Rewrite<'_> {
     }
 }
 
+/// The ways in which tensors lie, each known by a number: mostly there are few.
+#[derive(Default)]
+struct Kinds {
+    kinds: Vec<(Shape, Strides)>,
+    is_dense: Vec<bool>,
+    numbers: FxHashMap<(Shape, Strides), u32>,
+    last: usize,
+}
+
+impl Kinds {
+    fn number(&mut self, shape: &Shape, strides: &Strides) -> u32 {
+        if self.kinds.get(self.last).is_some_and(|(s, t)| s == shape && t == strides) {
+            return self.last as u32;
+        }
+        let kind = (shape.clone(), strides.clone());
+        let number = *self.numbers.entry(kind.clone()).or_insert_with(|| {
+            self.is_dense.push(is_dense(shape, strides));
+            self.kinds.push(kind);
+            self.kinds.len() as u32 - 1
+        });
+        self.last = number as usize;
+        number
+    }
+
+    /// Whether tensors of two kinds can be walked side by side.
+    fn are_alike(&self, a: u32, b: u32) -> bool {
+        let ((shape, strides), (other, others)) = (&self.kinds[a as usize], &self.kinds[b as usize]);
+        shape == other && (0..shape.rank()).all(|d| shape[d] == 1 || strides[d] == others[d])
+    }
+}
+
+/// The kinds that meet in the rows of a component of lists.
+#[derive(Default)]
+struct Meeting {
+    /// Per row, the kind that came first.
+    first: Vec<Option<u32>>,
+    odd: FxHashSet<usize>,
+}
+
+impl Meeting {
+    fn meet(&mut self, row: usize, kind: u32, kinds: &Kinds) {
+        if self.first.len() <= row {
+            self.first.resize(row + 1, None);
+        }
+        let first = *self.first[row].get_or_insert(kind);
+        if !kinds.is_dense[kind as usize] || (first != kind && !kinds.are_alike(first, kind)) {
+            self.odd.insert(row);
+        }
+    }
+}
+
 /// For every list, the rows that can't be in a table. Lists that meet in an op agree.
-fn odd_rows(graph: &Graph, layouts: &[Strides]) -> FxHashMap<Value, FxHashSet<usize>> {
+fn odd_rows(graph: &Graph, layouts: &[Layout]) -> FxHashMap<Value, FxHashSet<usize>> {
     // Components of lists that are operands and results of the same ops.
     let mut component: FxHashMap<Value, usize> = FxHashMap::default();
     let mut parents: Vec<usize> = Vec::new();
@@ -244,59 +290,71 @@ fn odd_rows(graph: &Graph, layouts: &[Strides]) -> FxHashMap<Value, FxHashSet<us
             }
         }
     }
-    // The layouts that meet in each row of a component.
-    let mut layout: FxHashMap<usize, Vec<Option<(Shape, Strides)>>> = FxHashMap::default();
-    let mut odd: FxHashMap<usize, FxHashSet<usize>> = FxHashMap::default();
+    let mut meetings: Vec<Meeting> = parents.iter().map(|_| Meeting::default()).collect();
+    let component: FxHashMap<Value, usize> =
+        component.into_iter().map(|(list, c)| (list, find(&parents, c))).collect();
+    let mut kinds = Kinds::default();
     let none = FxHashSet::default();
-    let mut meet = |c: usize, row: usize, shape: &Shape, strides: &Strides| {
-        let rows = layout.entry(c).or_default();
-        rows.resize(rows.len().max(row + 1), None);
-        let (first_shape, first) = rows[row].get_or_insert_with(|| (shape.clone(), strides.clone()));
-        let alike = (0..shape.rank()).all(|d| shape[d] == 1 || first.get(d) == Some(&strides[d]));
-        if !is_dense(shape, strides) || !alike || first_shape != shape {
-            odd.entry(c).or_default().insert(row);
-        }
+    let scalar = Shape::scalar();
+    let shape_of = |v: Value| graph.ty(v).as_tensor().map_or(&scalar, |t| &t.shape);
+    let input_of = |v: Value| match graph.def(v) {
+        Def::Input(number) => Some(&layouts[number as usize].strides),
+        Def::Node { .. } => None,
     };
-    let mut writes: FxHashMap<Value, SmallVec<[Value; 2]>> = FxHashMap::default();
-    for write in &graph.writes {
-        writes.entry(write.value).or_default().push(write.target);
+    let mut whole: FxHashMap<Value, SmallVec<[Value; 2]>> = FxHashMap::default();
+    for write in graph.writes.iter().filter(|w| w.element.is_none()) {
+        if matches!(graph.producer(write.value).map(|n| &n.op), Some(Op::ListGet { .. })) {
+            whole.entry(write.value).or_default().push(write.target);
+        }
     }
+    let elements = Elements::of(graph);
     let uses = graph.use_counts();
     for node in &graph.nodes {
         match &node.op {
             Op::List {} => {
                 let Some(&c) = component.get(&node.outs[0]) else { continue };
-                let c = find(&parents, c);
                 for (row, &element) in node.args.iter().enumerate() {
-                    let view = view_of(graph, layouts, &none, element);
-                    let shape = graph.ty(element).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
-                    meet(c, row, &shape, &view.strides);
+                    let shape = shape_of(element);
+                    let kind = match input_of(element) {
+                        Some(strides) => kinds.number(shape, strides),
+                        None => kinds.number(shape, &view_of(graph, layouts, &none, element).strides),
+                    };
+                    meetings[c].meet(row, kind, &kinds);
                 }
             }
             Op::ListGet { index } => {
                 let Some(&c) = component.get(&node.args[0]) else { continue };
-                let c = find(&parents, c);
                 let out = node.outs[0];
-                let shape = graph.ty(out).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
-                let targets = writes.get(&out).map_or(&[][..], |t| t);
-                for &target in targets {
-                    if let Def::Input(number) = graph.def(target) {
-                        meet(c, *index, &shape, &layouts[number as usize]);
-                    }
+                let shape = shape_of(out);
+                let targets = whole.get(&out).map_or(&[][..], |t| t);
+                for strides in targets.iter().filter_map(|&target| input_of(target)) {
+                    let kind = kinds.number(shape, strides);
+                    meetings[c].meet(*index, kind, &kinds);
                 }
                 // Whoever else reads it expects it dense.
                 if uses[out.index()] as usize > targets.len() || targets.len() > 1 {
-                    meet(c, *index, &shape, &shape.contiguous_strides());
+                    let kind = kinds.number(shape, &shape.contiguous_strides());
+                    meetings[c].meet(*index, kind, &kinds);
                 }
             }
             _ => {}
         }
     }
-    let mut out: FxHashMap<Value, FxHashSet<usize>> = FxHashMap::default();
-    for (&list, &c) in &component {
-        if let Some(rows) = odd.get(&find(&parents, c)) {
-            out.insert(list, rows.clone());
+    for write in &graph.writes {
+        let (Some(row), Some(&c)) = (write.element, component.get(&write.value)) else { continue };
+        let (row, shape) = (row as usize, shape_of(write.target));
+        if let Some(strides) = input_of(write.target) {
+            let kind = kinds.number(shape, strides);
+            meetings[c].meet(row, kind, &kinds);
+        }
+        if elements.is_shared(write.value, row) {
+            let kind = kinds.number(shape, &shape.contiguous_strides());
+            meetings[c].meet(row, kind, &kinds);
         }
     }
-    out
+    component
+        .into_iter()
+        .filter(|(_, c)| !meetings[*c].odd.is_empty())
+        .map(|(list, c)| (list, meetings[c].odd.clone()))
+        .collect()
 }

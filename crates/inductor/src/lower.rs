@@ -16,10 +16,10 @@ use kiln_ir::{
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
-use crate::WhyNot;
 use crate::index::{ExprId, Index, Split};
 use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction};
 use crate::plan::CheckText;
+use crate::{Layout, WhyNot};
 
 /// Kernels of more operations than this are not made.
 pub(crate) const MOST_EXPRS: usize = 600;
@@ -91,7 +91,7 @@ impl Space {
 pub(crate) struct Context<'a> {
     pub graph: &'a Graph,
     /// Strides of the graph's inputs.
-    pub layouts: &'a [Strides],
+    pub layouts: &'a [Layout],
     /// Values that are stored, dense, by some kernel or library step.
     pub stored: &'a FxHashSet<Value>,
 }
@@ -480,7 +480,7 @@ impl<'a> Lowering<'a> {
         let graph = self.cx.graph;
         let expr = match graph.def(value) {
             Def::Input(number) => {
-                let strides = self.cx.layouts[number as usize].clone();
+                let strides = self.cx.layouts[number as usize].strides.clone();
                 self.load(value, index, &strides)
             }
             Def::Node { node, .. } if !is_inlined(&graph.nodes[node as usize].op) => {

@@ -1,5 +1,7 @@
 //! What a lowering is told from outside: the inputs' memory layouts and the machine.
 
+use std::sync::Arc;
+
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{Graph, Strides};
 
@@ -40,7 +42,7 @@ impl Default for Tuning {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {
     /// One layout per graph input.
-    pub input_layouts: Vec<Layout>,
+    pub input_layouts: Arc<[Layout]>,
     /// The instruction set to write for.
     pub isa: CIsa,
     /// Threads that will run the plan. Results never depend on it.

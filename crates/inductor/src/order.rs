@@ -6,12 +6,78 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::WhyNot;
+use crate::elements::Elements;
 use crate::fuse::{Fusion, Group, Target, Unit, reaches};
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Kernel};
 
-/// The rows of a table in which it reads each input.
-type RowsRead = FxHashMap<Value, SmallVec<[usize; 2]>>;
+/// By input, the row of a table in which it is read.
+struct RowsRead(Vec<u32>);
+
+impl RowsRead {
+    const NONE: u32 = u32::MAX;
+    const SEVERAL: u32 = u32::MAX - 1;
+
+    fn of(fusion: &Fusion<'_>, table: usize) -> RowsRead {
+        let mut rows = vec![RowsRead::NONE; fusion.graph.inputs.len()];
+        fusion.tables[table].for_each_read(fusion, |row, value| {
+            if let Def::Input(number) = fusion.graph.def(value) {
+                let known = &mut rows[number as usize];
+                *known = match *known {
+                    RowsRead::NONE => row as u32,
+                    same if same == row as u32 => same,
+                    _ => RowsRead::SEVERAL,
+                };
+            }
+        });
+        RowsRead(rows)
+    }
+
+    /// Whether an input is read in no row but this one.
+    fn only_in(&self, input: u32, row: Option<usize>) -> bool {
+        match self.0[input as usize] {
+            RowsRead::NONE => true,
+            RowsRead::SEVERAL => false,
+            known => row == Some(known as usize),
+        }
+    }
+}
+
+/// By input, the units that read it: mostly one, which is all that is kept then.
+struct Readers {
+    first: Vec<u32>,
+    more: FxHashMap<u32, SmallVec<[usize; 2]>>,
+}
+
+impl Readers {
+    fn of(fusion: &Fusion<'_>) -> Readers {
+        let mut readers =
+            Readers { first: vec![u32::MAX; fusion.graph.inputs.len()], more: FxHashMap::default() };
+        for (u, unit) in fusion.units.iter().enumerate() {
+            fusion.for_each_read(unit, |value| {
+                let Def::Input(input) = fusion.graph.def(value) else { return };
+                let first = &mut readers.first[input as usize];
+                match *first {
+                    u32::MAX => *first = u as u32,
+                    known if known == u as u32 => {}
+                    _ => {
+                        let more = readers.more.entry(input).or_default();
+                        if more.last() != Some(&u) {
+                            more.push(u);
+                        }
+                    }
+                }
+            });
+        }
+        readers
+    }
+
+    fn of_input(&self, input: u32) -> impl Iterator<Item = usize> {
+        let first = Some(self.first[input as usize]).filter(|&u| u != u32::MAX);
+        let more = self.more.get(&input).filter(|_| first.is_some()).into_iter().flatten();
+        first.map(|u| u as usize).into_iter().chain(more.copied())
+    }
+}
 
 /// Units in order, and the write-backs that wait in a temporary.
 pub(crate) struct Order {
@@ -24,24 +90,23 @@ pub(crate) struct Order {
 pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     let graph = fusion.graph;
     let mut deps = fusion.dependencies(&fusion.units, &fusion.groups);
-    let mut readers: FxHashMap<Value, SmallVec<[usize; 2]>> = FxHashMap::default();
-    for (u, unit) in fusion.units.iter().enumerate() {
-        for value in fusion.reads_of(unit) {
-            if matches!(graph.def(value), Def::Input(_)) {
-                let list = readers.entry(value).or_default();
-                if list.last() != Some(&u) {
-                    list.push(u);
-                }
-            }
-        }
-    }
-    let mut writer: FxHashMap<usize, usize> = FxHashMap::default();
+    let readers = Readers::of(fusion);
+    // By write-back, the unit that computes what is written.
+    let mut writer: Vec<Option<u32>> = vec![None; graph.writes.len()];
     for (u, unit) in fusion.units.iter().enumerate() {
         let values = match unit {
             Unit::Kernel(g) => fusion.groups[*g].roots.clone(),
             Unit::Table(t) => fusion.tables[*t].results(graph),
             Unit::Library(_) => Vec::new(),
         };
+        if let Unit::Table(t) = unit {
+            for &root in &fusion.tables[*t].roots {
+                let rows = fusion.elements.rows(root);
+                for w in (0..rows.len()).filter_map(|row| Elements::write(rows, row)) {
+                    writer[w] = Some(u as u32);
+                }
+            }
+        }
         for value in values {
             for target in fusion.targets.get(&value).into_iter().flatten() {
                 if let Target::Write(w) = target {
@@ -51,13 +116,13 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
                         fusion.library_target(value).map(|t| &fusion.targets[&value][t]) == Some(target);
                     let is_list_get = fusion.is_list_get(value);
                     if own == in_table || (!in_table && !is_list_get) {
-                        writer.insert(*w, u);
+                        writer[*w] = Some(u as u32);
                     }
                 }
             }
         }
     }
-    let rows: Vec<RowsRead> = (0..fusion.tables.len()).map(|t| rows_read(fusion, t)).collect();
+    let rows: Vec<RowsRead> = (0..fusion.tables.len()).map(|t| RowsRead::of(fusion, t)).collect();
     let (mut late, mut why_not) = (FxHashSet::default(), Vec::new());
     let same: Vec<usize> = (0..deps.len()).collect();
     let may_fail = |unit: &Unit| match unit {
@@ -71,20 +136,16 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     };
     let checked: Vec<usize> = (0..fusion.units.len()).filter(|&u| may_fail(&fusion.units[u])).collect();
     for (w, write) in graph.writes.iter().enumerate() {
-        let Some(&u) = writer.get(&w) else { continue };
-        let others: SmallVec<[usize; 4]> =
-            readers.get(&write.target).into_iter().flatten().copied().filter(|&r| r != u).collect();
+        let Some(u) = writer[w].map(|u| u as usize) else { continue };
+        let Def::Input(input) = graph.def(write.target) else { continue };
+        let others: SmallVec<[usize; 4]> = readers.of_input(input).filter(|&r| r != u).collect();
         let inside = match &fusion.units[u] {
             Unit::Kernel(g) => same_place(fusion, &fusion.groups[*g], w, write.target),
-            Unit::Table(t) => {
-                // A table must read the target only in the row that writes it.
-                let row = fusion.list_row(write.value);
-                rows[*t].get(&write.target).is_none_or(|rows| rows.iter().all(|r| Some(*r) == row))
-            }
+            // A table must read the target only in the row that writes it.
+            Unit::Table(t) => rows[*t].only_in(input, fusion.list_row(write)),
             Unit::Library(_) => true,
         };
         let waits = |deps: &[Vec<usize>], r: usize| deps[r].contains(&u) || reaches(deps, &same, r, u);
-        let Def::Input(input) = graph.def(write.target) else { continue };
         if !inside || others.iter().any(|&r| waits(&deps, r)) {
             late.insert(w);
             why_not.push(WhyNot::StillRead { input: input as usize });
@@ -189,16 +250,4 @@ fn in_pass(kernel: &Kernel, expr: ExprId, wanted: &dyn Fn(&ExprKind) -> bool) ->
         }
     }
     false
-}
-
-/// The rows in which a table reads each input.
-fn rows_read(fusion: &Fusion<'_>, table: usize) -> RowsRead {
-    let graph = fusion.graph;
-    let mut out = RowsRead::default();
-    for pack in fusion.tables[table].packs(graph).iter().filter_map(|&p| graph.producer(p)) {
-        for (row, &element) in pack.args.iter().enumerate() {
-            out.entry(fusion.element(element).base).or_default().push(row);
-        }
-    }
-    out
 }

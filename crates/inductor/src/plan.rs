@@ -1,5 +1,7 @@
 //! What comes out: kernels as C text, buffers, steps in order. Plain data; running it needs no allocation.
 
+use std::sync::Arc;
+
 use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::math::{Function, Width};
 use kiln_ir::{DType, Loc, Op, Scalar, Shape, Strides};
@@ -36,6 +38,13 @@ pub enum Place {
 pub struct BufferPlan {
     /// Where it lives.
     pub place: Place,
+    /// What it holds. Neighbours that hold the like share it: a thousand parameters mostly do.
+    pub ty: Arc<BufferTy>,
+}
+
+/// What a buffer holds.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BufferTy {
     /// Element type.
     pub dtype: DType,
     /// Sizes.
@@ -171,9 +180,9 @@ pub enum Step {
         /// The first counter, an integer.
         offset: ScalarRef,
     },
-    /// Copies a dense buffer to another of as many elements, in row-major order.
+    /// Copies a buffer to another of as many elements, in row-major order.
     Copy {
-        /// From; dense.
+        /// From; dense, in some order of its dims.
         src: BufferId,
         /// To; of any strides.
         dst: BufferId,

@@ -1,6 +1,8 @@
 //! Pointer-table kernels: ops over lists as one kernel that runs over a table of pointers, one row per tensor.
 
-use kiln_ir::{DType, Def, Graph, Op, ScalarKind, TensorTy, Ty, Value};
+use std::ops::Range;
+
+use kiln_ir::{DType, Def, Graph, ListTy, Op, ScalarKind, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::fuse::Fusion;
@@ -12,7 +14,8 @@ use crate::lower::{Builder, operand_dtype};
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     pub roots: Vec<Value>,
-    shapes: Vec<kiln_ir::Shape>,
+    /// The rows, whose shapes all roots have.
+    rows: ListTy,
 }
 
 /// The kernel for the rows of one combination of dtypes.
@@ -27,32 +30,42 @@ pub(crate) struct TableKernel {
     pub nodes: Vec<u32>,
 }
 
-fn items(graph: &Graph, list: Value) -> &[TensorTy] {
-    graph.ty(list).as_list().map_or(&[], |l| l)
+fn items(graph: &Graph, list: Value) -> ListTy {
+    graph.ty(list).as_list().cloned().unwrap_or_default()
+}
+
+fn dtype(graph: &Graph, list: Value, row: usize) -> DType {
+    graph.ty(list).as_list().and_then(|items| items.get(row)).map_or(DType::F32, |ty| ty.dtype)
 }
 
 impl Table {
-    /// One table per list value that is taken apart again.
+    /// One table per list value whose elements somebody needs.
     pub fn find(graph: &Graph, live: &[bool]) -> Vec<Table> {
         let mut seen = FxHashSet::default();
         let mut out = Vec::new();
-        for (n, node) in graph.nodes.iter().enumerate() {
-            if live[n]
-                && let Op::ListGet { .. } = node.op
-                && seen.insert(node.args[0])
-                && !matches!(graph.producer(node.args[0]).map(|n| &n.op), Some(Op::List {}))
-            {
-                let root = node.args[0];
-                let shapes = items(graph, root).iter().map(|t| t.shape.clone()).collect();
-                out.push(Table { roots: vec![root], shapes });
+        let taken = graph.nodes.iter().zip(live).filter_map(|(node, live)| match node.op {
+            Op::ListGet { .. } if *live => Some(node.args[0]),
+            _ => None,
+        });
+        let written = graph.writes.iter().filter_map(|w| w.element.map(|_| w.value));
+        for root in taken.chain(written) {
+            if seen.insert(root) && !matches!(graph.producer(root).map(|n| &n.op), Some(Op::List {})) {
+                out.push(Table { roots: vec![root], rows: items(graph, root) });
             }
         }
         out
     }
 
-    /// Whether two tables have equal rows.
+    /// How many elements a row has.
+    pub fn count(&self, row: usize) -> usize {
+        self.rows[row].shape.numel()
+    }
+
+    /// Whether two tables have rows of equal shapes.
     pub fn fits(&self, other: &Table) -> bool {
-        self.shapes == other.shapes
+        let alike = |run: Range<usize>| self.rows[run.start].shape == other.rows[run.start].shape;
+        self.rows.len() == other.rows.len()
+            && ListTy::common_runs(&[&self.rows, &other.rows]).into_iter().all(alike)
     }
 
     /// The `list_get` nodes' results that it makes.
@@ -84,12 +97,14 @@ impl Table {
         out
     }
 
-    /// The stored values and inputs that it reads.
-    pub fn reads(&self, fusion: &Fusion<'_>) -> Vec<Value> {
+    /// The stored values and inputs that it reads, with the row in which it does.
+    pub fn for_each_read(&self, fusion: &Fusion<'_>, mut read: impl FnMut(usize, Value)) {
         let graph = fusion.graph;
-        let packs = self.packs(graph);
-        let elements = packs.iter().filter_map(|&p| graph.producer(p)).flat_map(|n| n.args.iter());
-        elements.map(|&v| fusion.element(v).base).collect()
+        for pack in self.packs(graph).iter().filter_map(|&p| graph.producer(p)) {
+            for (row, &element) in pack.args.iter().enumerate() {
+                read(row, fusion.element_base(element));
+            }
+        }
     }
 
     /// The kernels, one per combination of dtypes.
@@ -97,13 +112,17 @@ impl Table {
         let lists = self.lists(graph);
         let mut classes: Vec<(Vec<DType>, Vec<usize>)> = Vec::new();
         let mut known: FxHashMap<Vec<DType>, usize> = FxHashMap::default();
-        for row in (0..self.shapes.len()).filter(|&r| self.shapes[r].numel() > 0) {
-            let key: Vec<DType> = lists.iter().map(|&l| items(graph, l)[row].dtype).collect();
+        let types: Vec<ListTy> = lists.iter().map(|&l| items(graph, l)).collect();
+        for run in ListTy::common_runs(&types.iter().collect::<Vec<_>>()) {
+            if self.rows[run.start].shape.numel() == 0 {
+                continue;
+            }
+            let key: Vec<DType> = types.iter().map(|ty| ty[run.start].dtype).collect();
             let at = *known.entry(key.clone()).or_insert_with(|| {
                 classes.push((key, Vec::new()));
                 classes.len() - 1
             });
-            classes[at].1.push(row);
+            classes[at].1.extend(run);
         }
         classes.into_iter().map(|(_, rows)| self.lower_rows(graph, rows)).collect()
     }
@@ -134,11 +153,11 @@ impl Table {
         for list in self.lists(graph) {
             let Def::Node { node: number, .. } = graph.def(list) else { continue };
             let node = &graph.nodes[number as usize];
-            let dtype = items(graph, list)[row].dtype;
+            let element = dtype(graph, list, row);
             if let Op::List {} = node.op {
                 let buffer = packs.iter().position(|&p| p == list).unwrap_or(0);
                 let load = ExprKind::Load { buffer, index: Index::axis(0) };
-                exprs.insert(list, builder.push(dtype.computing(), load));
+                exprs.insert(list, builder.push(element.computing(), load));
                 continue;
             }
             nodes.push(number);
@@ -147,7 +166,7 @@ impl Table {
                 &node.op,
                 &node.args,
                 operands,
-                dtype,
+                element,
                 &mut |b, v, wanted| Ok(exprs.get(&v).copied().unwrap_or_else(|| b.scalar(v, wanted))),
             );
             if let Ok(Some(expr)) = made {
@@ -156,7 +175,7 @@ impl Table {
         }
         let mut kernel = Kernel::empty(Mode::Table);
         kernel.axes = vec![Axis { extent: 0, inner: false }];
-        kernel.buffers = packs.iter().chain(&self.roots).map(|&l| items(graph, l)[row].dtype).collect();
+        kernel.buffers = packs.iter().chain(&self.roots).map(|&l| dtype(graph, l, row)).collect();
         kernel.scalars = builder.scalars.iter().map(|(_, kind)| *kind).collect();
         kernel.exprs = builder.exprs;
         for (r, root) in self.roots.iter().enumerate() {

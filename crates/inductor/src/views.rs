@@ -3,6 +3,8 @@
 use kiln_ir::{Def, Graph, Op, Shape, Strides, Value};
 use rustc_hash::FxHashSet;
 
+use crate::Layout;
+
 /// A value as a strided look at a stored value or an input.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct View {
@@ -13,7 +15,7 @@ pub(crate) struct View {
 
 /// The base of a value that strides can describe. `stored` values are dense and end the search; a reshape that
 /// strides can't express makes the value its own base.
-pub(crate) fn view_of(graph: &Graph, layouts: &[Strides], stored: &FxHashSet<Value>, value: Value) -> View {
+pub(crate) fn view_of(graph: &Graph, layouts: &[Layout], stored: &FxHashSet<Value>, value: Value) -> View {
     let shape = |v: Value| graph.ty(v).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
     let dense = |v: Value| View { base: v, offset: 0, strides: shape(v).contiguous_strides() };
     if stored.contains(&value) {
@@ -21,7 +23,7 @@ pub(crate) fn view_of(graph: &Graph, layouts: &[Strides], stored: &FxHashSet<Val
     }
     let node = match graph.def(value) {
         Def::Input(number) => {
-            return View { base: value, offset: 0, strides: layouts[number as usize].clone() };
+            return View { base: value, offset: 0, strides: layouts[number as usize].strides.clone() };
         }
         Def::Node { node, .. } => &graph.nodes[node as usize],
     };

@@ -242,6 +242,50 @@ fn lists() {
     check_strided(&text("maximum"), &[(0, &[1, 4])]);
 }
 
+/// Elements that are written back name their list; what else happens to them decides where they go.
+#[test]
+fn elements_of_lists_are_written_back() {
+    let text = |rest: &str| {
+        format!(
+            "graph(%0: f32[4, 6], %1: f32[4, 6], %2: f32[4, 6]) {{
+  %3 = list(%0, %1) : list(2 x f32[4, 6])
+  %4 = list(%1, %2) : list(2 x f32[4, 6])
+  %5 = foreach_sub(%3, %4) : list(2 x f32[4, 6])
+{rest}
+}}"
+        )
+    };
+    // %0 is read where it is written, %1 in another row as well: it waits in a temporary.
+    let plan = check_text(&text("  write %0 <- %5[0]\n  write %1 <- %5[1]\n  return"));
+    assert_eq!((plan.kernels.len(), plan.steps.len()), (1, 2));
+    assert_eq!(plan.arena_bytes, (4 * 4 * 6_usize).next_multiple_of(64));
+    // The temporary lies as what it is copied to.
+    let turned: &[(usize, &[isize])] = &[(0, &[1, 4]), (1, &[1, 4]), (2, &[1, 4])];
+    let plan = check_strided(&text("  write %0 <- %5[0]\n  write %1 <- %5[1]\n  return"), turned);
+    assert_eq!((plan.kernels.len(), plan.steps.len()), (1, 2));
+    check_strided(
+        &text("  %6 = list_get(%5) {index: 1} : f32[4, 6]\n  write %0 <- %5[0]\n  write %1 <- %6\n  return"),
+        turned,
+    );
+    // Lying differently, a row has a kernel of its own, and the places of the others move up.
+    for strides in [(0, &[1, 4][..]), (1, &[1, 4]), (2, &[1, 4])] {
+        check_strided(&text("  write %0 <- %5[0]\n  write %1 <- %5[1]\n  return"), &[strides]);
+        check_strided(&text("  write %2 <- %5[1]\n  return"), &[strides]);
+    }
+    // Written twice, or read besides: such an element is a value of its own.
+    for strides in [&[][..], turned] {
+        check_strided(&text("  write %0 <- %5[1]\n  write %1 <- %5[1]\n  return"), strides);
+        check_strided(
+            &text(
+                "  %6 = list_get(%5) {index: 1} : f32[4, 6]\n  %7 = exp(%6) : f32[4, 6]\n  write %2 <- %5[1]\n  return %7",
+            ),
+            strides,
+        );
+        // An element of a list that was only packed is the tensor itself.
+        check_strided(&text("  write %0 <- %3[1]\n  write %1 <- %3[0]\n  return"), strides);
+    }
+}
+
 #[test]
 fn equal_layers_share_a_kernel() {
     let plan = check_text(

@@ -119,7 +119,7 @@ fn holds_truth(ty: &Ty) -> bool {
     match ty {
         Ty::Tensor(t) => t.dtype == DType::Bool,
         Ty::Scalar(kind) => kind.dtype() == DType::Bool,
-        Ty::List(items) => items.iter().any(|t| t.dtype == DType::Bool),
+        Ty::List(items) => items.kinds().any(|t| t.dtype == DType::Bool),
     }
 }
 

@@ -1,10 +1,8 @@
 //! Graphs: typed values, a list of op nodes in order, results and write-backs.
 
-use std::sync::Arc;
+use smallvec::{SmallVec, smallvec};
 
-use smallvec::SmallVec;
-
-use crate::{Emit, Loc, Op, Result, TensorTy, Ty, Value, Values};
+use crate::{Emit, ListTy, ListTyBuilder, Loc, Op, Result, Ty, Tys, Value, Values};
 
 /// Where a value comes from.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -59,24 +57,37 @@ impl Write {
     }
 }
 
-/// The type of the list that was made last. Lists of one program are mostly alike, and equal types that are
-/// one in memory are compared and mapped at once, however long they are.
+/// The types of values. Neighbours are mostly of one type, as parameters are: it is kept once for all of them.
 #[derive(Clone, Debug, Default)]
-struct Recent(Option<Arc<[TensorTy]>>);
+struct Types {
+    kinds: Vec<Ty>,
+    /// Per value: which of them.
+    numbers: Vec<u32>,
+}
 
-impl Recent {
-    fn shared(&mut self, items: Arc<[TensorTy]>) -> Arc<[TensorTy]> {
-        match &self.0 {
-            Some(recent) if *recent == items => recent.clone(),
-            _ => self.0.insert(items).clone(),
-        }
+impl Types {
+    fn push(&mut self, ty: Ty) {
+        let last = self.numbers.last().copied();
+        let number = match last.filter(|&number| self.kinds[number as usize] == ty) {
+            Some(number) => number,
+            None => {
+                self.kinds.push(ty);
+                self.kinds.len() as u32 - 1
+            }
+        };
+        self.numbers.push(number);
+    }
+
+    fn of(&self, value: Value) -> &Ty {
+        &self.kinds[self.numbers[value.index()] as usize]
     }
 }
 
-// What was made last is no part of what a graph says.
-impl PartialEq for Recent {
-    fn eq(&self, _: &Recent) -> bool {
-        true
+// How types are kept is no part of what a graph says.
+impl PartialEq for Types {
+    fn eq(&self, other: &Types) -> bool {
+        let values = || (0..self.numbers.len() as u32).map(Value);
+        self.numbers.len() == other.numbers.len() && values().all(|value| self.of(value) == other.of(value))
     }
 }
 
@@ -108,9 +119,8 @@ pub struct Graph {
     pub outputs: Vec<Value>,
     /// Inputs that hold something else afterwards.
     pub writes: Vec<Write>,
-    types: Vec<Ty>,
+    types: Types,
     defs: Vec<Def>,
-    recent: Recent,
     /// The line given to nodes that are emitted from now on.
     pub loc: Loc,
 }
@@ -121,15 +131,26 @@ impl Graph {
         Graph::default()
     }
 
-    /// An empty graph with room for what this one holds: passes that build a graph anew ask for memory once.
-    pub fn with_room_of(other: &Graph) -> Graph {
-        Graph {
-            inputs: Vec::with_capacity(other.inputs.len()),
-            nodes: Vec::with_capacity(other.nodes.len()),
-            types: Vec::with_capacity(other.types.len()),
-            defs: Vec::with_capacity(other.defs.len()),
-            ..Graph::default()
+    /// A graph with the inputs of another and nothing else yet, but room for as much; and, by the other's
+    /// values, which values they are here (of no use for what is no input).
+    pub fn with_inputs_of(other: &Graph) -> (Graph, Vec<Value>) {
+        let (count, values) = (other.inputs.len() as u32, other.value_count());
+        let mut types = Types { kinds: other.types.kinds.clone(), numbers: Vec::with_capacity(values) };
+        types.numbers.extend(other.inputs.iter().map(|input| other.types.numbers[input.index()]));
+        let mut defs = Vec::with_capacity(values);
+        defs.extend((0..count).map(Def::Input));
+        let mut map = vec![Value(u32::MAX); values];
+        for (number, input) in (0..count).zip(&other.inputs) {
+            map[input.index()] = Value(number);
         }
+        let graph = Graph {
+            inputs: (0..count).map(Value).collect(),
+            nodes: Vec::with_capacity(other.nodes.len()),
+            types,
+            defs,
+            ..Graph::default()
+        };
+        (graph, map)
     }
 
     /// Adds an input.
@@ -140,12 +161,9 @@ impl Graph {
     }
 
     fn value(&mut self, ty: Ty, def: Def) -> Value {
-        self.types.push(match ty {
-            Ty::List(items) => Ty::List(self.recent.shared(items)),
-            other => other,
-        });
+        self.types.push(ty);
         self.defs.push(def);
-        Value(self.types.len() as u32 - 1)
+        Value(self.defs.len() as u32 - 1)
     }
 
     /// Adds a node whose result types are already known. `in_place` nodes still get a result value: the
@@ -183,7 +201,7 @@ impl Graph {
 
     /// The type of a value.
     pub fn ty(&self, value: Value) -> &Ty {
-        &self.types[value.index()]
+        self.types.of(value)
     }
 
     /// Where a value comes from.
@@ -201,27 +219,52 @@ impl Graph {
 
     /// Number of values (inputs and results of nodes).
     pub fn value_count(&self) -> usize {
-        self.types.len()
+        self.defs.len()
     }
 
     /// The same graph with its values numbered in the order of their text: inputs first, then results.
-    pub fn canonical(&self) -> Graph {
-        let mut graph = Graph::with_room_of(self);
+    pub fn into_canonical(mut self) -> Graph {
+        let results = self.nodes.iter().flat_map(|node| node.outs.iter());
+        let order: Vec<Value> = self.inputs.iter().chain(results).copied().collect();
         let mut map = vec![Value(u32::MAX); self.value_count()];
-        for &input in &self.inputs {
-            map[input.index()] = graph.input(self.ty(input).clone());
+        for (number, old) in (0..).zip(&order) {
+            map[old.index()] = Value(number);
         }
-        for node in &self.nodes {
-            let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
-            let tys = node.outs.iter().map(|&v| self.ty(v).clone());
-            let outs = graph.push(node.op.clone(), &args, tys, node.in_place, node.loc);
-            for (old, new) in node.outs.iter().zip(outs) {
-                map[old.index()] = new;
+        self.types.numbers = order.iter().map(|old| self.types.numbers[old.index()]).collect();
+        self.defs = order.iter().map(|old| self.defs[old.index()]).collect();
+        let rename = |value: &mut Value| *value = map[value.index()];
+        for node in &mut self.nodes {
+            node.args.iter_mut().chain(&mut node.outs).for_each(rename);
+        }
+        self.inputs.iter_mut().chain(&mut self.outputs).for_each(rename);
+        self.writes.iter_mut().for_each(|write| *write = write.renumbered(&map));
+        self.loc = Loc::UNKNOWN;
+        self
+    }
+
+    /// The types of an op's results on these operands.
+    pub fn infer(&self, op: &Op, args: &[Value]) -> Result<Tys> {
+        // A long list is told by its elements' types, without a copy of each.
+        if let Op::List {} = op
+            && let Some(ty) = self.list_ty(args)
+        {
+            return Ok(smallvec![Ty::List(ty)]);
+        }
+        let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| self.ty(v).clone()).collect();
+        op.infer(&tys).map_err(|why| op.error(&tys, why, self.loc))
+    }
+
+    fn list_ty(&self, items: &[Value]) -> Option<ListTy> {
+        let (mut list, mut before) = (ListTyBuilder::default(), None);
+        for item in items {
+            let number = self.types.numbers[item.index()];
+            match before == Some(number) {
+                true => list.again(),
+                false => list.push(self.types.kinds[number as usize].as_tensor()?, 1),
             }
+            before = Some(number);
         }
-        graph.outputs = self.outputs.iter().map(|v| map[v.index()]).collect();
-        graph.writes = self.writes.iter().map(|w| w.renumbered(&map)).collect();
-        graph
+        Some(list.finish())
     }
 
     /// How often each value is used, by nodes, results and write-backs.
@@ -237,8 +280,7 @@ impl Graph {
 
 impl Emit for Graph {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
-        let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| self.ty(v).clone()).collect();
-        let outs = op.infer(&tys).map_err(|why| op.error(&tys, why, self.loc))?;
+        let outs = self.infer(&op, args)?;
         let loc = self.loc;
         Ok(self.push(op, args, outs, false, loc))
     }

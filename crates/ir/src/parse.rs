@@ -1,12 +1,12 @@
 //! Reads the text form of graphs. Value numbers in the text may be any; they are renumbered in order.
 
 use std::str::FromStr;
-use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Attribute, DType, Device, Error, Graph, Loc, Op, Result, ScalarKind, Shape, TensorTy, Ty, Value, Write,
+    Attribute, DType, Device, Error, Graph, ListTyBuilder, Loc, Op, Result, ScalarKind, Shape, TensorTy, Ty,
+    Value, Write,
 };
 
 struct Parser<'a> {
@@ -123,15 +123,15 @@ impl<'a> Parser<'a> {
         if !self.eat("list(") {
             return Ok(Ty::Tensor(self.tensor_ty()?));
         }
-        let mut items = Vec::new();
+        let mut items = ListTyBuilder::default();
         while !self.eat(")") {
             let run = self.number()?;
             self.expect("x")?;
             let ty = self.tensor_ty()?;
-            items.extend(std::iter::repeat_n(ty, run));
+            items.push(&ty, run);
             self.eat(",");
         }
-        Ok(Ty::List(Arc::from(items)))
+        Ok(Ty::List(items.finish()))
     }
 
     /// `{name: value, name: [1, 2]}`; commas inside brackets belong to the value.

@@ -25,7 +25,7 @@ pub fn result_dtype(args: &[Ty]) -> DType {
             Ty::Tensor(t) if t.shape.rank() > 0 => join(&mut dims, t.dtype),
             Ty::Tensor(t) => join(&mut zero, t.dtype),
             Ty::Scalar(kind) => number = number.max(Some(*kind)),
-            Ty::List(items) => items.iter().for_each(|t| join(&mut dims, t.dtype)),
+            Ty::List(items) => items.kinds().for_each(|t| join(&mut dims, t.dtype)),
         }
     }
     let mut result = dims;

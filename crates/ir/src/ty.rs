@@ -1,11 +1,10 @@
 //! The types of values in a graph: tensors, host scalars, lists of tensors.
 
 use std::fmt;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::{DType, Device, ScalarKind, Shape};
+use crate::{DType, Device, ListTy, ScalarKind, Shape};
 
 /// The type of a tensor: everything a type rule may look at. Strides are not part of it.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -38,7 +37,7 @@ pub enum Ty {
     /// A number that is known only when the program runs (a learning rate, a seed).
     Scalar(ScalarKind),
     /// A list of tensors, operated on as a whole by the `foreach_*` forms.
-    List(Arc<[TensorTy]>),
+    List(ListTy),
 }
 
 /// The types of an op's results.
@@ -59,7 +58,7 @@ impl Ty {
     }
 
     /// The elements' types, if this is a list.
-    pub fn as_list(&self) -> Option<&Arc<[TensorTy]>> {
+    pub fn as_list(&self) -> Option<&ListTy> {
         match self {
             Ty::List(l) => Some(l),
             Ty::Tensor(_) | Ty::Scalar(_) => None,
@@ -87,20 +86,7 @@ impl fmt::Display for Ty {
         match self {
             Ty::Tensor(t) => write!(f, "{t}"),
             Ty::Scalar(kind) => f.write_str(kind.name()),
-            Ty::List(items) => {
-                // Runs of equal types print once: `list(10 x f32[1024, 1024], 2 x f32[8])`.
-                f.write_str("list(")?;
-                let mut rest: &[TensorTy] = items;
-                while let Some(first) = rest.first() {
-                    let run = rest.iter().take_while(|t| *t == first).count();
-                    write!(f, "{run} x {first}")?;
-                    rest = &rest[run..];
-                    if !rest.is_empty() {
-                        f.write_str(", ")?;
-                    }
-                }
-                f.write_str(")")
-            }
+            Ty::List(items) => write!(f, "{items}"),
         }
     }
 }

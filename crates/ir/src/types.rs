@@ -1,12 +1,10 @@
 //! Type rules: the types of an op's results from the types of its operands, or why there are none.
 
-use std::sync::Arc;
-
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    DType, Device, Dims, Op, Reduction, Scalar, ScalarKind, Shape, TensorTy, Ty, Tys, Why, broadcast,
-    result_dtype,
+    DType, Device, Dims, ListTy, ListTyBuilder, Op, Reduction, Scalar, ScalarKind, Shape, TensorTy, Ty, Tys,
+    Why, broadcast, result_dtype,
 };
 
 pub(crate) type Rule = Result<Tys, Why>;
@@ -57,58 +55,29 @@ pub(crate) fn broadcast_all(args: &[Ty], dtype: DType) -> Rule {
     }
 }
 
-/// A pointwise op over lists: the rule element by element; numbers and single tensors serve every element.
+/// A pointwise op over lists: the rule for each run of equal elements; numbers and single tensors serve every
+/// element.
 pub(crate) fn over_lists(op: &Op, args: &[Ty]) -> Rule {
-    let mut len = None;
-    for items in args.iter().filter_map(Ty::as_list) {
-        match len {
-            None => len = Some(items.len()),
-            Some(left) if left != items.len() => {
-                return Err(Why::Sizes { what: "lengths of the lists", left, right: items.len() });
-            }
-            Some(_) => {}
+    let lists: SmallVec<[&ListTy; 4]> = args.iter().filter_map(Ty::as_list).collect();
+    let len = lists.first().map_or(0, |list| list.len());
+    if let Some(other) = lists.iter().find(|list| list.len() != len) {
+        return Err(Why::Sizes { what: "lengths of the lists", left: len, right: other.len() });
+    }
+    let mut results = ListTyBuilder::default();
+    for run in ListTy::common_runs(&lists) {
+        let element: SmallVec<[Ty; 4]> = args
+            .iter()
+            .map(|ty| ty.as_list().map_or_else(|| ty.clone(), |items| Ty::Tensor(items[run.start].clone())))
+            .collect();
+        match (op.row().ty)(op, &element)?.remove(0) {
+            Ty::Tensor(t) => results.push(&t, run.len()),
+            _ => return Err(Why::Operand { argument: "the lists", expected: "lists of tensors" }),
         }
     }
-    let n = len.unwrap_or(0);
-    let mut lists: SmallVec<[&Arc<[TensorTy]>; 4]> = args.iter().filter_map(Ty::as_list).collect();
-    // Parameters, gradients and state of an optimizer mostly share one type: it is looked at once.
-    lists.dedup_by(|a, b| Arc::ptr_eq(a, b));
-    // Neighbours are mostly of one type, and results mostly of the type of an operand: with a thousand
-    // parameters that saves most of the work and nearly all of the memory.
-    let mut like: SmallVec<[&Arc<[TensorTy]>; 4]> = lists.clone();
-    let mut results: Vec<TensorTy> = Vec::new();
-    let mut current: Option<TensorTy> = None;
-    for i in 0..n {
-        let repeated = i > 0 && lists.iter().all(|l| l[i] == l[i - 1]);
-        let result = match current.take() {
-            Some(before) if repeated => before,
-            _ => {
-                let element: SmallVec<[Ty; 4]> = args
-                    .iter()
-                    .map(|ty| ty.as_list().map_or_else(|| ty.clone(), |items| Ty::Tensor(items[i].clone())))
-                    .collect();
-                match (op.row().ty)(op, &element)?.remove(0) {
-                    Ty::Tensor(t) => t,
-                    _ => return Err(Why::Operand { argument: "the lists", expected: "lists of tensors" }),
-                }
-            }
-        };
-        if results.is_empty() {
-            let candidate = like.first().copied();
-            like.retain(|l| l[i] == result);
-            if let (Some(before), true) = (candidate, like.is_empty()) {
-                results.extend(before[..i].iter().cloned());
-            }
-        }
-        if like.is_empty() {
-            results.push(result.clone());
-        }
-        current = Some(result);
-    }
-    match like.first() {
-        Some(&same) => one(Ty::List(same.clone())),
-        None => one(Ty::List(results.into())),
-    }
+    let results = results.finish();
+    // Mostly the type of an operand: one in memory serves both.
+    let like = lists.iter().find(|list| ***list == results);
+    one(Ty::List(like.map_or(results.clone(), |&list| list.clone())))
 }
 
 pub(crate) fn arithmetic(_: &Op, args: &[Ty]) -> Rule {
@@ -541,8 +510,12 @@ pub(crate) fn nll_loss(op: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn list(_: &Op, args: &[Ty]) -> Rule {
-    let items: Option<Arc<[TensorTy]>> = args.iter().map(|ty| ty.as_tensor().cloned()).collect();
-    one(Ty::List(items.ok_or(Why::Operand { argument: "every operand", expected: "a tensor" })?))
+    let mut items = ListTyBuilder::default();
+    for ty in args {
+        let ty = ty.as_tensor().ok_or(Why::Operand { argument: "every operand", expected: "a tensor" })?;
+        items.push(ty, 1);
+    }
+    one(Ty::List(items.finish()))
 }
 
 pub(crate) fn list_get(op: &Op, args: &[Ty]) -> Rule {

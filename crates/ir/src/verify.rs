@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Class, DType, Def, Error, Graph, Level, Node, Op, Result, Ty};
+use crate::{Class, DType, Def, Error, Graph, Level, ListTy, Node, Op, Result, Ty};
 
 /// The stages of a graph's life; each allows less than the one before.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -147,7 +147,8 @@ impl Graph {
                 (Ty::Scalar(_), _) => true,
                 (Ty::Tensor(a), Ty::Tensor(b)) => a.shape == b.shape,
                 (Ty::List(a), Ty::List(b)) => {
-                    a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| a.shape == b.shape)
+                    let alike = |run: std::ops::Range<usize>| a[run.start].shape == b[run.start].shape;
+                    a.len() == b.len() && ListTy::common_runs(&[a, b]).into_iter().all(alike)
                 }
                 _ => false,
             };
@@ -158,9 +159,7 @@ impl Graph {
             if is_condition || ty.is_scalar() {
                 continue;
             }
-            for item in
-                ty.as_tensor().into_iter().chain(ty.as_list().into_iter().flat_map(|l| l.iter().take(1)))
-            {
+            for item in ty.as_tensor().into_iter().chain(ty.as_list().and_then(|l| l.first())) {
                 if dtype.is_some_and(|d| d != item.dtype) {
                     return Err("operands of different dtypes".into());
                 }

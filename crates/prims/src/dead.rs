@@ -6,11 +6,7 @@ use smallvec::SmallVec;
 /// The graph without nodes that no result and no write-back needs.
 pub fn remove_dead(graph: &Graph) -> Graph {
     let needed = needed(graph);
-    let mut result = Graph::with_room_of(graph);
-    let mut map = vec![Value(u32::MAX); graph.value_count()];
-    for &input in &graph.inputs {
-        map[input.index()] = result.input(graph.ty(input).clone());
-    }
+    let (mut result, mut map) = Graph::with_inputs_of(graph);
     for node in graph.nodes.iter().filter(|node| node.outs.iter().any(|v| needed[v.index()])) {
         let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
         let tys = node.outs.iter().map(|&v| graph.ty(v).clone());

@@ -15,8 +15,6 @@
 //! is broadcast but not converted. An op over lists stays one node; where its elements need different
 //! conversions, a list of converted elements takes the operand's place.
 
-use std::sync::Arc;
-
 use kiln_ir::{
     Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values,
     result_dtype,
@@ -25,11 +23,8 @@ use smallvec::{SmallVec, smallvec};
 
 /// Lowers every op to prims.
 pub fn decompose(graph: &Graph) -> Result<Graph> {
-    let mut lowering = Lowering { graph: Graph::with_room_of(graph) };
-    let mut map = vec![Value(u32::MAX); graph.value_count()];
-    for &input in &graph.inputs {
-        map[input.index()] = lowering.graph.input(graph.ty(input).clone());
-    }
+    let (room, mut map) = Graph::with_inputs_of(graph);
+    let mut lowering = Lowering { graph: room };
     for node in &graph.nodes {
         lowering.graph.loc = node.loc;
         let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
@@ -69,8 +64,12 @@ struct Lowering {
 
 impl Emit for Lowering {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        let outs = self.graph.infer(&op, args)?;
+        if let Op::List {} = op {
+            let loc = self.graph.loc;
+            return Ok(self.graph.push(op, args, outs, false, loc));
+        }
         let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| self.ty(v).clone()).collect();
-        let outs = op.infer(&tys).map_err(|why| op.error(&tys, why, self.graph.loc))?;
         let lists = tys.iter().any(|ty| ty.as_list().is_some());
         match op.row().decompose {
             Some(_) if lists && matches!(op, Op::Copy {}) => self.copy_lists(&op, args, &outs[0]),
@@ -124,7 +123,7 @@ impl Lowering {
             (Class::Pointwise, Ty::List(outs))
                 if !matches!(op.row().eval, Eval::Compare { .. })
                     && tys.iter().all(|ty| match ty {
-                        Ty::List(items) => Arc::ptr_eq(items, outs),
+                        Ty::List(items) => items == outs,
                         Ty::Scalar(_) => true,
                         Ty::Tensor(_) => false,
                     }) => {}

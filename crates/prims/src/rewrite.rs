@@ -76,8 +76,7 @@ impl<'r> Rewriter<'r> {
 
 impl Emit for Rewriter<'_> {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
-        let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| self.ty(v).clone()).collect();
-        let outs = op.infer(&tys).map_err(|why| op.error(&tys, why, self.graph.loc))?;
+        let outs = self.graph.infer(&op, args)?;
         let rules = self.rules;
         for rule in rules.iter().flat_map(|theme| theme.iter()) {
             let call = Call { op: &op, args, out: &outs[0] };

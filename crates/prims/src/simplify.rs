@@ -30,11 +30,8 @@ pub fn simplify(graph: &Graph) -> Result<Graph> {
 /// Simplifies by some rules; also returns the names of those that fired, in order.
 pub fn simplify_by(graph: &Graph, rules: &[&[Rule]]) -> Result<(Graph, Vec<&'static str>)> {
     let mut rewriter = Rewriter::new(rules);
-    rewriter.graph = Graph::with_room_of(graph);
-    let mut map = vec![Value(u32::MAX); graph.value_count()];
-    for &input in &graph.inputs {
-        map[input.index()] = rewriter.graph.input(graph.ty(input).clone());
-    }
+    let (room, mut map) = Graph::with_inputs_of(graph);
+    rewriter.graph = room;
     for node in &graph.nodes {
         rewriter.graph.loc = node.loc;
         let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();

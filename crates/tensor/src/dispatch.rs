@@ -297,7 +297,10 @@ fn check_typed(call: &Call<'_>) -> Result<(SmallVec<[Ty; 4]>, Ty)> {
     let tys = arg_tys(call.args)?;
     let result = call.op.infer(&tys).map_err(|why| call.op.error(&tys, why, call.loc))?.remove(0);
     if call.in_place {
-        check_in_place_result(call, call.args, &tys, &result)?;
+        check_in_place_result(call, &tys, &result)?;
+        if let Some(Arg::Tensor(target)) = call.args.first() {
+            check_in_place_target(call, call.args, &tys, target)?;
+        }
     }
     Ok((tys, result))
 }
@@ -411,26 +414,41 @@ fn view(call: &Call<'_>) -> Result<Option<Ready>> {
 
 /// What an in-place op may do to its target; the same for eager and captured programs.
 pub fn check_in_place(call: &Call<'_>, args: &[Arg<'_>], tys: &[Ty]) -> Result<()> {
+    check_in_place_types(call, tys)?;
+    match args.first() {
+        Some(Arg::Tensor(target)) => check_in_place_target(call, args, tys, target),
+        _ => Ok(()),
+    }
+}
+
+/// The part of [`check_in_place`] that looks at types alone.
+pub fn check_in_place_types(call: &Call<'_>, tys: &[Ty]) -> Result<()> {
     let result = call.op.infer(tys).map_err(|why| call.op.error(tys, why, call.loc))?;
-    check_in_place_result(call, args, tys, &result[0])
+    check_in_place_result(call, tys, &result[0])
+}
+
+/// The part of [`check_in_place`] that looks at the target itself.
+pub fn check_in_place_target(call: &Call<'_>, args: &[Arg<'_>], tys: &[Ty], target: &Tensor) -> Result<()> {
+    check_target(call, args, target).map_err(|why| in_place_error(call, tys, why))
 }
 
 fn in_place_error(call: &Call<'_>, tys: &[Ty], why: Why) -> Error {
     call.op.error(tys, why, call.loc).named(&format!("{}_", call.op.name()))
 }
 
-fn check_in_place_result(call: &Call<'_>, args: &[Arg<'_>], tys: &[Ty], result: &Ty) -> Result<()> {
-    let fail = |why| Err(in_place_error(call, tys, why));
-    let (Some(Arg::Tensor(target)), Some(Ty::Tensor(target_ty)), Ty::Tensor(result)) =
-        (args.first(), tys.first(), result)
-    else {
-        return fail(Why::Operand { argument: "the target", expected: "a tensor" });
+fn check_in_place_result(call: &Call<'_>, tys: &[Ty], result: &Ty) -> Result<()> {
+    let (Some(Ty::Tensor(target)), Ty::Tensor(result)) = (tys.first(), result) else {
+        let why = Why::Operand { argument: "the target", expected: "a tensor" };
+        return Err(in_place_error(call, tys, why));
     };
     // Comparisons write truth values into any dtype; otherwise the category must not drop.
-    if result.shape != target_ty.shape || result.dtype.kind() > target_ty.dtype.kind() {
-        return fail(Why::InPlace { result: result.to_string(), target: target_ty.to_string() });
+    match result.shape != target.shape || result.dtype.kind() > target.dtype.kind() {
+        true => {
+            let why = Why::InPlace { result: result.to_string(), target: target.to_string() };
+            Err(in_place_error(call, tys, why))
+        }
+        false => Ok(()),
     }
-    check_target(call, args, target).or_else(fail)
 }
 
 /// What of the target, other than its type, forbids to change it in place.

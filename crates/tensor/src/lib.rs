@@ -46,7 +46,9 @@ pub use autograd::{
     no_grad,
 };
 pub use conv::{ConvTranspose, IntoSizes, Padding};
-pub use dispatch::{check_in_place, execute, run_op, with_module};
+pub use dispatch::{
+    check_in_place, check_in_place_target, check_in_place_types, execute, run_op, with_module,
+};
 pub use dynamic::DynamicDim;
 pub use expr::Expr;
 pub use host::Element;

@@ -6,6 +6,7 @@ pub mod naive;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_inductor::{BufferRef, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower};
@@ -200,7 +201,7 @@ impl<'p> Run<'p> {
 
     pub fn pointer(&mut self, at: BufferRef) -> *mut u8 {
         let buffer = &self.plan.buffers[at.buffer.index()];
-        let offset = at.offset as usize * buffer.dtype.size();
+        let offset = at.offset as usize * buffer.ty.dtype.size();
         let base = match buffer.place {
             Place::Input(i) => self.inputs[i].pointer(),
             Place::Output(k) => self.outputs[k].pointer(),
@@ -296,7 +297,7 @@ impl<'p> Run<'p> {
                 Ok(())
             }
             Step::Copy { src, dst } => {
-                let (from, to) = (&self.plan.buffers[src.index()], &self.plan.buffers[dst.index()]);
+                let (from, to) = (&self.plan.buffers[src.index()].ty, &self.plan.buffers[dst.index()].ty);
                 let (a, b) = (positions(&from.shape, &from.strides), positions(&to.shape, &to.strides));
                 let dtype = from.dtype;
                 for (a, b) in a.into_iter().zip(b) {
@@ -306,7 +307,7 @@ impl<'p> Run<'p> {
                 Ok(())
             }
             Step::Fallback { op: Op::GatherBackward { dim, .. }, args, outs, .. } => {
-                let out = &self.plan.buffers[outs[0].index()];
+                let out = &self.plan.buffers[outs[0].index()].ty;
                 let at = BufferRef { buffer: outs[0], offset: 0 };
                 for n in 0..out.shape.numel() {
                     self.write(at, out.dtype, n as i64, Scalar::Float(0.0));
@@ -478,7 +479,7 @@ pub fn check_strided(text: &str, strides: &[(usize, &[isize])]) -> Plan {
     let graph: Graph = text.parse().unwrap();
     let mut options = Options::dense(&graph, best_isa(), 2);
     for (input, strides) in strides {
-        options.input_layouts[*input] = Layout { strides: Strides::from_slice(strides) };
+        Arc::make_mut(&mut options.input_layouts)[*input] = Layout { strides: Strides::from_slice(strides) };
     }
     let inputs = Random(text.len() as u64).inputs(&graph);
     check_run(&graph, &options, &inputs)

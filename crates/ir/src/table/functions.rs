@@ -204,7 +204,7 @@ pub(crate) fn float(cx: Cx<'_>, x: Value) -> Result<Value> {
     let whole = match cx.ty(x) {
         Ty::Tensor(t) => !t.dtype.is_float(),
         Ty::Scalar(_) => false,
-        Ty::List(items) => items.iter().all(|t| !t.dtype.is_float()),
+        Ty::List(items) => items.kinds().all(|t| !t.dtype.is_float()),
     };
     if whole { cx.to(x, DType::F32) } else { Ok(x) }
 }

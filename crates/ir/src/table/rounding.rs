@@ -241,7 +241,7 @@ pub(crate) fn flipped(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     let truth = match cx.ty(args[0]) {
         Ty::Tensor(t) => t.dtype == DType::Bool,
         Ty::Scalar(kind) => kind.dtype() == DType::Bool,
-        Ty::List(items) => items.iter().all(|t| t.dtype == DType::Bool),
+        Ty::List(items) => items.kinds().all(|t| t.dtype == DType::Bool),
     };
     if truth {
         return result(cx.logical_not(args[0]));

@@ -192,7 +192,7 @@ fn float_dtype(ty: &Ty) -> Option<DType> {
     let dtype = match ty {
         Ty::Tensor(t) => t.dtype,
         Ty::Scalar(kind) => kind.dtype(),
-        Ty::List(items) => items.iter().map(|t| t.dtype).min()?,
+        Ty::List(items) => items.kinds().map(|t| t.dtype).min()?,
     };
     dtype.is_float().then_some(dtype)
 }
@@ -202,7 +202,7 @@ fn holds_unsigned(ty: &Ty) -> bool {
     match ty {
         Ty::Tensor(t) => t.dtype == DType::U8,
         Ty::Scalar(_) => false,
-        Ty::List(items) => items.iter().any(|t| t.dtype == DType::U8),
+        Ty::List(items) => items.kinds().any(|t| t.dtype == DType::U8),
     }
 }
 

@@ -89,6 +89,6 @@ fn is_truth(ty: &Ty) -> bool {
     match ty {
         Ty::Tensor(t) => t.dtype == DType::Bool,
         Ty::Scalar(kind) => kind.dtype() == DType::Bool,
-        Ty::List(items) => items.iter().all(|t| t.dtype == DType::Bool),
+        Ty::List(items) => items.kinds().all(|t| t.dtype == DType::Bool),
     }
 }
