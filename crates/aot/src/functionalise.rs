@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use kiln_ir::{
@@ -21,6 +22,7 @@ use kiln_ir::{
     carries_gradient, refold,
 };
 
+use crate::leaves::{Remade, Root};
 use crate::trace::{Event, Trace, TraceArg, Variable};
 
 /// What a graph input is.
@@ -77,13 +79,17 @@ pub(crate) enum Stored {
 }
 
 pub(crate) struct Base {
-    stored: Stored,
+    pub(crate) stored: Stored,
     /// When it was last changed, on the translator's clock.
     changed: u64,
+    /// Whether it was changed at all.
+    written: bool,
     /// For an input: its variable, its graph value, and all values it has had while it was a leaf.
     pub(crate) input: Option<(Variable, Value)>,
     pub(crate) leaf_values: SmallVec<[Value; 1]>,
     pub(crate) is_leaf: bool,
+    /// The variable that is a leaf, or was one: an input, or one that was told to be.
+    pub(crate) leaf: Option<Variable>,
 }
 
 #[derive(Clone)]
@@ -98,6 +104,7 @@ pub(crate) enum State {
         layout: Arc<Layout>,
         cached: Option<(u64, Value)>,
         recorded: bool,
+        remade: Remade,
     },
     Packed {
         items: Arc<[Variable]>,
@@ -115,7 +122,7 @@ pub(crate) struct Translator<'a> {
     no_chain: Arc<[Op]>,
     pub(crate) states: Vec<State>,
     pub(crate) bases: Vec<Base>,
-    clock: u64,
+    pub(crate) clock: u64,
     /// Whether gradients flow through the nodes now being added.
     pub(crate) recording: bool,
     pub(crate) recorded: Vec<bool>,
@@ -125,6 +132,8 @@ pub(crate) struct Translator<'a> {
     pub(crate) used_up: Vec<bool>,
     /// Per node: whether it belongs to a pass that is on the tape itself. Shorter than the graph: the rest does not.
     pub(crate) twice: Vec<bool>,
+    /// Variables that gradients end in besides leaves with memory of their own.
+    pub(crate) roots: FxHashMap<Variable, Root>,
 }
 
 /// Translates a trace; `live` are the variables that outlive it.
@@ -149,6 +158,7 @@ impl Translator<'_> {
             requires: Vec::new(),
             used_up: Vec::new(),
             twice: Vec::new(),
+            roots: FxHashMap::default(),
         };
         for event in &trace.events {
             t.event(event)?;
@@ -167,13 +177,26 @@ impl Translator<'_> {
                     _ => Err(bug("an op that neither makes nor changes a variable", *loc)),
                 }
             }
-            Event::Backward { root, gradient, targets, retain_graph, loc } => {
+            Event::Backward { outputs, targets, retain_graph, loc } => {
                 self.graph.loc = *loc;
-                self.backward((*root, *gradient), targets, *retain_graph)
+                self.backward(outputs, targets, *retain_graph)
             }
-            Event::Grad { outputs, inputs, results, retain_graph, create_graph, loc } => {
+            Event::RequiresGrad { variable, on, loc } => {
                 self.graph.loc = *loc;
-                let grads = self.gradients(outputs, inputs, *retain_graph, *create_graph)?;
+                self.requires_grad(*variable, *on)
+            }
+            Event::Retain { variable, loc } => {
+                self.graph.loc = *loc;
+                self.retain(*variable);
+                Ok(())
+            }
+            Event::Apply { outputs, loc } => {
+                self.graph.loc = *loc;
+                outputs.iter().try_for_each(|output| self.end_history(*output))
+            }
+            Event::Grad { outputs, inputs, results, retain_graph, create_graph, made, loc } => {
+                self.graph.loc = *loc;
+                let grads = self.gradients(outputs, (inputs, *made), *retain_graph, *create_graph)?;
                 for (grad, result) in grads.into_iter().zip(results) {
                     match (grad, result) {
                         (Some(grad), Some(variable)) => self.define(*variable, grad),
@@ -226,16 +249,18 @@ impl Translator<'_> {
         self.bases.push(Base {
             stored,
             changed: self.clock,
+            written: false,
             input: None,
             leaf_values: SmallVec::new(),
             is_leaf: false,
+            leaf: None,
         });
         self.bases.len() - 1
     }
 
     fn tensor_state(&mut self, base: usize, variable: Variable, layout: Arc<Layout>) -> State {
         let (chain, recorded) = (self.no_chain.clone(), self.recording);
-        State::Tensor { base, chain, source: variable, layout, cached: None, recorded }
+        State::Tensor { base, chain, source: variable, layout, cached: None, recorded, remade: Remade::View }
     }
 
     /// Makes sure an input variable has a base.
@@ -254,7 +279,10 @@ impl Translator<'_> {
         let base = self.new_base(Stored::Value(value));
         self.bases[base].input = Some((variable, value));
         self.bases[base].is_leaf = input.leaf && input.requires_grad;
-        self.bases[base].leaf_values = smallvec![value];
+        if input.requires_grad {
+            self.bases[base].leaf_values = smallvec![value];
+        }
+        self.bases[base].leaf = Some(variable);
         // A view inside a larger storage is a base of its own: its layout starts here.
         self.states[variable as usize] = self.tensor_state(base, variable, input.layout.clone());
         Ok(())
@@ -323,10 +351,19 @@ impl Translator<'_> {
         };
         let before = self.recording;
         for step in steps.into_iter().rev() {
-            let State::Tensor { chain, recorded, .. } = &self.states[step as usize] else { continue };
+            let State::Tensor { chain, recorded, remade, .. } = &self.states[step as usize] else { continue };
             let Some(op) = chain.last().cloned() else { continue };
-            self.recording = *recorded;
+            let remade = *remade;
+            self.recording = *recorded && remade == Remade::View;
             value = self.emit(op, &[value])?;
+            match remade {
+                Remade::View => {}
+                Remade::Root => self.add_root(step, value),
+                Remade::Never => {
+                    let why = "a view is read again after it, or what it is a view of, changed its place on the tape";
+                    return Err(Error::op("functionalise", Why::Other(why.into()), self.graph.loc));
+                }
+            }
             let now = Some((self.clock, value));
             if let State::Tensor { cached, .. } = &mut self.states[step as usize] {
                 *cached = now;
@@ -366,15 +403,17 @@ impl Translator<'_> {
         }
         if let (Class::View, Some(TraceArg::Variable(source))) = (op.row().class, args.first()) {
             self.open(*source)?;
-            if let State::Tensor { base, chain, layout, recorded, .. } = self.states[*source as usize].clone()
+            if let State::Tensor { base, chain, layout, recorded, remade, .. } =
+                self.states[*source as usize].clone()
                 && let Some(layout) = layout.view(op)
             {
                 // A view of a view that was not recorded has no history either.
-                let recorded = self.recording && (recorded || chain.is_empty());
+                let recorded = self.recording && (recorded || chain.is_empty() || remade == Remade::Root);
                 let chain = chain.iter().cloned().chain([op.clone()]).collect();
                 let (source, layout) = (*source, Arc::new(layout));
+                let remade = Remade::View;
                 self.states[out as usize] =
-                    State::Tensor { base, chain, source, layout, cached: None, recorded };
+                    State::Tensor { base, chain, source, layout, cached: None, recorded, remade };
                 return Ok(());
             }
         }
@@ -495,6 +534,7 @@ impl Translator<'_> {
     fn store(&mut self, base: usize, stored: Stored) {
         self.bases[base].stored = stored;
         self.bases[base].changed = self.clock;
+        self.bases[base].written = true;
         if let (Stored::Value(value), true) = (stored, self.bases[base].is_leaf) {
             self.requires[value.index()] = true;
             self.bases[base].leaf_values.push(value);
@@ -561,7 +601,8 @@ impl Translator<'_> {
                 }
                 State::Tensor { base, layout, chain, .. } => {
                     let value = self.read(variable)?;
-                    let requires_grad = self.requires[value.index()];
+                    // A leaf has no tape.
+                    let requires_grad = self.requires[value.index()] && !self.is_leaf(variable);
                     let (used_up, twice) = self.passed(value);
                     let shares = |v: &&Variable| matches!(self.states[**v as usize], State::Tensor { base: b, .. } if b == base);
                     if requires_grad
@@ -596,7 +637,7 @@ impl Translator<'_> {
             survivors.push(survivor);
         }
         for base in 0..self.bases.len() {
-            if let (Some((_, target)), true) = (self.bases[base].input, self.bases[base].changed > 0) {
+            if let (Some((_, target)), true) = (self.bases[base].input, self.bases[base].written) {
                 match self.bases[base].stored {
                     Stored::Value(value) if value == target => {}
                     Stored::Value(value) => self.graph.writes.push(Write::whole(target, value)),

@@ -3,6 +3,7 @@
 mod flow;
 mod functionalise;
 mod joint;
+mod leaves;
 mod partition;
 mod passes;
 pub mod trace;

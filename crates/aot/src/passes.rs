@@ -3,12 +3,12 @@
 //! The tape of a translation is the graph so far: the nodes that were recorded and that history flows through.
 //! A pass with `create_graph` is on the tape itself, so a later pass differentiates through what it emitted.
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use kiln_ir::{Class, EmitExt, Error, Grad, Op, Result, Ty, Value, Why};
 
 use crate::differentiate;
-use crate::functionalise::{State, Translator, bug};
+use crate::functionalise::Translator;
 use crate::trace::{GradTarget, Trace, Variable};
 
 /// What is differentiated, and from which gradient, if not from one.
@@ -17,7 +17,7 @@ pub type Output = (Variable, Option<Variable>);
 /// What a pass at the end of a trace meets.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Survey {
-    /// The trace's inputs that gradients reach.
+    /// The trace's inputs that gradients reach, and the leaves and results of custom functions made in it.
     pub inputs: Vec<Variable>,
     /// Whether an earlier pass used up some of the tape.
     pub used_up: bool,
@@ -26,27 +26,27 @@ pub struct Survey {
     pub found: Vec<Option<bool>>,
 }
 
-/// What `backward()` on a variable would meet at the end of a trace.
-pub fn survey_backward(trace: &Trace, root: Variable) -> Result<Survey> {
+/// What `backward()` on some variables would meet at the end of a trace.
+pub fn survey_backward(trace: &Trace, outputs: &[Output]) -> Result<Survey> {
     let mut t = Translator::of(trace)?;
-    let root = t.read(root)?;
-    let visit = t.visit(&[root], None);
+    let roots = outputs.iter().map(|(root, _)| t.read(*root)).collect::<Result<Vec<_>>>()?;
+    let visit = t.visit(&roots, None);
     Ok(Survey { inputs: visit.inputs, used_up: t.any_used_up(&visit.nodes), found: Vec::new() })
 }
 
-/// What `grad()` would meet and find at the end of a trace.
+/// What `grad()` would meet and find at the end of a trace; see [`Event::Grad`](crate::trace::Event) for `made`.
 pub fn survey_grad(
     trace: &Trace,
     outputs: &[Output],
-    inputs: &[Variable],
+    (inputs, made): (&[Variable], bool),
     create_graph: bool,
 ) -> Result<Survey> {
     let mut t = Translator::of(trace)?;
     let roots = outputs.iter().map(|(root, _)| t.read(*root)).collect::<Result<Vec<_>>>()?;
-    let wanted = inputs.iter().map(|input| t.wanted(*input)).collect::<Result<Vec<_>>>()?.concat();
+    let wanted = inputs.iter().map(|input| t.wanted(*input, made)).collect::<Result<Vec<_>>>()?.concat();
     let reached = t.visit(&roots, None).inputs;
     let used_up = t.any_used_up(&t.visit(&roots, Some(&wanted)).nodes);
-    let grads = t.gradients(outputs, inputs, true, create_graph)?;
+    let grads = t.gradients(outputs, (inputs, made), true, create_graph)?;
     let found = grads.into_iter().map(|grad| grad.map(|value| t.requires[value.index()])).collect();
     Ok(Survey { inputs: reached, used_up, found })
 }
@@ -55,7 +55,7 @@ pub fn survey_grad(
 struct Visit {
     /// The nodes that it differentiates.
     nodes: Vec<usize>,
-    /// The trace's inputs that it reaches.
+    /// The trace's inputs that it reaches, and the leaves and results of custom functions made in it.
     inputs: Vec<Variable>,
 }
 
@@ -97,7 +97,9 @@ impl Translator<'_> {
         }
         let arrives = |v: &Value| reached[v.index()] && self.requires[v.index()];
         let inputs = self.bases.iter().filter(|base| base.leaf_values.iter().any(arrives));
-        let mut inputs: Vec<Variable> = inputs.filter_map(|base| Some(base.input?.0)).collect();
+        let mut inputs: Vec<Variable> = inputs.filter_map(|base| base.leaf).collect();
+        let roots = self.roots.iter().filter(|(_, root)| root.values.iter().any(arrives));
+        inputs.extend(roots.map(|(variable, _)| *variable));
         inputs.sort_unstable();
         Visit { nodes, inputs }
     }
@@ -135,19 +137,6 @@ impl Translator<'_> {
         };
         self.note();
         Ok(seed)
-    }
-
-    /// The values whose gradients together are a variable's: its own or, for a leaf that was changed on the way
-    /// (an optimizer step), all that it has had.
-    fn wanted(&mut self, variable: Variable) -> Result<SmallVec<[Value; 1]>> {
-        self.open(variable)?;
-        let State::Tensor { base, .. } = self.states[variable as usize] else {
-            return Err(bug("a gradient for a list", self.graph.loc));
-        };
-        match self.bases[base].input {
-            Some((input, _)) if input == variable => Ok(self.bases[base].leaf_values.clone()),
-            _ => Ok(smallvec![self.read(variable)?]),
-        }
     }
 
     /// Emits a pass; one gradient per entry of `wanted`, `None` where none arrives.
@@ -206,7 +195,7 @@ impl Translator<'_> {
     pub(crate) fn gradients(
         &mut self,
         outputs: &[Output],
-        inputs: &[Variable],
+        (inputs, made): (&[Variable], bool),
         retain_graph: bool,
         create_graph: bool,
     ) -> Result<Vec<Option<Value>>> {
@@ -216,7 +205,7 @@ impl Translator<'_> {
             let root = self.read(root)?;
             seeds.push((root, self.seed(root, weight)?));
         }
-        let wanted = inputs.iter().map(|input| self.wanted(*input)).collect::<Result<Vec<_>>>()?;
+        let wanted = inputs.iter().map(|input| self.wanted(*input, made)).collect::<Result<Vec<_>>>()?;
         if !retain_graph {
             let roots: Vec<Value> = seeds.iter().map(|(root, _)| *root).collect();
             self.use_up(&roots, Some(&wanted.concat()));
@@ -249,18 +238,22 @@ impl Translator<'_> {
     /// `backward()`: gradients are added to those that the leaves have.
     pub(crate) fn backward(
         &mut self,
-        (root, gradient): Output,
+        outputs: &[Output],
         targets: &[(Variable, GradTarget)],
         retain_graph: bool,
     ) -> Result<()> {
-        let root = self.read(root)?;
         self.recording = false;
-        let seed = self.seed(root, gradient)?;
-        let wanted = targets.iter().map(|(leaf, _)| self.wanted(*leaf)).collect::<Result<Vec<_>>>()?;
-        if !retain_graph {
-            self.use_up(&[root], None);
+        let mut seeds = Vec::with_capacity(outputs.len());
+        for &(root, gradient) in outputs {
+            let root = self.read(root)?;
+            seeds.push((root, self.seed(root, gradient)?));
         }
-        let totals = self.pass(&[(root, seed)], &wanted, false)?;
+        let wanted = targets.iter().map(|(leaf, _)| self.wanted(*leaf, false)).collect::<Result<Vec<_>>>()?;
+        if !retain_graph {
+            let roots: Vec<Value> = seeds.iter().map(|(root, _)| *root).collect();
+            self.use_up(&roots, None);
+        }
+        let totals = self.pass(&seeds, &wanted, false)?;
         for ((leaf, target), total) in targets.iter().zip(totals) {
             let total = match total {
                 Some(total) => total,

@@ -70,11 +70,9 @@ pub enum Event {
     },
     /// `backward()`.
     Backward {
-        /// On which variable.
-        root: Variable,
-        /// From which gradient, if not from one.
-        gradient: Option<Variable>,
-        /// The inputs that get a gradient, and where it goes.
+        /// What is differentiated, and from which gradient, if not from one.
+        outputs: Vec<(Variable, Option<Variable>)>,
+        /// The leaves that get a gradient, and where it goes.
         targets: Vec<(Variable, GradTarget)>,
         /// Whether the tape is kept for another pass.
         retain_graph: bool,
@@ -93,6 +91,31 @@ pub enum Event {
         retain_graph: bool,
         /// Whether the pass is on the tape itself.
         create_graph: bool,
+        /// Whether what is asked for are results of a custom function, as they were when it made them.
+        made: bool,
+        /// The user's line.
+        loc: Loc,
+    },
+    /// A leaf was told whether it requires a gradient.
+    RequiresGrad {
+        /// Which.
+        variable: Variable,
+        /// Whether it does from now on.
+        on: bool,
+        /// The user's line.
+        loc: Loc,
+    },
+    /// `retain_grad()`.
+    Retain {
+        /// On which variable.
+        variable: Variable,
+        /// The user's line.
+        loc: Loc,
+    },
+    /// A custom function made these variables, by the ops before: no pass goes further than to them.
+    Apply {
+        /// Its results that carry gradients.
+        outputs: Vec<Variable>,
         /// The user's line.
         loc: Loc,
     },

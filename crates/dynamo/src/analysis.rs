@@ -9,7 +9,9 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{Event as TraceEvent, GradTarget, Trace, TraceArg, Variable, VariableInfo};
 use kiln_ir::{Class, Grad, Layout, Op, Ty};
 
-use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Made, Trie};
+use crate::trie::{
+    ApplyEvent, BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Made, Mark, MarkEvent, Trie,
+};
 
 /// What is known of one variable.
 #[derive(Clone, Debug)]
@@ -20,8 +22,8 @@ struct Known {
     base: Variable,
     layout: Option<Arc<Layout>>,
     requires_grad: bool,
-    /// Whether it is a base that was changed in place.
-    written: bool,
+    /// Of a base that was changed in place: how many calls there were then.
+    written: Option<usize>,
 }
 
 /// A call as the analysis needs it: the guards of a long list would be most of it.
@@ -51,6 +53,18 @@ pub(crate) struct Analysis {
     delivered: bool,
     /// The leaves of calls that wrote: for every variable, the calls that gave it history.
     history: Vec<Vec<usize>>,
+    /// For leaves that were told so inside: whether they require a gradient, from a call on.
+    told: FxHashMap<Variable, Vec<(usize, bool)>>,
+    /// Variables whose gradient is retained, and the call that made them.
+    retained: Vec<(Variable, usize)>,
+    /// The custom functions that were applied.
+    functions: Vec<Applied>,
+}
+
+/// A custom function, as a call.
+struct Applied {
+    call: usize,
+    outputs: SmallVec<[Variable; 1]>,
 }
 
 impl Analysis {
@@ -66,6 +80,9 @@ impl Analysis {
             unowned: FxHashSet::default(),
             history: Vec::new(),
             delivered: false,
+            told: FxHashMap::default(),
+            retained: Vec::new(),
+            functions: Vec::new(),
         };
         for index in trie.path(at) {
             analysis.add(&trie.node(index).event);
@@ -86,7 +103,7 @@ impl Analysis {
         }
         let layout = guard.info.input.as_ref().map(|input| input.layout.clone());
         let requires_grad = guard.requires_grad;
-        self.push(Known { info: guard.info.clone(), base, layout, requires_grad, written: false });
+        self.push(Known { info: guard.info.clone(), base, layout, requires_grad, written: None });
     }
 
     /// Takes note of an event.
@@ -96,7 +113,53 @@ impl Analysis {
             Event::Call(call) => self.add_call(call),
             Event::Backward(backward) => self.add_backward(backward),
             Event::Grad(grad) => self.add_grad(grad),
+            Event::Mark(event) => self.add_mark(event),
+            Event::Apply(event) => self.add_application(event),
         }
+    }
+
+    fn add_mark(&mut self, event: &MarkEvent) {
+        let variable = event.variable as usize;
+        match event.mark {
+            Mark::RequiresGrad(on) => {
+                let before = (0, self.variables[variable].requires_grad);
+                let told = self.told.entry(event.variable).or_insert_with(|| vec![before]);
+                told.push((self.calls.len(), on));
+                self.variables[variable].requires_grad = on;
+            }
+            Mark::Retain => {
+                let maker = self.history[variable].last().copied();
+                self.retained.extend(maker.map(|maker| (event.variable, maker)));
+            }
+        }
+    }
+
+    fn add_application(&mut self, event: &ApplyEvent) {
+        for guard in &event.guards {
+            self.add_input(guard);
+        }
+        let call = self.calls.len();
+        let args = event.inputs.iter().map(|&input| KeyArg::Variable(input)).collect();
+        self.calls.push(Done { op: None, args, out: None });
+        for &output in &event.outputs {
+            self.variables[output as usize].requires_grad = true;
+            self.history[output as usize].push(call);
+        }
+        self.functions.push(Applied { call, outputs: event.outputs.clone() });
+    }
+
+    /// Whether gradients flowed through a variable when a call read it.
+    fn required(&self, variable: Variable, call: usize) -> bool {
+        match self.told.get(&variable) {
+            Some(told) => told.iter().rev().find(|(from, _)| *from <= call).is_some_and(|(_, on)| *on),
+            None => self.variables[variable as usize].requires_grad,
+        }
+    }
+
+    /// Whether gradients end in a variable: an input, or a leaf that was made inside.
+    fn is_source(&self, variable: Variable) -> bool {
+        let arrived = self.variables[variable as usize].info.input.as_ref();
+        arrived.is_some_and(|input| input.requires_grad) || self.told.contains_key(&variable)
     }
 
     fn add_call(&mut self, call: &CallEvent) {
@@ -116,6 +179,9 @@ impl Analysis {
                 if *requires_grad {
                     self.variables[target as usize].requires_grad = true;
                     self.history[target as usize].push(index);
+                    if let Some(told) = self.told.get_mut(&target) {
+                        told.push((index + 1, true));
+                    }
                 }
                 None
             }
@@ -140,7 +206,7 @@ impl Analysis {
                 };
                 let info = Arc::new(VariableInfo { ty: ty.clone(), input: None });
                 let (layout, requires_grad) = (layout.map(Arc::new), *requires_grad);
-                let out = self.push(Known { info, base, layout, requires_grad, written: false });
+                let out = self.push(Known { info, base, layout, requires_grad, written: None });
                 if requires_grad {
                     self.history[out as usize].push(index);
                 }
@@ -153,7 +219,7 @@ impl Analysis {
     fn write(&mut self, target: Variable) {
         for target in self.elements(target) {
             let base = self.variables[target as usize].base;
-            self.variables[base as usize].written = true;
+            self.variables[base as usize].written = Some(self.calls.len());
         }
     }
 
@@ -179,7 +245,8 @@ impl Analysis {
         for guard in &event.guards {
             self.add_input(guard);
         }
-        let visited = self.reach(event.root).calls;
+        let outputs: Vec<Variable> = event.outputs.iter().map(|(output, _)| *output).collect();
+        let visited = self.reach(&outputs).calls;
         if !event.retain_graph {
             self.freed.extend(visited);
         }
@@ -200,13 +267,14 @@ impl Analysis {
         let layout = ty.as_tensor().map(|t| Arc::new(Layout::contiguous(t.shape.clone())));
         let base = self.variables.len() as Variable;
         let info = Arc::new(VariableInfo { ty, input: None });
-        self.push(Known { info, base, layout, requires_grad, written: false })
+        self.push(Known { info, base, layout, requires_grad, written: None })
     }
 
     fn add_grad(&mut self, event: &GradEvent) {
         for guard in &event.guards {
             self.add_input(guard);
         }
+        self.delivered |= event.key.step.as_ref().is_some_and(|step| step.toward.is_none());
         if !event.key.retain_graph {
             let visited = self.visited(&event.key.outputs, &event.key.inputs);
             self.freed.extend(visited);
@@ -242,7 +310,7 @@ impl Analysis {
                 leads.insert(index);
             }
         }
-        let reached = outputs.iter().flat_map(|&(output, _)| self.reach(output).calls);
+        let reached = outputs.iter().flat_map(|&(output, _)| self.reach(&[output]).calls);
         reached.filter(|call| leads.contains(call)).collect()
     }
 
@@ -333,23 +401,22 @@ impl Analysis {
     pub(crate) fn input_conflict(&self, shares_with: Option<Variable>) -> Option<&'static str> {
         // One that arrives with the same op is not known yet, and nothing was done to it.
         let other = self.variables.get(shares_with? as usize)?;
-        other.written.then_some("an input shares the storage of one that was changed")
+        other.written.map(|_| "an input shares the storage of one that was changed")
     }
 
-    /// The calls and inputs that gradients of `root` flow through.
-    pub(crate) fn reach(&self, root: Variable) -> Reach {
+    /// The calls and inputs that gradients of some variables flow through.
+    pub(crate) fn reach(&self, roots: &[Variable]) -> Reach {
         let mut reach = Reach::default();
         // What a call read has the history that it had then: a later change in place is not on its way.
         let mut seen: FxHashMap<Variable, usize> = FxHashMap::default();
-        let mut stack = vec![(root, self.calls.len())];
+        let mut stack: Vec<_> = roots.iter().map(|&root| (root, self.calls.len())).collect();
         while let Some((variable, end)) = stack.pop() {
             let before = seen.get(&variable).copied();
             if before.is_some_and(|before| before >= end) {
                 continue;
             }
             seen.insert(variable, end);
-            let known = &self.variables[variable as usize];
-            if before.is_none() && known.info.input.as_ref().is_some_and(|input| input.requires_grad) {
+            if before.is_none() && self.is_source(variable) {
                 reach.inputs.push(variable);
             }
             for &index in self.history[variable as usize].iter().filter(|&&index| index < end) {
@@ -362,7 +429,7 @@ impl Analysis {
                 }
                 for arg in &call.args {
                     if let KeyArg::Variable(v) = arg
-                        && self.variables[*v as usize].requires_grad
+                        && self.required(*v, index)
                     {
                         stack.push((*v, index));
                     }
@@ -379,8 +446,94 @@ impl Analysis {
         self.delivered
     }
 
-    pub(crate) fn is_leaf(&self, input: Variable) -> bool {
-        self.variables[input as usize].info.input.as_ref().is_some_and(|input| input.leaf)
+    pub(crate) fn is_leaf(&self, variable: Variable) -> bool {
+        match &self.variables[variable as usize].info.input {
+            Some(input) => input.leaf,
+            None => self.told.contains_key(&variable),
+        }
+    }
+
+    /// The leaves that a pass reaches, in the order in which eager's gradients arrive there.
+    pub(crate) fn in_order_of_arrival(&self, roots: &[Variable], reach: &Reach) -> Vec<Variable> {
+        let mut calls: Vec<usize> = reach.calls.iter().copied().collect();
+        calls.sort_unstable_by(|a, b| b.cmp(a));
+        let read = |call: usize| {
+            self.calls[call].args.iter().filter_map(move |arg| match arg {
+                KeyArg::Variable(v) if self.required(*v, call) => Some(*v),
+                _ => None,
+            })
+        };
+        let mut seen = FxHashSet::default();
+        let met = roots.iter().copied().chain(calls.into_iter().flat_map(read));
+        met.filter(|v| reach.inputs.contains(v) && seen.insert(*v)).collect()
+    }
+
+    /// The retained variables that a pass through these calls meets. `Err`: one was changed since.
+    pub(crate) fn retained_on(&self, calls: &FxHashSet<usize>) -> Result<Vec<Variable>, &'static str> {
+        let met = self.retained.iter().filter(|(_, maker)| calls.contains(maker));
+        met.map(|&(variable, maker)| match self.history[variable as usize].last() {
+            Some(last) if *last == maker => Ok(variable),
+            _ => Err("a tensor whose gradient is retained was changed in place"),
+        })
+        .collect()
+    }
+
+    /// The custom functions among some calls.
+    pub(crate) fn functions_on(&self, calls: &FxHashSet<usize>) -> Vec<usize> {
+        (0..self.functions.len()).filter(|&k| calls.contains(&self.functions[k].call)).collect()
+    }
+
+    /// The custom functions among whose results are some of these variables.
+    pub(crate) fn functions_of(&self, variables: &[Variable]) -> Vec<usize> {
+        let made = |k: &usize| self.functions[*k].outputs.iter().any(|output| variables.contains(output));
+        (0..self.functions.len()).filter(made).collect()
+    }
+
+    /// What a custom function was applied to.
+    pub(crate) fn inputs_of(&self, function: usize) -> Vec<Variable> {
+        let call = &self.calls[self.functions[function].call];
+        call.args
+            .iter()
+            .filter_map(|arg| if let KeyArg::Variable(v) = arg { Some(*v) } else { None })
+            .collect()
+    }
+
+    /// The results of a custom function.
+    pub(crate) fn outputs_of(&self, function: usize) -> &[Variable] {
+        &self.functions[function].outputs
+    }
+
+    /// Whether one of these variables was changed since a function was applied.
+    pub(crate) fn changed_since(
+        &self,
+        function: usize,
+        variables: impl IntoIterator<Item = Variable>,
+    ) -> bool {
+        let call = self.functions[function].call;
+        let base = |v: Variable| self.variables[v as usize].base;
+        let changed = |v: Variable| self.variables[base(v) as usize].written.is_some_and(|at| at > call);
+        variables.into_iter().any(changed)
+    }
+
+    /// Whether a tape meets what a compiled backward can't do: a custom function, a gradient to be retained, a
+    /// leaf that was made inside or told something.
+    pub(crate) fn stays_inside(&self, reach: &Reach) -> Option<&'static str> {
+        if !self.functions_on(&reach.calls).is_empty() {
+            return Some(
+                "a result leaves the compiled function whose gradient flows through a custom function",
+            );
+        }
+        if self.retained.iter().any(|(_, maker)| reach.calls.contains(maker)) {
+            return Some("a result leaves the compiled function whose gradient is retained on its way");
+        }
+        let told = reach.inputs.iter().any(|v| self.told.contains_key(v));
+        told.then_some("a result leaves the compiled function whose gradient reaches a leaf told so inside")
+    }
+
+    /// The calls that a pass of `grad` differentiates.
+    pub(crate) fn on_the_way(&self, outputs: &[Variable], inputs: &[Variable]) -> FxHashSet<usize> {
+        let outputs: Vec<_> = outputs.iter().map(|&output| (output, None)).collect();
+        self.visited(&outputs, inputs).into_iter().collect()
     }
 
     /// The next variable's number.
@@ -444,8 +597,7 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                     }
                 }
                 trace.events.push(TraceEvent::Backward {
-                    root: event.root,
-                    gradient: event.gradient,
+                    outputs: event.outputs.to_vec(),
                     retain_graph: event.retain_graph,
                     targets: event.targets.iter().map(|&(leaf, target, _)| (leaf, target)).collect(),
                     loc: event.loc,
@@ -464,8 +616,19 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                     results,
                     retain_graph: event.key.retain_graph,
                     create_graph: event.key.create_graph,
+                    made: event.key.step.as_ref().is_some_and(|step| step.function.is_some()),
                     loc: event.loc,
                 });
+            }
+            Event::Mark(MarkEvent { mark, variable, loc }) => trace.events.push(match mark {
+                Mark::RequiresGrad(on) => {
+                    TraceEvent::RequiresGrad { variable: *variable, on: *on, loc: *loc }
+                }
+                Mark::Retain => TraceEvent::Retain { variable: *variable, loc: *loc },
+            }),
+            Event::Apply(event) => {
+                add_inputs(&mut trace, &event.guards);
+                trace.events.push(TraceEvent::Apply { outputs: event.outputs.to_vec(), loc: event.loc });
             }
         }
     }

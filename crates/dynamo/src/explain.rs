@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use kiln_ir::{Error, Loc, Result, Shape, Strides};
-use kiln_tensor::DType;
+use kiln_tensor::{DType, Tensor};
 
 use crate::options::Compile;
 use crate::segment::{Plan, Segment};
@@ -146,6 +146,8 @@ pub struct Explanation {
     pub sizes: usize,
     /// Whether there were so many of them that the function runs eagerly now.
     pub given_up: bool,
+    /// Of a compiled module: parameters that want a gradient and that no call has used.
+    pub unused: Vec<String>,
 }
 
 /// Runs a function once, compiled, and tells what happened; the result is dropped.
@@ -188,7 +190,25 @@ impl Explanation {
             recompiles: Vec::new(),
             sizes: 0,
             given_up: false,
+            unused: Vec::new(),
         }
+    }
+
+    /// Takes note of the parameters that a compiled module has: those that want a gradient and that no graph
+    /// uses are [`unused`](Explanation::unused). Says nothing where part of the work was done outside graphs.
+    pub fn with_parameters(mut self, parameters: &[(String, Tensor)]) -> Explanation {
+        if self.graphs.is_empty() || !self.fallbacks.is_empty() || self.given_up {
+            return self;
+        }
+        let used = |label: &str| {
+            let mut guards = self.graphs.iter().flat_map(|graph| &graph.guards);
+            guards.any(|guard| guard.name.as_deref() == Some(label))
+        };
+        let waits = parameters.iter().filter(|(_, parameter)| parameter.requires_grad());
+        let unused =
+            waits.filter(|(name, parameter)| !used(&parameter.label().unwrap_or_else(|| name.clone())));
+        self.unused = unused.map(|(name, _)| name.clone()).collect();
+        self
     }
 
     /// Kernel launches per call, over all graphs.
@@ -289,6 +309,11 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
             Event::Grad(event) => {
                 arrive(&event.guards, &mut guards);
                 "grad"
+            }
+            Event::Mark(event) => event.mark.name(),
+            Event::Apply(event) => {
+                arrive(&event.guards, &mut guards);
+                "custom function"
             }
         };
         let position = *positions.entry(name).or_insert_with(|| {

@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use kiln_aot::trace::Variable;
-use kiln_ir::Result;
+use kiln_ir::{Loc, Result};
 use kiln_tensor::hook::GradRequest;
 use kiln_tensor::{Tensor, autograd};
 
@@ -13,13 +13,19 @@ use crate::region::Site;
 use crate::state::{Leave, State};
 use crate::trie::{Event, GradEvent, GradKey};
 
+/// What came of a request.
+pub(crate) enum Found {
+    /// The gradients.
+    Gradients(Vec<Option<Tensor>>),
+    /// User code takes part in the pass, which is gone in steps.
+    InSteps,
+    /// It can't be captured, and nothing happened.
+    Nothing,
+}
+
 impl State {
-    /// The gradients asked for, as new variables. `None`: the request can't be captured, and nothing happened.
-    pub(crate) fn grad(
-        &mut self,
-        site: &Site,
-        request: &GradRequest<'_>,
-    ) -> Result<Option<Vec<Option<Tensor>>>, Leave> {
+    /// The gradients asked for, as new variables, if the request can be captured at once.
+    pub(crate) fn grad(&mut self, site: &Site, request: &GradRequest<'_>) -> Result<Found, Leave> {
         self.fresh.clear();
         let key = self.grad_key(request)?;
         let known = site.trie.find(self.at, |event| match event {
@@ -32,7 +38,7 @@ impl State {
                 if let Event::Grad(event) = &**event
                     && !self.ends_inside(event, request)?
                 {
-                    return Ok(None);
+                    return Ok(Found::Nothing);
                 }
                 if let Some(analysis) = &mut self.analysis {
                     analysis.add(event);
@@ -40,43 +46,54 @@ impl State {
                 self.at = child;
                 self.fresh.clear();
             }
-            None => match self.record_grad(site, key, request)? {
-                Some(event) if self.ends_inside(&event, request)? => self.extend(site, Event::Grad(event))?,
-                _ => return Ok(None),
-            },
+            None => {
+                if self.find_step(site, &key.outputs, Some(&key.inputs), request).is_some()
+                    || self.takes_steps(site, &key)?
+                {
+                    return Ok(Found::InSteps);
+                }
+                match self.record_grad(site, key, request.loc)? {
+                    Some(event) if self.ends_inside(&event, request)? => {
+                        self.extend(site, Event::Grad(event))?;
+                    }
+                    _ => return Ok(Found::Nothing),
+                }
+            }
         }
+        self.make_found(site).map(Found::Gradients)
+    }
+
+    /// The gradients of the pass that was just recorded or met again.
+    pub(crate) fn make_found(&mut self, site: &Site) -> Result<Vec<Option<Tensor>>, Leave> {
         let Event::Grad(event) = &*site.trie.node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };
-        Ok(Some(event.found.iter().map(|found| found.map(|on_tape| self.make(on_tape))).collect()))
+        Ok(event.found.iter().map(|found| found.map(|on_tape| self.make(on_tape))).collect())
     }
 
     /// Whether the pass has nothing to do outside: no hook waits, and no tape there leads to what is asked for.
     fn ends_inside(&self, event: &GradEvent, request: &GradRequest<'_>) -> Result<bool, Leave> {
-        self.check_hooks(event.reached.iter().map(|&(input, _)| input))?;
+        if self.has_hooks(event.reached.iter().map(|&(input, _)| input)) {
+            return Err(Leave::Eager("grad() reaches a leaf with a hook, which runs on its gradient, too"));
+        }
         let outside = event.reached.iter().filter(|(_, leaf)| !leaf);
         let outside: Vec<Tensor> = outside.filter_map(|&(v, _)| self.held(v).cloned()).collect();
         Ok(outside.is_empty() || !autograd::goes_on(&outside, request.inputs))
     }
 
     fn grad_key(&mut self, request: &GradRequest<'_>) -> Result<GradKey> {
-        let mut outputs = SmallVec::new();
-        for (i, output) in request.outputs.iter().enumerate() {
-            let output = self.number_of(output)?;
-            let weight = request.weights.get(i).copied().flatten();
-            outputs.push((output, weight.map(|weight| self.number_of(weight)).transpose()?));
-        }
+        let outputs = self.output_numbers(request)?;
         let inputs = request.inputs.iter().map(|input| self.number_of(input)).collect::<Result<_>>()?;
         let GradRequest { retain_graph, create_graph, allow_unused, .. } = *request;
-        Ok(GradKey { outputs, inputs, retain_graph, create_graph, allow_unused })
+        Ok(GradKey { outputs, inputs, retain_graph, create_graph, allow_unused, step: None })
     }
 
     /// What is to be recorded; `None` where the pass can't be captured.
-    fn record_grad(
+    pub(crate) fn record_grad(
         &mut self,
         site: &Site,
         key: GradKey,
-        request: &GradRequest<'_>,
+        loc: Loc,
     ) -> Result<Option<GradEvent>, Leave> {
         let fresh = self.fresh.clone();
         let guards = self.guards()?;
@@ -93,13 +110,16 @@ impl State {
         }
         let mut trace = analysis::trace(&site.trie, self.at);
         analysis::add_inputs(&mut trace, &guards);
-        let Ok(survey) = kiln_aot::survey_grad(&trace, &key.outputs, &key.inputs, key.create_graph) else {
+        let made = key.step.as_ref().is_some_and(|step| step.function.is_some());
+        let wanted = (key.inputs.as_slice(), made);
+        let Ok(survey) = kiln_aot::survey_grad(&trace, &key.outputs, wanted, key.create_graph) else {
             return Ok(None);
         };
         if survey.used_up {
             return Err(Leave::Eager("grad through a tape that was already used up"));
         }
-        let leaf = |v: Variable| trace.variables[v as usize].input.as_ref().is_some_and(|input| input.leaf);
+        // What was made inside is a leaf.
+        let leaf = |v: Variable| trace.variables[v as usize].input.as_ref().is_none_or(|input| input.leaf);
         let reached: Vec<(Variable, bool)> = survey.inputs.iter().map(|&v| (v, leaf(v))).collect();
         if !key.allow_unused && survey.found.contains(&None) {
             return match reached.iter().all(|(_, leaf)| *leaf) {
@@ -108,6 +128,6 @@ impl State {
             };
         }
         let found = survey.found.into_iter().collect();
-        Ok(Some(GradEvent { key, found, reached, guards, loc: request.loc }))
+        Ok(Some(GradEvent { key, found, reached, guards, loc }))
     }
 }

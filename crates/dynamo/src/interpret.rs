@@ -9,7 +9,7 @@ use kiln_tensor::hook::{Arg, Call, GradRequest, Output, Scope};
 use kiln_tensor::{Tensor, TensorList, autograd, enable_grad, execute, no_grad};
 
 use crate::state::{Held, State};
-use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, GradKey, KeyArg, Made, Trie};
+use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, GradKey, KeyArg, Made, Mark, MarkEvent, Trie};
 
 /// Executes the pending events of a run; every variable becomes ready.
 pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
@@ -26,13 +26,14 @@ pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
             target.mark_requires_grad(false);
         }
     }
+    let told = forget_told(trie, &path, state);
     // Variables are numbered in the order in which events bring and make them.
     let mut next = 0usize;
     // Gradients that `backward` put in place are taken away until their turn comes.
     let parked = park_gradients(trie, &path, state);
     let mut outcome = Ok(());
-    let mut walked = false;
-    for index in path {
+    let (mut walked, mut applied) = (false, 0);
+    for &index in &path {
         let done = match &*trie.node(index).event {
             Event::Start | Event::Break => Ok(()),
             Event::Call(event) => call(event, state, &mut numbers, &mut next),
@@ -41,6 +42,13 @@ pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
                 backward(event, state, &mut next)
             }
             Event::Grad(event) => grad(event, state, &mut next),
+            Event::Mark(event) => mark(event, state),
+            Event::Apply(event) => {
+                next += event.guards.len();
+                state.put_on_tape(applied);
+                applied += 1;
+                Ok(())
+            }
         };
         if done.is_err() {
             outcome = done;
@@ -48,8 +56,44 @@ pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
         }
     }
     restore_gradients(parked);
+    if outcome.is_err() {
+        drop_lazy_gradients(state);
+    }
+    told.iter().for_each(|(leaf, on)| leaf.mark_requires_grad(*on));
+    // Passes inside saw to what they retained; from now on the tape does.
+    for index in path {
+        if let Event::Mark(MarkEvent { mark: Mark::Retain, variable, .. }) = &*trie.node(index).event
+            && let Some(tensor) = state.held(*variable)
+        {
+            tensor.watch_for_retained();
+        }
+    }
     state.walked |= walked;
     outcome
+}
+
+/// Inputs that were told whether they require a gradient are as they came, until their turn comes. Returns what
+/// they are now.
+fn forget_told(trie: &Trie, path: &[u32], state: &State) -> Vec<(Tensor, bool)> {
+    let mut told: Vec<(Tensor, bool)> = Vec::new();
+    for &index in path {
+        if let Event::Mark(MarkEvent { mark: Mark::RequiresGrad(on), variable, .. }) =
+            &*trie.node(index).event
+            && let Some(leaf) = state.input(*variable)
+            && !told.iter().any(|(other, _)| other.same(leaf))
+        {
+            told.push((leaf.clone(), leaf.requires_grad()));
+            leaf.mark_requires_grad(!on);
+        }
+    }
+    told
+}
+
+fn mark(event: &MarkEvent, state: &State) -> Result<()> {
+    if let Mark::RequiresGrad(on) = event.mark {
+        tensor(state, event.variable)?.mark_requires_grad(on);
+    }
+    Ok(())
 }
 
 /// A leaf and what its `grad` is now.
@@ -63,7 +107,7 @@ fn park_gradients(trie: &Trie, path: &[u32], state: &State) -> Vec<Parked> {
     for &index in path {
         let Event::Backward(event) = &*trie.node(index).event else { continue };
         for &(input, _, outside) in &event.targets {
-            if let (false, Some(leaf)) = (outside, state.input(input))
+            if let (false, Some(leaf)) = (outside, state.held(input))
                 && !parked.iter().any(|p| p.leaf.same(leaf))
             {
                 parked.push(Parked { leaf: leaf.clone(), now: leaf.grad() });
@@ -77,7 +121,7 @@ fn park_gradients(trie: &Trie, path: &[u32], state: &State) -> Vec<Parked> {
 /// A segment failed: a gradient that was never computed is no gradient.
 pub(crate) fn drop_lazy_gradients(state: &State) {
     for variable in 0..state.variables.len() as u32 {
-        if let Some(leaf) = state.input(variable)
+        if let Some(leaf) = state.held(variable)
             && leaf.grad().is_some_and(|grad| grad.is_lazy())
         {
             leaf.set_grad(None);
@@ -151,8 +195,10 @@ fn call(
 
 fn backward(event: &BackwardEvent, state: &State, next: &mut usize) -> Result<()> {
     *next += event.guards.len();
-    let root = tensor(state, event.root)?;
-    let gradient = event.gradient.map(|g| tensor(state, g)).transpose()?;
+    let outputs =
+        event.outputs.iter().map(|(output, _)| tensor(state, *output)).collect::<Result<Vec<_>>>()?;
+    let weights = event.outputs.iter().map(|(_, weight)| weight.map(|w| tensor(state, w)).transpose());
+    let weights = weights.collect::<Result<Vec<_>>>()?;
     // What each leaf's gradient was when the program came here, whatever it put there since.
     for &(input, target, _) in event.targets.iter().filter(|(_, _, outside)| !outside) {
         let existing = match target {
@@ -163,7 +209,17 @@ fn backward(event: &BackwardEvent, state: &State, next: &mut usize) -> Result<()
     }
     // Inputs with a tape outside: the eager engine walks on through it by itself (see `State::walked`); their
     // variables get a zero that adds nothing.
-    autograd::run_backward(root, gradient, event.retain_graph, event.loc)?;
+    autograd::run_backward(&GradRequest {
+        outputs: &outputs,
+        inputs: &[],
+        weights: &weights,
+        retain_graph: event.retain_graph,
+        create_graph: false,
+        allow_unused: true,
+        quiet: false,
+        closed: &[],
+        loc: event.loc,
+    })?;
     for &(input, target, outside) in &event.targets {
         let GradTarget::New(variable) = target else { continue };
         *next += 1;
@@ -184,7 +240,7 @@ fn grad(event: &GradEvent, state: &State, next: &mut usize) -> Result<()> {
     *next += event.guards.len();
     let results = event.results(*next as u32);
     *next += results.iter().flatten().count();
-    let GradKey { outputs, inputs, retain_graph, create_graph, allow_unused } = &event.key;
+    let GradKey { outputs, inputs, retain_graph, create_graph, allow_unused, step } = &event.key;
     let tensors = |variables: &mut dyn Iterator<Item = u32>| -> Result<Vec<&Tensor>> {
         variables.map(|v| tensor(state, v)).collect()
     };
@@ -196,6 +252,8 @@ fn grad(event: &GradEvent, state: &State, next: &mut usize) -> Result<()> {
         retain_graph: *retain_graph,
         create_graph: *create_graph,
         allow_unused: *allow_unused,
+        quiet: step.is_some(),
+        closed: &[],
         loc: event.loc,
     };
     for (grad, result) in autograd::run_grad(&request)?.iter().zip(results) {

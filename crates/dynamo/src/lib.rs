@@ -45,6 +45,7 @@ mod settings;
 mod sizes;
 mod stance;
 mod state;
+mod steps;
 mod trie;
 
 pub use backend::{

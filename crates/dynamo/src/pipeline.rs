@@ -53,7 +53,9 @@ pub(crate) fn compile(
     }
     let inputs = (0..).zip(&trace.variables).filter(|(_, variable)| variable.input.is_some());
     stages.info.names = inputs.filter_map(|(v, _)| Some((v, name(v)?))).collect();
-    stages.info.without_gradient = without_gradient(&trace);
+    let in_steps =
+        site.trie.path(at).into_iter().any(|index| site.trie.node(index).event.delivers_in_steps());
+    stages.info.without_gradient = without_gradient(&trace, in_steps);
     let plan = match plan(site, &trace, tape, live, &mut stages) {
         Ok(plan) => plan,
         Err(reason) => Plan::Interpreted(reason),
@@ -82,7 +84,7 @@ fn plan(
     compilable(trace)?;
     let functional = stages.run("functionalise", || kiln_aot::functionalise(trace, &live))?;
     stages.text("graph", Log::Graph, functional.graph.clone(), Stage::Functional)?;
-    let (used_up, gradients) = leaving(trace, tape, &functional)?;
+    let (used_up, gradients) = leaving(site, trace, tape, &functional)?;
     let results = functional.graph.outputs.len();
     let compiled = match gradients {
         None => {
@@ -111,7 +113,7 @@ fn plan(
                 partial,
                 saved: parts.saved,
                 grads,
-                tapes: gradients.outputs.iter().map(|&(v, _)| tape.reach(v).into()).collect(),
+                tapes: gradients.outputs.iter().map(|&(v, _)| tape.reach(&[v]).into()).collect(),
                 tangents: gradients.outputs.clone(),
                 forward_outputs: parts.forward_outputs,
             };
@@ -295,10 +297,10 @@ fn variables(live: &LiveSet) -> Vec<Variable> {
 }
 
 /// Leaves that were used where gradients are recorded and that no `backward` reached, if there was one.
-fn without_gradient(trace: &Trace) -> Vec<Variable> {
+fn without_gradient(trace: &Trace, in_steps: bool) -> Vec<Variable> {
     let mut used = FxHashSet::default();
     let mut reached = FxHashSet::default();
-    let mut walked = false;
+    let mut walked = in_steps;
     for event in &trace.events {
         match event {
             TraceEvent::Call { op, args, grad_enabled: true, .. } if !matches!(op.row().grad, Grad::Zero) => {
@@ -313,6 +315,7 @@ fn without_gradient(trace: &Trace) -> Vec<Variable> {
                 reached.extend(targets.iter().map(|(leaf, _)| *leaf));
             }
             TraceEvent::Grad { inputs, .. } => reached.extend(inputs),
+            TraceEvent::RequiresGrad { .. } | TraceEvent::Retain { .. } | TraceEvent::Apply { .. } => {}
         }
     }
     let waits = |v: &Variable| {
@@ -329,6 +332,12 @@ fn compilable(trace: &Trace) -> Result<(), String> {
     for event in &trace.events {
         if let TraceEvent::Grad { results, create_graph: true, .. } = event {
             results.iter().flatten().for_each(|&result| requires[result as usize] = true);
+        }
+        if let TraceEvent::RequiresGrad { variable, on, .. } = event {
+            requires[*variable as usize] = *on;
+        }
+        if let TraceEvent::Apply { outputs, .. } = event {
+            outputs.iter().for_each(|&output| requires[output as usize] = true);
         }
         let TraceEvent::Call { op, args, out, in_place, grad_enabled, loc } = event else { continue };
         let wants = |arg: &TraceArg| matches!(arg, TraceArg::Variable(v) if requires[*v as usize]);
@@ -374,17 +383,22 @@ struct Gradients {
 
 /// The results that leave with a tape that a `backward` inside used up, and those that leave with a good one.
 fn leaving(
+    site: &Site,
     trace: &Trace,
     tape: &Analysis,
     functional: &Functional,
 ) -> Result<(Vec<Variable>, Option<Gradients>), String> {
     let mut outputs = Vec::new();
-    let is_used_up = |s: &&Survivor| s.used_up || tape.reach(s.variable).freed;
+    let is_used_up = |s: &&Survivor| s.used_up || tape.reach(&[s.variable]).freed;
     let (used_up, leaving): (Vec<&Survivor>, Vec<&Survivor>) =
         functional.survivors.iter().filter(|s| s.requires_grad).partition(is_used_up);
     let used_up = used_up.iter().map(|s| s.variable).collect();
     if leaving.iter().any(|s| s.twice) {
         return Err("a gradient leaves the compiled function with its own tape".into());
+    }
+    if let Some(reason) = leaving.iter().find_map(|s| tape.stays_inside(&tape.reach(&[s.variable]))) {
+        site.split();
+        return Err(format!("{reason}; from the next call on the graph ends there"));
     }
     for survivor in leaving {
         let (home, layout) = &survivor.homes[0];

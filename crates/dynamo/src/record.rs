@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use kiln_aot::trace::{GradTarget, Variable};
-use kiln_ir::{Error, Grad, ListTy, Loc, Result, Ty, Why, carries_gradient};
-use kiln_tensor::hook::{Arg, Call};
+use kiln_ir::{Error, Grad, ListTy, Result, Ty, Why, carries_gradient};
+use kiln_tensor::hook::{Arg, Call, GradRequest};
 use kiln_tensor::{
     Tensor, autograd, check_in_place, check_in_place_target, check_in_place_types, with_module,
 };
@@ -13,6 +13,12 @@ use crate::analysis;
 use crate::region::Site;
 use crate::state::{Leave, State};
 use crate::trie::{BackwardEvent, Event, KeyArg, Made};
+
+/// What is differentiated, and from which gradient, if not from one.
+pub(crate) type OutputKey = SmallVec<[(Variable, Option<Variable>); 1]>;
+
+/// Inputs whose tape lies outside, with their gradients.
+pub(crate) type Outside = Vec<(Tensor, Tensor)>;
 
 impl State {
     /// What an op makes, worked out when it is recorded for the first time: all its checks are here.
@@ -150,26 +156,24 @@ impl State {
         Ok(())
     }
 
-    /// `backward()`: one event, whose expansion into ops happens when the segment is compiled. Returns the
-    /// inputs whose tape lies outside, with their gradients.
+    /// `backward()`: one event, whose expansion into ops happens when the segment is compiled. `None`: user code
+    /// takes part in the pass, which is gone in steps.
     pub(crate) fn backward(
         &mut self,
         site: &Site,
-        root: &Tensor,
-        gradient: Option<&Tensor>,
-        retain_graph: bool,
-        loc: Loc,
-    ) -> Result<Vec<(Tensor, Tensor)>, Leave> {
+        request: &GradRequest<'_>,
+    ) -> Result<Option<Outside>, Leave> {
         self.fresh.clear();
-        let root = self.number_of(root)?;
-        let gradient = gradient.map(|g| self.number_of(g)).transpose()?;
+        let outputs = self.output_numbers(request)?;
+        if request.create_graph || self.find_step(site, &outputs, None, request).is_some() {
+            return Ok(None);
+        }
         let candidates = site.trie.children(self.at);
         let mut found = None;
         for child in candidates {
             if let Event::Backward(event) = &*site.trie.node(child).event
-                && event.root == root
-                && event.gradient == gradient
-                && event.retain_graph == retain_graph
+                && event.outputs == outputs
+                && event.retain_graph == request.retain_graph
                 && self.targets_fit(&event.targets)?
                 && self.guards_hold(&event.guards)
             {
@@ -180,7 +184,9 @@ impl State {
         match found {
             Some(child) => {
                 if let Event::Backward(event) = &*site.trie.node(child).event {
-                    self.check_hooks(event.targets.iter().map(|&(input, ..)| input))?;
+                    if self.has_hooks(event.targets.iter().map(|&(input, ..)| input)) {
+                        return Ok(None);
+                    }
                     let outside = event.targets.iter().filter(|(_, _, outside)| *outside);
                     self.check_outside(outside.map(|&(input, ..)| input))?;
                 }
@@ -190,7 +196,11 @@ impl State {
                 self.at = child;
                 self.fresh.clear();
             }
-            None => self.record_backward(site, root, gradient, retain_graph, loc)?,
+            None => {
+                if !self.record_backward(site, outputs, request)? {
+                    return Ok(None);
+                }
+            }
         }
         let Event::Backward(event) = &*site.trie.node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
@@ -209,7 +219,18 @@ impl State {
                 }
             }
         }
-        Ok(outside)
+        Ok(Some(outside))
+    }
+
+    /// The outputs of a request and their weights, as variables.
+    pub(crate) fn output_numbers(&mut self, request: &GradRequest<'_>) -> Result<OutputKey> {
+        let weights = request.weights.iter().copied().chain(std::iter::repeat(None));
+        let mut outputs = OutputKey::new();
+        for (output, weight) in request.outputs.iter().zip(weights) {
+            let output = self.number_of(output)?;
+            outputs.push((output, weight.map(|weight| self.number_of(weight)).transpose()?));
+        }
+        Ok(outputs)
     }
 
     /// Whether the tapes of inputs that were computed outside can be gone through: if not, nothing must happen.
@@ -218,12 +239,9 @@ impl State {
         if tensors.is_empty() { Ok(()) } else { autograd::check_tape(&tensors) }
     }
 
-    /// Hooks are user code that must run on every pass: the eager engine calls them.
-    pub(crate) fn check_hooks(&self, mut leaves: impl Iterator<Item = Variable>) -> Result<(), Leave> {
-        match leaves.any(|leaf| self.held(leaf).is_some_and(Tensor::has_hooks)) {
-            true => Err(Leave::Eager("a hook waits for a gradient")),
-            false => Ok(()),
-        }
+    /// Hooks are user code that must run on every pass.
+    pub(crate) fn has_hooks(&self, mut leaves: impl Iterator<Item = Variable>) -> bool {
+        leaves.any(|leaf| self.held(leaf).is_some_and(Tensor::has_hooks))
     }
 
     /// Whether the leaves have or lack gradients as they did; registers existing gradients as inputs.
@@ -244,11 +262,11 @@ impl State {
     }
 
     /// Where a pass is on the tape itself, what gradients reach behind it shows in its ops only.
-    fn reached_again(&mut self, site: &Site, root: Variable) -> Result<Option<Vec<Variable>>, Leave> {
+    fn reached_again(&mut self, site: &Site, outputs: &OutputKey) -> Result<Option<Vec<Variable>>, Leave> {
         if !self.analysis(site).twice {
             return Ok(None);
         }
-        let survey = kiln_aot::survey_backward(&analysis::trace(&site.trie, self.at), root)
+        let survey = kiln_aot::survey_backward(&analysis::trace(&site.trie, self.at), outputs)
             .map_err(|_| Leave::Eager("backward through a tape that is no graph"))?;
         match survey.used_up {
             true => Err(Leave::Eager("backward through a tape that was already used up")),
@@ -256,26 +274,32 @@ impl State {
         }
     }
 
-    pub(crate) fn record_backward(
+    /// Records a pass, if no user code takes part in it.
+    fn record_backward(
         &mut self,
         site: &Site,
-        root: Variable,
-        gradient: Option<Variable>,
-        retain_graph: bool,
-        loc: Loc,
-    ) -> Result<(), Leave> {
+        outputs: OutputKey,
+        request: &GradRequest<'_>,
+    ) -> Result<bool, Leave> {
         let analysis = self.analysis(site);
-        if root >= analysis.next() {
+        let roots: SmallVec<[Variable; 2]> = outputs.iter().map(|(output, _)| *output).collect();
+        if roots.iter().any(|root| *root >= analysis.next()) {
             return Err(Leave::Eager("backward on a tensor that was made outside"));
         }
-        let reach = analysis.reach(root);
+        let reach = analysis.reach(&roots);
         if reach.freed {
             return Err(Leave::Eager("backward through a tape that was already used up"));
         }
         if let Some((op, reason)) = reach.blocked {
-            return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, loc)));
+            return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, request.loc)));
         }
-        let inputs = match self.reached_again(site, root)? {
+        let retained = analysis.retained_on(&reach.calls).map_err(Leave::Eager)?;
+        if !retained.is_empty() || !analysis.functions_on(&reach.calls).is_empty() {
+            return Ok(false);
+        }
+        let inputs = match self.reached_again(site, &outputs)? {
+            // What a pass on the tape hides may be a custom function's.
+            Some(inputs) if !self.analysis(site).functions_of(&inputs).is_empty() => return Ok(false),
             Some(inputs) => inputs,
             None => reach.inputs,
         };
@@ -285,7 +309,9 @@ impl State {
         if analysis.has_delivered() && leaves.iter().any(|(_, leaf)| !leaf) {
             return Err(Leave::Eager("a second backward, whose tape goes on outside the compiled function"));
         }
-        self.check_hooks(leaves.iter().map(|&(input, _)| input))?;
+        if self.has_hooks(leaves.iter().map(|&(input, _)| input)) {
+            return Ok(false);
+        }
         self.check_outside(leaves.iter().filter(|(_, leaf)| !leaf).map(|&(input, _)| input))?;
         // Existing gradients become inputs first; then new variables are numbered.
         let mut found = Vec::new();
@@ -319,10 +345,9 @@ impl State {
             targets.push((input, target, !leaf));
         }
         let guards = self.guards()?;
-        self.extend(
-            site,
-            Event::Backward(BackwardEvent { root, gradient, retain_graph, targets, guards, loc }),
-        )
+        let (retain_graph, loc) = (request.retain_graph, request.loc);
+        self.extend(site, Event::Backward(BackwardEvent { outputs, retain_graph, targets, guards, loc }))?;
+        Ok(true)
     }
 }
 

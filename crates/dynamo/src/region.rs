@@ -37,6 +37,9 @@ pub(crate) struct Site {
     calls: AtomicUsize,
     replays: AtomicUsize,
     given_up: AtomicBool,
+    /// Whether gradients flow from outside to what can't be part of a compiled backward: custom functions and
+    /// retained gradients end the graph then.
+    split: AtomicBool,
 }
 
 impl Site {
@@ -52,6 +55,7 @@ impl Site {
             calls: AtomicUsize::new(0),
             replays: AtomicUsize::new(0),
             given_up: AtomicBool::new(false),
+            split: AtomicBool::new(false),
         })
     }
 
@@ -65,6 +69,11 @@ impl Site {
         self.given_up.load(Ordering::Relaxed)
     }
 
+    /// Whether what a compiled backward can't do ends the graph.
+    pub(crate) fn splits(&self) -> bool {
+        self.split.load(Ordering::Relaxed)
+    }
+
     /// A value was needed in the middle of a call. `module` says where, if it is known.
     pub(crate) fn note_break(&self, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
         count(Count::Break);
@@ -75,6 +84,11 @@ impl Site {
     pub(crate) fn note_fallback(&self, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
         count(Count::Fallback);
         note(&self.fallbacks, loc, reason, module);
+    }
+
+    /// From now on such things end the graph.
+    pub(crate) fn split(&self) {
+        self.split.store(true, Ordering::Relaxed);
     }
 
     /// What becomes of a segment that has no plan yet. `parted`: this call parted from a recording by its sizes
@@ -226,16 +240,16 @@ fn line(event: &Event) -> Loc {
         Event::Call(call) => call.loc,
         Event::Backward(event) => event.loc,
         Event::Grad(event) => event.loc,
+        Event::Mark(event) => event.loc,
+        Event::Apply(event) => event.loc,
         Event::Start | Event::Break => Loc::UNKNOWN,
     }
 }
 
 fn location(event: &Event) -> String {
     match event {
-        Event::Call(call) => call.loc.to_string(),
-        Event::Backward(event) => event.loc.to_string(),
-        Event::Grad(event) => event.loc.to_string(),
         Event::Start | Event::Break => "the end of the graph".into(),
+        event => line(event).to_string(),
     }
 }
 
@@ -289,6 +303,8 @@ fn kind(event: &Event) -> String {
         Event::Call(call) => call.op.name().into(),
         Event::Backward(_) => "backward".into(),
         Event::Grad(_) => "grad".into(),
+        Event::Mark(event) => event.mark.name().into(),
+        Event::Apply(_) => "a custom function".into(),
     }
 }
 

@@ -35,11 +35,17 @@ impl Break {
     pub fn advice(&self) -> Option<&'static str> {
         // What each reason begins with or says.
         const ADVICE: &[(&str, &str)] = &[
+            ("is needed outside", "call `backward()` inside the compiled function, too"),
+            ("retain_grad needs", "call `backward()` inside the compiled function, too"),
+            ("requires_grad_ needs", "call `backward()` inside the compiled function, too"),
+            ("register_hook needs", "put what the hook does into a custom `Function`, or hook a leaf"),
+            ("custom function needs a value", "keep it a tensor (`where_self` instead of a branch)"),
             (
                 "needs the value",
                 "read it after the compiled function, or keep it a tensor (`where_self` instead of a branch)",
             ),
-            ("hook", "take the hook off, or put what it does into the function"),
+            ("with a hook", "use `backward()`, in which hooks are captured, or take the hook off"),
+            ("user code takes part", "compute the tensor inside the compiled function, too"),
             ("share one storage", "give each input memory of its own (`clone_tensor`)"),
             ("shares the storage", "give each input memory of its own (`clone_tensor`)"),
             ("share their memory", "give each element memory of its own (`clone_tensor`)"),
@@ -203,6 +209,9 @@ impl fmt::Display for Explanation {
         }
         for recompile in &self.recompiles {
             writeln!(f, "{}", recompile.reason)?;
+        }
+        if !self.unused.is_empty() {
+            writeln!(f, "parameters that no call has used: {}", self.unused.join(", "))?;
         }
         if self.given_up {
             writeln!(f, "runs eagerly from now on: it was recompiled too often")?;

@@ -5,14 +5,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use kiln_ir::{Error, Layout, Loc, Result, TensorTy};
-use kiln_runtime::owner::OwnerLock;
-use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope, Tag};
+use kiln_runtime::owner::{OwnerGuard, OwnerLock};
+use kiln_tensor::autograd::Application;
+use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope};
 use kiln_tensor::{Tensor, autograd, execute};
 
+use crate::gradients::Found;
 use crate::region::Site;
 use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
-use crate::trie::{Event, ROOT};
+use crate::trie::{Event, Mark, ROOT};
 use crate::{interpret, pipeline};
 /// See the [module](self).
 pub(crate) struct Run {
@@ -66,6 +68,7 @@ impl Run {
         state.id = NEXT_RUN.fetch_add(1, Ordering::Relaxed).max(1);
         self.id.store(state.id, Ordering::Relaxed);
         state.start = state.at;
+        state.functions.clear();
         state.forget_variables();
         state.makers.clear();
         state.numbers.clear();
@@ -83,6 +86,7 @@ impl Run {
             true => self.flush(&mut state),
             false => self.flush_by_interpreter(&mut state),
         };
+        state.functions.clear();
         state.forget_variables();
         state.results.clear();
         state.id = 0;
@@ -179,11 +183,47 @@ impl Run {
         self.site.note_fallback(loc, reason, || state.module());
         let outcome = self.flush_by_interpreter(state);
         state.at = state.start;
+        state.functions.clear();
         state.forget_variables();
         state.eager = true;
         outcome
     }
+
+    /// The rest of the call runs eagerly, if it does not yet.
+    pub(crate) fn leave_for(&self, reason: &str, loc: Loc) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.eager { Ok(()) } else { self.leave(&mut state, reason, loc) }
+    }
+
+    pub(crate) fn lock(&self) -> OwnerGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(crate) fn site(&self) -> &Site {
+        &self.site
+    }
+
+    /// The number of the segment.
+    pub(crate) fn id(&self) -> u32 {
+        self.id.load(Ordering::Relaxed)
+    }
 }
+
+impl Run {
+    /// Tensors of other runs are finished while this run's lock is not held: two runs must never wait for each
+    /// other.
+    fn finish_others(&self, request: &GradRequest<'_>) -> Result<()> {
+        let id = self.id.load(Ordering::Relaxed);
+        let weights = request.weights.iter().copied().flatten();
+        for tensor in request.outputs.iter().chain(request.inputs).copied().chain(weights) {
+            if tensor.is_lazy() && tensor.tag().run() != id {
+                tensor.ready()?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Recorder for Run {
     fn replay(&self, call: &Call<'_>) -> Option<Tensor> {
         self.state.lock_own()?.replay(&self.site, call)
@@ -226,54 +266,62 @@ impl Recorder for Run {
         }
     }
 
-    fn backward(&self, root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
-        let id = self.id.load(Ordering::Relaxed);
-        autograd::check_backward(root, gradient, loc)?;
+    fn backward(&self, request: &GradRequest<'_>) -> Result<()> {
+        autograd::check_outputs("backward", request)?;
+        self.finish_others(request)?;
         let mut state = self.state.lock();
-        if state.eager || root.tag().run() != id {
-            if !state.eager {
-                self.break_graph(&mut state, "backward on a tensor that was made outside", loc)?;
-            }
+        if state.eager {
             drop(state);
-            return autograd::run_backward(root, gradient, retain_graph, loc);
+            return autograd::run_backward(request);
         }
-        match state.backward(&self.site, root, gradient, retain_graph, loc) {
-            Ok(outside) if outside.is_empty() => Ok(()),
-            Ok(outside) => {
+        if request.outputs.iter().any(|output| output.tag().run() != state.id) {
+            self.break_graph(&mut state, "backward on a tensor that was made outside", request.loc)?;
+            drop(state);
+            return autograd::run_backward(request);
+        }
+        match state.backward(&self.site, request) {
+            Ok(Some(outside)) if outside.is_empty() => Ok(()),
+            Ok(Some(outside)) => {
                 state.walked = false;
-                self.break_graph(&mut state, "the tape goes on outside the compiled function", loc)?;
+                self.break_graph(&mut state, "the tape goes on outside the compiled function", request.loc)?;
                 let walked = state.walked;
                 drop(state);
-                if walked { Ok(()) } else { autograd::backward_from(&outside, retain_graph, loc) }
+                match walked {
+                    true => Ok(()),
+                    false => autograd::backward_from(&outside, request.retain_graph, request.loc),
+                }
+            }
+            Ok(None) => {
+                state.forget_fresh();
+                drop(state);
+                self.backward_in_steps(request)
             }
             Err(Leave::Error(error)) => {
                 state.forget_fresh();
                 Err(error)
             }
             Err(Leave::Eager(reason)) => {
-                self.leave(&mut state, reason, loc)?;
+                self.leave(&mut state, reason, request.loc)?;
                 drop(state);
-                autograd::run_backward(root, gradient, retain_graph, loc)
+                autograd::run_backward(request)
             }
         }
     }
 
     fn grad(&self, request: &GradRequest<'_>) -> Result<Option<Vec<Option<Tensor>>>> {
-        let id = self.id.load(Ordering::Relaxed);
-        let weights = request.weights.iter().copied().flatten();
-        // As for an op: other runs finish first.
-        for tensor in request.outputs.iter().chain(request.inputs).copied().chain(weights) {
-            if tensor.is_lazy() && tensor.tag().run() != id {
-                tensor.ready()?;
-            }
-        }
+        self.finish_others(request)?;
         let mut state = self.state.lock();
         if state.eager || request.outputs.iter().all(|output| output.tag().run() != state.id) {
             return Ok(None);
         }
         match state.grad(&self.site, request) {
-            Ok(Some(found)) => Ok(Some(found)),
-            Ok(None) => {
+            Ok(Found::Gradients(found)) => Ok(Some(found)),
+            Ok(Found::InSteps) => {
+                state.forget_fresh();
+                drop(state);
+                self.grad_in_steps(request).map(Some)
+            }
+            Ok(Found::Nothing) => {
                 state.forget_fresh();
                 Ok(None)
             }
@@ -288,20 +336,85 @@ impl Recorder for Run {
         }
     }
 
+    fn requires_grad(&self, tensor: &Tensor, on: bool, loc: Loc) -> Result<()> {
+        if self.site.splits() {
+            return self.access(tensor, Access::State, "requires_grad_", loc);
+        }
+        let mut state = self.state.lock();
+        let known = if state.eager { None } else { self.known(&state, tensor) };
+        match known.map(|variable| state.mark(&self.site, variable, Mark::RequiresGrad(on), loc)) {
+            Some(Ok(())) => {
+                if on && tensor.is_lazy() {
+                    tensor.mark_lazy_leaf();
+                }
+                Ok(())
+            }
+            Some(Err(Leave::Error(error))) => Err(error),
+            Some(Err(Leave::Eager(reason))) => self.leave(&mut state, reason, loc),
+            // What the segment does not know yet comes as it is then.
+            None => {
+                drop(state);
+                tensor.ready().map(drop)
+            }
+        }
+    }
+
+    fn retain_grad(&self, tensor: &Tensor, loc: Loc) -> Result<bool> {
+        let mut state = self.state.lock();
+        if state.eager || self.site.splits() || !tensor.is_lazy() || tensor.tag().run() != state.id {
+            drop(state);
+            return self.access(tensor, Access::State, "retain_grad", loc).map(|()| false);
+        }
+        match state.mark(&self.site, tensor.tag().variable(), Mark::Retain, loc) {
+            Ok(()) => Ok(true),
+            Err(Leave::Error(error)) => Err(error),
+            Err(Leave::Eager(reason)) => self.leave(&mut state, reason, loc).map(|()| false),
+        }
+    }
+
+    fn begin_function(&self, name: &str, inputs: &[&Tensor], loc: Loc) -> Result<bool> {
+        for input in inputs {
+            if input.is_lazy() && input.tag().run() != self.id() {
+                input.ready()?;
+            }
+        }
+        let mut state = self.state.lock();
+        if state.eager || !self.site.splits() {
+            return Ok(!state.eager);
+        }
+        if inputs.iter().any(|input| state.is_pending(input, Access::Read)) {
+            let reason = format!("the gradient of {name} is needed outside the compiled function");
+            self.break_graph(&mut state, &reason, loc)?;
+        }
+        Ok(false)
+    }
+
+    fn apply(&self, application: Application<'_>) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.eager {
+            application.put_on_tape();
+            return Ok(());
+        }
+        match state.apply(&self.site, &application) {
+            Ok(()) => Ok(()),
+            Err(Leave::Error(error)) => {
+                state.forget_fresh();
+                Err(error)
+            }
+            Err(Leave::Eager(reason)) => {
+                self.leave(&mut state, reason, application.loc)?;
+                application.put_on_tape();
+                Ok(())
+            }
+        }
+    }
+
     fn access(&self, tensor: &Tensor, access: Access, what: &'static str, loc: Loc) -> Result<()> {
         let mut state = self.state.lock();
         if state.eager {
             return Ok(());
         }
-        let pending = match tensor.try_ready() {
-            None => tensor.tag().run() == state.id,
-            Some(ready) => {
-                let used = Tag(ready.storage.tag()).run() == state.id
-                    || (!state.trusts_tags() && state.owner_of(ready).is_some());
-                used && (access != Access::Read || state.writes)
-            }
-        };
-        match (pending, access) {
+        match (state.is_pending(tensor, access), access) {
             (false, _) => Ok(()),
             (true, Access::Tape) => {
                 let reason = format!("{what} with create_graph needs the tape of every op");

@@ -11,7 +11,7 @@ use kiln_aot::trace::Variable;
 use kiln_aot::{GraphInput, Home, Saved, Source, Survivor};
 use kiln_inductor::{ScalarOp, ScalarRef};
 use kiln_ir::{DType, Device, Error, Graph, Loc, Result, Scalar, Why};
-use kiln_tensor::autograd::{self, Function};
+use kiln_tensor::autograd::{self, TapeFunction};
 use kiln_tensor::program::{Executable, Failure};
 use kiln_tensor::{Ready, Tensor};
 
@@ -388,7 +388,7 @@ impl Kept {
 /// The node on the tape of a result whose own tape was used up inside the segment.
 struct UsedUp;
 
-impl Function for UsedUp {
+impl TapeFunction for UsedUp {
     fn name(&self) -> &str {
         "compiled backward"
     }
@@ -398,7 +398,7 @@ impl Function for UsedUp {
     }
 }
 
-impl Function for CompiledBackward {
+impl TapeFunction for CompiledBackward {
     fn name(&self) -> &str {
         "compiled backward"
     }

@@ -28,10 +28,15 @@ pub(crate) fn form(before: u64, event: &Event) -> u64 {
         Event::Start | Event::Break => {}
         Event::Call(call) => form_of_call(call, &mut hash),
         Event::Backward(event) => {
-            (event.root, event.gradient, event.retain_graph).hash(&mut hash);
+            (&event.outputs, event.retain_graph).hash(&mut hash);
             for (variable, target, outside) in &event.targets {
                 (variable, std::mem::discriminant(target), outside).hash(&mut hash);
             }
+            event.guards.iter().for_each(|guard| form_of_guard(guard, &mut hash));
+        }
+        Event::Mark(event) => (event.mark, event.variable).hash(&mut hash),
+        Event::Apply(event) => {
+            (&event.inputs, &event.outputs).hash(&mut hash);
             event.guards.iter().for_each(|guard| form_of_guard(guard, &mut hash));
         }
         Event::Grad(event) => {

@@ -6,12 +6,13 @@ use smallvec::SmallVec;
 
 use kiln_aot::trace::{GradTarget, Variable};
 use kiln_ir::{Class, Error, Layout, ListTy, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
-use kiln_tensor::hook::{Arg, Call, Output, Tag};
+use kiln_tensor::hook::{Access, Arg, Call, Output, Tag};
 use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
 use crate::region::Site;
 use crate::sizes::Parted;
+use crate::steps::Applied;
 use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
 
 /// A variable of the run, kept alive until its segment has run.
@@ -87,6 +88,8 @@ pub(crate) struct State {
     pub(crate) scalars: Vec<u64>,
     /// Where the call parted from a recording by its sizes alone.
     pub(crate) parted: Option<Parted>,
+    /// The custom functions that the segment applied, in order.
+    pub(crate) functions: Vec<Applied>,
     /// The interpreter ran a backward pass through the tape outside, too.
     pub(crate) walked: bool,
     /// What went wrong in a flush that had nobody to tell.
@@ -117,6 +120,18 @@ impl State {
             ready.is_some_and(|r| r.storage.address() == address)
         };
         (0..self.variables.len() as Variable).find(brings)
+    }
+
+    /// Whether the segment has yet to do something that an access to a tensor must find done.
+    pub(crate) fn is_pending(&self, tensor: &Tensor, access: Access) -> bool {
+        match tensor.try_ready() {
+            None => tensor.tag().run() == self.id,
+            Some(ready) => {
+                let used = Tag(ready.storage.tag()).run() == self.id
+                    || (!self.trusts_tags() && self.owner_of(ready).is_some());
+                used && (access != Access::Read || self.writes)
+            }
+        }
     }
 
     /// The number of a tensor in this segment; a tensor seen for the first time becomes an input.

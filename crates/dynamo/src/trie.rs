@@ -180,10 +180,10 @@ pub(crate) struct CallEvent {
 
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct BackwardEvent {
-    pub(crate) root: Variable,
-    pub(crate) gradient: Option<Variable>,
+    /// What is differentiated, and from which gradient, if not from one.
+    pub(crate) outputs: SmallVec<[(Variable, Option<Variable>); 1]>,
     pub(crate) retain_graph: bool,
-    /// Inputs that get a gradient. Those with a tape of their own outside are marked.
+    /// Leaves that get a gradient, and inputs. Those with a tape of their own outside are marked.
     pub(crate) targets: Vec<(Variable, GradTarget, bool)>,
     pub(crate) guards: SmallVec<[Guard; 1]>,
     pub(crate) loc: Loc,
@@ -198,6 +198,56 @@ pub(crate) struct GradKey {
     pub(crate) retain_graph: bool,
     pub(crate) create_graph: bool,
     pub(crate) allow_unused: bool,
+    /// Set if it is a step of a longer pass.
+    pub(crate) step: Option<StepKey>,
+}
+
+/// Which step of a pass that user code takes part in (see `steps.rs`).
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct StepKey {
+    /// What the whole pass is for: these variables, or (`None`) the gradients of leaves.
+    pub(crate) toward: Option<SmallVec<[Variable; 4]>>,
+    /// Whether the whole pass keeps the tape.
+    pub(crate) retain_graph: bool,
+    /// Whether an input that the outputs don't depend on is no error.
+    pub(crate) allow_unused: bool,
+    /// The custom function whose results are asked for; `None` for the last step.
+    pub(crate) function: Option<u32>,
+}
+
+/// Something that was told of a variable.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct MarkEvent {
+    pub(crate) mark: Mark,
+    pub(crate) variable: Variable,
+    pub(crate) loc: Loc,
+}
+
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Mark {
+    /// `requires_grad_()` of a leaf.
+    RequiresGrad(bool),
+    /// `retain_grad()`.
+    Retain,
+}
+
+impl Mark {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Mark::RequiresGrad(_) => "requires_grad_",
+            Mark::Retain => "retain_grad",
+        }
+    }
+}
+
+/// A custom function was applied; the ops of its forward came before.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct ApplyEvent {
+    pub(crate) inputs: SmallVec<[Variable; 2]>,
+    /// The results that carry gradients.
+    pub(crate) outputs: SmallVec<[Variable; 1]>,
+    pub(crate) guards: SmallVec<[Guard; 1]>,
+    pub(crate) loc: Loc,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -234,6 +284,8 @@ pub(crate) enum Event {
     Call(CallEvent),
     Backward(BackwardEvent),
     Grad(GradEvent),
+    Mark(MarkEvent),
+    Apply(ApplyEvent),
     /// Values were needed here: a new segment begins.
     Break,
 }
@@ -242,11 +294,17 @@ impl Event {
     /// The inputs first used by it.
     pub(crate) fn guards(&self) -> &[Guard] {
         match self {
-            Event::Start | Event::Break => &[],
+            Event::Start | Event::Break | Event::Mark(_) => &[],
             Event::Call(call) => &call.guards,
+            Event::Apply(event) => &event.guards,
             Event::Backward(event) => &event.guards,
             Event::Grad(event) => &event.guards,
         }
+    }
+
+    /// Whether it is part of a `backward()` that is gone in steps.
+    pub(crate) fn delivers_in_steps(&self) -> bool {
+        matches!(self, Event::Grad(GradEvent { key: GradKey { step: Some(step), .. }, .. }) if step.toward.is_none())
     }
 
     /// Whether it is an op with these very attributes.

@@ -35,9 +35,10 @@ pub use kiln_nn::optim;
 pub use kiln_runtime as runtime;
 pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
-    Attention, BatchNorm, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr, GradOptions,
-    IndexOp, Indexer, NewAxis, Pool, Reduction, Resize, Result, Scalar, ScatterReduce, Shape, Tensor,
-    TensorList, backward_all, bf16, detect_anomaly, enable_grad, f16, foreach, grad, manual_seed, no_grad,
+    Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr,
+    Function, GradOptions, IndexOp, Indexer, NewAxis, Pool, Reduction, Resize, Result, Scalar, ScatterReduce,
+    Shape, Tensor, TensorList, backward_all, bf16, detect_anomaly, enable_grad, f16, foreach, grad,
+    manual_seed, no_grad,
 };
 
 pub use module::{CompileModule, CompiledModule};

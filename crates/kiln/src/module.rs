@@ -55,12 +55,14 @@ pub trait CompileModule: Module + Sized {
 
 impl<M: Module> CompileModule for M {}
 
-impl<M> CompiledModule<M> {
-    /// What was captured, compiled and refused so far.
+impl<M: Module> CompiledModule<M> {
+    /// What was captured, compiled and refused so far, and which parameters no call has used.
     pub fn explain(&self) -> Explanation {
-        self.region.explain()
+        self.region.explain().with_parameters(&self.module.named_parameters())
     }
+}
 
+impl<M> CompiledModule<M> {
     /// The region behind it.
     pub fn region(&self) -> &Region {
         &self.region

@@ -215,6 +215,29 @@ fn parameters_without_gradient_are_named() -> Result<()> {
 }
 
 #[test]
+fn parameters_that_a_compiled_module_does_not_use_are_named() -> Result<()> {
+    #[derive(Module)]
+    struct Net {
+        used: nn::Linear,
+        forgotten: nn::Linear,
+    }
+    impl Forward<Tensor> for Net {
+        type Output = Tensor;
+        fn forward(&self, x: &Tensor) -> Result<Tensor> {
+            self.used.forward(x)
+        }
+    }
+    let _turn = turn();
+    let net = Net { used: nn::Linear::new(4, 2)?, forgotten: nn::Linear::new(4, 2)? }.compile();
+    assert!(net.explain().unused.is_empty(), "nothing is known before the first call");
+    net.forward(&Tensor::ones([3, 4], &CPU)?)?.sum()?.backward()?;
+    assert_eq!(net.explain().unused, ["forgotten.weight", "forgotten.bias"], "{}", net.explain());
+    net.forgotten.parameters().iter().try_for_each(|p| p.requires_grad_(false).map(drop))?;
+    assert!(net.explain().unused.is_empty(), "{}", net.explain());
+    Ok(())
+}
+
+#[test]
 fn reset_drops_all_recordings() -> Result<()> {
     let _turn = turn();
     let x = Tensor::ones([2], &CPU)?;

@@ -142,7 +142,7 @@ impl Recorder for Log {
         let _eager = Scope::suspend();
         kiln_tensor::execute(call)
     }
-    fn backward(&self, _: &Tensor, _: Option<&Tensor>, _: bool, _: kiln_ir::Loc) -> Result<()> {
+    fn backward(&self, _: &kiln_tensor::hook::GradRequest<'_>) -> Result<()> {
         panic!("no backward in a step")
     }
     fn access(&self, _: &Tensor, _: Access, what: &'static str, _: kiln_ir::Loc) -> Result<()> {

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use kiln_ir::{Layout, Loc, Op, Result, Scalar, TensorTy};
 
+use crate::autograd::Application;
 use crate::{Tensor, TensorList};
 
 /// Which run knows a tensor, and under which number: `run << 32 | variable`. Zero: none.
@@ -69,7 +70,7 @@ pub enum Output {
     List(TensorList),
 }
 
-/// What `grad` was asked for.
+/// What `grad` was asked for, or `backward`, which has no inputs.
 #[derive(Copy, Clone)]
 pub struct GradRequest<'a> {
     /// What is differentiated.
@@ -84,6 +85,11 @@ pub struct GradRequest<'a> {
     pub create_graph: bool,
     /// An input that the outputs don't depend on is no error.
     pub allow_unused: bool,
+    /// Nothing but what is asked for: no hook runs, no gradient is retained, and custom functions are not gone
+    /// through. For a run that sees to all this itself.
+    pub quiet: bool,
+    /// Results of custom functions that the pass does not go through: it went on from their inputs already.
+    pub closed: &'a [&'a Tensor],
     /// The user's line.
     pub loc: Loc,
 }
@@ -114,12 +120,30 @@ pub trait Recorder: Send + Sync {
     }
     /// An op or in-place op.
     fn call(&self, call: &Call<'_>) -> Result<Output>;
-    /// `backward()` on `root`.
-    fn backward(&self, root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()>;
+    /// `backward()` on the request's outputs.
+    fn backward(&self, request: &GradRequest<'_>) -> Result<()>;
     /// `grad()`, if the recorder takes it; `None` says nothing: it is run by the eager engine then, which asks
     /// for access to every tensor.
     fn grad(&self, _request: &GradRequest<'_>) -> Result<Option<Vec<Option<Tensor>>>> {
         Ok(None)
+    }
+    /// A leaf is about to be told whether it requires a gradient.
+    fn requires_grad(&self, tensor: &Tensor, _on: bool, loc: Loc) -> Result<()> {
+        self.access(tensor, Access::State, "requires_grad_", loc)
+    }
+    /// `retain_grad()`; true if the recorder will see to it.
+    fn retain_grad(&self, tensor: &Tensor, loc: Loc) -> Result<bool> {
+        self.access(tensor, Access::State, "retain_grad", loc).map(|()| false)
+    }
+    /// A custom function is about to run whose result is to be differentiated. True if the recorder takes it:
+    /// then the ops of its forward come, and `apply` after them.
+    fn begin_function(&self, _name: &str, _inputs: &[&Tensor], _loc: Loc) -> Result<bool> {
+        Ok(false)
+    }
+    /// The forward of a custom function was run.
+    fn apply(&self, application: Application<'_>) -> Result<()> {
+        application.put_on_tape();
+        Ok(())
     }
     /// The host is about to touch elements: afterwards the tensor is ready and nothing about it is pending.
     fn access(&self, tensor: &Tensor, access: Access, what: &'static str, loc: Loc) -> Result<()>;

@@ -42,8 +42,8 @@ mod tensor;
 
 pub use attention::Attention;
 pub use autograd::{
-    AnomalyMode, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad, grad_enabled,
-    no_grad,
+    AnomalyMode, Context, Function, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad,
+    grad_enabled, no_grad,
 };
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{

@@ -12,7 +12,7 @@ use kiln_runtime::{parallel_for, threads};
 use crate::autograd::{grad_enabled, no_grad, run_backward};
 use crate::dense::HeldCall;
 use crate::dispatch::{execute, hold};
-use crate::hook::{self, Access, Arg, Call, Output, Recorder};
+use crate::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder};
 use crate::tensor::Ready;
 use crate::{Tensor, TensorList};
 
@@ -196,10 +196,10 @@ impl Recorder for Together {
         execute(call)
     }
 
-    fn backward(&self, root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
+    fn backward(&self, request: &GradRequest<'_>) -> Result<()> {
         self.run();
         let _eager = hook::Scope::suspend();
-        run_backward(root, gradient, retain_graph, loc)
+        run_backward(request)
     }
 
     fn access(&self, _: &Tensor, _: Access, _: &'static str, _: Loc) -> Result<()> {

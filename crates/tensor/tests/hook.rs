@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use kiln_ir::{Layout, Loc, Op, SampleArg, TensorTy};
-use kiln_tensor::hook::{Access, Arg, Call, Output, Recorder, Scope};
+use kiln_tensor::hook::{Access, Arg, Call, GradRequest, Output, Recorder, Scope};
 use kiln_tensor::{
     DType, Device, Reduction, Result, Tensor, TensorList, autograd, execute, foreach, no_grad, run_op,
 };
@@ -39,10 +39,10 @@ impl Recorder for Log {
         execute(call)
     }
 
-    fn backward(&self, root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
+    fn backward(&self, request: &GradRequest<'_>) -> Result<()> {
         self.note("backward".into());
-        assert!(loc.to_string().contains("hook.rs"), "{loc}");
-        autograd::run_backward(root, gradient, retain_graph, loc)
+        assert!(request.loc.to_string().contains("hook.rs"), "{}", request.loc);
+        autograd::run_backward(request)
     }
 
     fn access(&self, _: &Tensor, access: Access, what: &'static str, _: Loc) -> Result<()> {

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_tensor::{GradOptions, Result, grad};
 
-use crate::lab::{check, leaf, t};
+use crate::lab::{check, leaf, one_graph, t};
 
 #[test]
 fn a_hook_on_a_parameter_runs_on_every_call() -> Result<()> {
-    let explanations = check(|lab| {
+    one_graph(check(|lab| {
         let (w, x) = (leaf(&[1.0, -2.0]), t(&[3.0, 4.0]));
         let calls = Arc::new(AtomicUsize::new(0));
         let step = || {
@@ -30,10 +30,7 @@ fn a_hook_on_a_parameter_runs_on_every_call() -> Result<()> {
         step()?;
         lab.say("calls", calls.load(Ordering::Relaxed));
         Ok(())
-    })?;
-    for (_, explanation) in explanations {
-        assert!(explanation.fallbacks.iter().any(|at| at.reason.contains("hook")), "{explanation}");
-    }
+    })?);
     Ok(())
 }
 

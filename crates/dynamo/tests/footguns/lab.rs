@@ -5,7 +5,8 @@ use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard};
 
 use kiln_dynamo::{
-    Backend, Compile, CompiledGraph, CustomBackend, Explanation, GraphContext, Level, Mode, Region, run_graph,
+    Backend, Compile, CompiledGraph, CustomBackend, Explanation, GraphContext, GraphInfo, Level, Mode,
+    Region, run_graph,
 };
 use kiln_ir::Graph;
 use kiln_tensor::{Device, Error, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
@@ -108,6 +109,16 @@ pub fn check(scenario: impl Fn(&Lab) -> Result<()>) -> Result<Vec<(Backend, Expl
         explanations.extend(backend.map(|backend| (backend, explanation)));
     }
     Ok(explanations)
+}
+
+/// Every call was one graph, the same in all.
+#[track_caller]
+pub fn one_graph(explanations: Vec<(Backend, Explanation)>) {
+    for (backend, explanation) in explanations {
+        assert!(explanation.breaks.is_empty() && explanation.fallbacks.is_empty(), "{explanation}");
+        let whole = |graph: &GraphInfo| graph.interpreted.is_none() || backend == Backend::Eager;
+        assert!(explanation.graphs.iter().all(whole), "{explanation}");
+    }
 }
 
 /// Kiln's backends, and other options that must give the same.

@@ -5,10 +5,12 @@
 
 mod errors;
 mod frozen;
+mod functions;
 mod gradients;
 mod grads;
 mod hooks;
 mod lab;
+mod leaves;
 mod memory;
 mod sizes;
 mod threads;

@@ -6,7 +6,7 @@ use kiln_ir::Why;
 use kiln_tensor::{DType, Tensor, manual_seed, no_grad};
 use kiln_testkit::Rng;
 
-use crate::program::{Beside, CALLS, Do, Id, Input, Program, Size, Step, View};
+use crate::program::{Beside, CALLS, Do, Id, Input, Kind, Program, Size, Step, View};
 use crate::world::{BINARY, UNARY, Variables, World, perform, sizes};
 
 /// Halves are not among them: fused code keeps them in f32, so comparisons of them may go either way.
@@ -182,7 +182,7 @@ impl Generator {
     fn step(&mut self) -> Do {
         let x = self.any();
         let dim = self.rng.below(3) as i64 - 1;
-        match self.rng.below(58) {
+        match self.rng.below(68) {
             0..4 => Do::Unary(self.word(UNARY), x),
             4..12 => Do::Binary(self.word(BINARY), x, self.beside(x)),
             12 => Do::Reversed(self.word(&["+", "-", "*", "/"]), self.number(), x),
@@ -294,6 +294,21 @@ impl Generator {
             },
             52 => Do::Drop(x),
             53..56 => Do::Backward { x: self.of_shape(|t| t.requires_grad()), retain: self.rng.one_in(2) },
+            58..60 => {
+                let x = self.of_shape(|t| t.requires_grad());
+                Do::BackwardAll { x, y: self.of_shape(|t| t.requires_grad()), retain: self.rng.one_in(2) }
+            }
+            60..63 => {
+                let x = self.of_shape(|t| t.requires_grad());
+                let ty = self.variables[&x].ty();
+                let kind = *self.rng.pick(&[Kind::Reverse, Kind::Product, Kind::TanhOfSum]);
+                Do::Custom { x, y: self.of_shape(move |t| t.ty() == ty), kind }
+            }
+            63..65 => {
+                Do::RequiresGrad(self.of_shape(|t| t.dtype().is_float() && t.is_leaf()), !self.rng.one_in(4))
+            }
+            65..67 => Do::RetainGrad(self.of_shape(|t| t.requires_grad() && !t.is_leaf())),
+            67 => Do::Hook(self.of_shape(|t| t.requires_grad() && t.is_leaf())),
             56 => Do::ZeroGrad(self.of_shape(|t| t.requires_grad() && t.is_leaf())),
             _ => Do::UseGrad(self.of_shape(|t| t.grad().is_some())),
         }
@@ -351,7 +366,10 @@ impl Generator {
             Do::Random("rand", _) => Some(Bits),
             Do::Random(..) => Some(No),
             Do::Full(..) | Do::Arange(_) | Do::HostWrite(..) => Some(Whole),
-            Do::Backward { .. } | Do::ZeroGrad(_) => Some(Whole),
+            Do::Backward { .. } | Do::ZeroGrad(_) | Do::BackwardAll { .. } => Some(Whole),
+            Do::RequiresGrad(..) | Do::RetainGrad(_) | Do::Hook(_) => Some(Whole),
+            Do::Custom { x, kind: Kind::Reverse, .. } => Some(of(x)),
+            Do::Custom { .. } => Some(No),
         }
     }
 

@@ -129,8 +129,34 @@ pub enum Do {
         x: Id,
         retain: bool,
     },
+    BackwardAll {
+        x: Id,
+        y: Id,
+        retain: bool,
+    },
+    /// A custom function of two tensors of one type.
+    Custom {
+        x: Id,
+        y: Id,
+        kind: Kind,
+    },
+    RequiresGrad(Id, bool),
+    RetainGrad(Id),
+    /// A hook that halves the gradient, for ever.
+    Hook(Id),
     ZeroGrad(Id),
     UseGrad(Id),
+}
+
+/// Custom functions.
+#[derive(Copy, Clone, Debug)]
+pub enum Kind {
+    /// Hands the first input back, and turns its gradient round.
+    Reverse,
+    /// The product, by what was saved of the inputs.
+    Product,
+    /// The hyperbolic tangent of the sum, by what was saved of the output.
+    TanhOfSum,
 }
 
 #[derive(Clone, Debug)]
@@ -226,6 +252,13 @@ impl fmt::Display for Do {
             Do::HostWrite(x, k) => write!(f, "v{x}.write_slice(hole({k:?}), …)?"),
             Do::Drop(x) => write!(f, "drop(v{x})"),
             Do::Backward { x, retain } => write!(f, "v{x}.sum()?.backward_with(None, {retain})?"),
+            Do::BackwardAll { x, y, retain } => {
+                write!(f, "backward_all([v{x}.sum()?, v{y}.mean()?], retain_graph: {retain})?")
+            }
+            Do::Custom { x, y, kind } => write!(f, "{kind:?}.apply(&[&v{x}, &v{y}])?"),
+            Do::RequiresGrad(x, on) => write!(f, "v{x}.requires_grad_({on})?"),
+            Do::RetainGrad(x) => write!(f, "v{x}.retain_grad()?"),
+            Do::Hook(x) => write!(f, "v{x}.register_hook(|grad| grad.mul(0.5).map(Some))?"),
             Do::ZeroGrad(x) => write!(f, "v{x}.set_grad(None)"),
             Do::UseGrad(x) => write!(f, "v{x}.grad().unwrap().mul(2.0)?"),
         }

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use kiln_dynamo::{Compile, Region};
 use kiln_ir::Why;
-use kiln_tensor::{DType, Device, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
+use kiln_tensor::{
+    Context, DType, Device, Function, GradOptions, Result, Tensor, TensorList, backward_all, foreach,
+    manual_seed, no_grad,
+};
 use kiln_testkit::Rng;
 
-use crate::program::{Beside, Do, Id, Input, Program, Size, Step, View};
+use crate::program::{Beside, Do, Id, Input, Kind, Program, Size, Step, View};
 
 const CPU: Device = Device::Cpu;
 
@@ -226,6 +229,42 @@ impl World {
     }
 }
 
+/// A custom function and a number of this call, which its backward reads.
+struct Custom(Kind, f64);
+
+impl Function for Custom {
+    fn forward(&mut self, context: &mut Context, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let output = match self.0 {
+            Kind::Reverse => return Ok(vec![inputs[0].clone()]),
+            Kind::Product => {
+                context.save_for_backward(inputs);
+                inputs[0].mul(inputs[1])?
+            }
+            Kind::TanhOfSum => {
+                let output = inputs[0].add(inputs[1])?.tanh()?;
+                context.save_for_backward(&[&output]);
+                output
+            }
+        };
+        Ok(vec![output])
+    }
+
+    fn backward(&self, context: &Context, grads: &[Tensor]) -> Result<Vec<Option<Tensor>>> {
+        let (grad, saved) = (&grads[0], context.saved());
+        Ok(match self.0 {
+            Kind::Reverse => vec![Some(grad.mul(-self.1)?), None],
+            Kind::Product => {
+                vec![Some(grad.mul(&saved[1])?), Some(grad.mul(&saved[0])?.mul(self.1)?)]
+            }
+            Kind::TanhOfSum => {
+                let slope = (1.0 - &saved[0] * &saved[0]).ok()?;
+                let grad = grad.mul(&slope)?;
+                vec![Some(grad.clone()), Some(grad)]
+            }
+        })
+    }
+}
+
 pub fn perform(step: &Step, v: &mut Variables, call: usize, n: usize, notes: &mut Vec<String>) -> Result<()> {
     macro_rules! get {
         ($id:expr) => {
@@ -397,6 +436,18 @@ pub fn perform(step: &Step, v: &mut Variables, call: usize, n: usize, notes: &mu
             return Ok(());
         }
         Do::Backward { x, retain } => return get!(x).sum()?.backward_with(None, *retain),
+        Do::BackwardAll { x, y, retain } => {
+            let (x, y) = (get!(x).sum()?, get!(y).mean()?);
+            let options = GradOptions { retain_graph: Some(*retain), ..GradOptions::default() };
+            return backward_all(&[&x, &y], &[], options);
+        }
+        Do::Custom { x, y, kind } => Custom(*kind, hole(1.0, call)).apply(&[&get!(x), &get!(y)])?,
+        Do::RequiresGrad(x, on) => return get!(x).requires_grad_(*on).map(drop),
+        Do::RetainGrad(x) => return get!(x).retain_grad(),
+        Do::Hook(x) => {
+            let x = get!(x);
+            return if x.is_leaf() { x.register_hook(|g| g.mul(0.5).map(Some)).map(drop) } else { Ok(()) };
+        }
         Do::ZeroGrad(x) => {
             get!(x).set_grad(None);
             return Ok(());

@@ -49,6 +49,10 @@ pub(super) struct Pass {
     create_graph: bool,
     /// What `grad` was asked for; without it gradients go to the leaves.
     wanted: Option<Wanted>,
+    /// See [`GradRequest::quiet`](crate::hook::GradRequest).
+    quiet: bool,
+    /// Nodes that are not gone through.
+    closed: FxHashSet<u64>,
 }
 
 /// The tensors whose gradients a pass is for, by where their gradients arrive.
@@ -78,6 +82,17 @@ impl Pass {
         Pass { wanted, ..Pass::new(retain_graph, create_graph) }
     }
 
+    /// The same pass, of which nobody else is to take note.
+    pub(super) fn quiet(self) -> Pass {
+        Pass { quiet: true, ..self }
+    }
+
+    /// The same pass, which does not go through what made these tensors.
+    pub(super) fn closed(self, tensors: &[&Tensor]) -> Pass {
+        let closed = tensors.iter().filter_map(|tensor| Some(tensor.history()?.0.order)).collect();
+        Pass { closed, ..self }
+    }
+
     /// The nodes through which a wanted gradient flows; `None` if all count.
     fn useful(&self, seeds: &[(Tensor, Tensor)]) -> Option<FxHashSet<u64>> {
         let wanted = self.wanted.as_ref()?;
@@ -103,7 +118,8 @@ impl Pass {
                     useful.contains(&below.order) || wanted.results.contains_key(&(below.order, *output))
                 }
             });
-            if leads {
+            let closed = self.quiet && matches!(node.rule, Rule::Custom(_));
+            if leads && !closed {
                 useful.insert(node.order);
             }
         }
@@ -165,7 +181,7 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
     }
     while let Some(Waiting(node)) = pass.queue.pop() {
         let mut grads = pass.pending.remove(&node.order).unwrap_or_default();
-        if let Some(watchers) = node.watchers.get() {
+        if let Some(watchers) = node.watchers.get().filter(|_| !pass.quiet) {
             for (output, slot) in grads.iter_mut().enumerate() {
                 if let Some(grad) = slot.take() {
                     *slot = Some(watch::pass_through(watchers, output, grad)?);
@@ -179,7 +195,8 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
                 }
             }
         }
-        if useful.as_ref().is_some_and(|useful| !useful.contains(&node.order)) {
+        let leads = useful.as_ref().is_none_or(|useful| useful.contains(&node.order));
+        if !leads || pass.closed.contains(&node.order) {
             continue;
         }
         let results = differentiate(&node, &grads, pass.retain_graph, pass.create_graph)?;
@@ -192,8 +209,7 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
     }
     let mut leaves = Vec::with_capacity(pass.leaves.len());
     for (leaf, grad) in pass.leaves {
-        let has_watchers = leaf.with_meta(|meta| !meta.watchers.lock().is_empty());
-        let grad = if has_watchers { watch::at_leaf(&leaf, grad)? } else { grad };
+        let grad = if pass.quiet { grad } else { watch::through_hooks(&leaf, grad)? };
         leaves.push((leaf, grad));
     }
     match pass.wanted {
@@ -231,10 +247,12 @@ pub(super) fn check(tensors: &[Tensor]) -> Result<()> {
     };
     tensors.iter().for_each(|tensor| visit(&Edge::to(tensor), &mut queue, &mut seen));
     while let Some(Waiting(node)) = queue.pop() {
-        if let Rule::Op(_) = node.rule {
-            node.saved(true)?;
-            node.edges.iter().for_each(|edge| visit(edge, &mut queue, &mut seen));
+        match &node.rule {
+            Rule::Op(_) => node.saved(true).map(drop)?,
+            Rule::Custom(custom) => custom.check(node.loc)?,
+            Rule::Function(_) => continue,
         }
+        node.edges.iter().for_each(|edge| visit(edge, &mut queue, &mut seen));
     }
     Ok(())
 }
@@ -253,6 +271,11 @@ fn differentiate(
             return Err(Error::op(function.name(), why, node.loc));
         }
         Rule::Function(function) => return function.backward(grads, retain_graph),
+        Rule::Custom(custom) => {
+            let results = custom.differentiate(node, grads, retain_graph, create_graph)?;
+            anomaly::check(custom.name(), &results, node.loc)?;
+            return Ok(results);
+        }
         Rule::Op(op) => op,
     };
     let Values { inputs: saved, output, ty } = node.saved(retain_graph)?;
@@ -314,6 +337,28 @@ pub(crate) fn accumulate(leaf: &Tensor, grad: Tensor, loc: Loc) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Gives a tensor a gradient as a backward pass does: to a leaf's it is added, for another it is retained. What
+/// this takes is recorded, if a recorder is set; for a run that goes through the tape itself.
+pub fn deliver(tensor: &Tensor, grad: Tensor, create_graph: bool, loc: Loc) -> Result<()> {
+    if create_graph || tensor.retains_grad() {
+        return accumulate_on_tape(tensor, grad);
+    }
+    // The run's own handle of a tensor that it is yet to make, and this one.
+    let shared = grad.references() > 1 + usize::from(grad.is_lazy());
+    match tensor.grad() {
+        None if grad.is_lazy() && shared => {
+            let grad = dispatch_tensor(&Op::Clone {}, &[Arg::Tensor(&grad)], false, loc)?;
+            tensor.set_grad(Some(grad));
+            Ok(())
+        }
+        None if grad.is_lazy() => {
+            tensor.set_grad(Some(grad));
+            Ok(())
+        }
+        _ => accumulate(tensor, grad, loc),
+    }
 }
 
 /// A gradient that somebody gets for his own: it must not share memory with anything else.

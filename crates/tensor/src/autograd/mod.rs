@@ -5,6 +5,7 @@
 mod anomaly;
 mod emit;
 mod engine;
+mod function;
 mod mode;
 mod node;
 mod partial;
@@ -16,16 +17,18 @@ use kiln_ir::{Error, Loc, Result, Why, carries_gradient};
 
 pub use anomaly::{AnomalyMode, detect_anomaly};
 pub use emit::EagerEmit;
+pub use engine::deliver;
+pub use function::{Application, Context, Function, gradients_of};
 pub use mode::{GradMode, enable_grad, grad_enabled, no_grad};
-pub use node::{Function, attach};
 pub(crate) use node::{GradNode, as_before, begin, finish, overwritten};
-pub use partial::{GradOptions, backward_all, goes_on, grad, run_grad};
-pub use watch::HookHandle;
+pub use node::{TapeFunction, attach};
+pub use partial::{GradOptions, backward_all, check_outputs, goes_on, grad, run_backward, run_grad};
+pub use watch::{HookHandle, through_hooks};
 
 use crate::Tensor;
 use crate::dynamic::DynamicDim;
 use crate::handle::Handle;
-use crate::hook::{self, Access};
+use crate::hook::{self, Access, GradRequest};
 
 /// What autograd knows of a tensor. In this order: replay looks at the first field, which shares a cache line
 /// with the count.
@@ -51,6 +54,8 @@ pub(crate) struct Meta {
     pub(crate) watchers: parking_lot::Mutex<watch::Watchers>,
     /// The gradient of a tensor that is not a leaf, where it was asked for.
     pub(crate) retained: Option<watch::Retained>,
+    /// A leaf that a run is yet to make: the program told it to require a gradient.
+    pub(crate) lazy_leaf: bool,
 }
 
 impl Tensor {
@@ -92,7 +97,9 @@ impl Tensor {
     /// Whether it was made by the user rather than by a differentiated op.
     pub fn is_leaf(&self) -> bool {
         if self.is_lazy() {
-            return !self.requires_grad(); // a run makes its tensors by ops
+            // A run makes its tensors by ops.
+            let told = || self.slot.record.lock().meta.as_ref().is_some_and(|meta| meta.lazy_leaf);
+            return !self.requires_grad() || told();
         }
         !self.slot.on_tape.load(Ordering::Acquire)
     }
@@ -101,7 +108,6 @@ impl Tensor {
     #[track_caller]
     pub fn requires_grad_(&self, on: bool) -> Result<&Tensor> {
         let loc = Loc::caller();
-        hook::host_access(self, Access::State, "requires_grad_", loc)?;
         let ty = self.ty();
         if on && !carries_gradient(&ty.clone().into()) {
             let why = Why::DType {
@@ -116,8 +122,20 @@ impl Tensor {
                 Why::Other("only leaves can be told whether they require a gradient; use detach()".into());
             return Err(Error::op("requires_grad_", why, loc));
         }
-        self.mark_requires_grad(on);
+        if self.requires_grad() != on {
+            hook::with_current(|recorder| match recorder {
+                Some(recorder) => recorder.requires_grad(self, on, loc),
+                None => hook::host_access(self, Access::State, "requires_grad_", loc),
+            })?;
+            self.mark_requires_grad(on);
+        }
         Ok(self)
+    }
+
+    /// Sets the flag of a leaf that a run is yet to make: for that run.
+    pub fn mark_lazy_leaf(&self) {
+        self.with_meta(|meta| meta.lazy_leaf = true);
+        self.mark_requires_grad(true);
     }
 
     /// The gradient that `backward` left, if any.
@@ -130,13 +148,18 @@ impl Tensor {
 
     /// Puts or takes away the gradient.
     pub fn set_grad(&self, grad: Option<Tensor>) {
-        match grad {
-            Some(_) => self.with_meta(|meta| drop(std::mem::replace(&mut meta.grad, grad))),
-            None => {
-                let old = self.slot.record.lock().meta.as_mut().and_then(|meta| meta.grad.take());
-                drop(old);
-            }
+        let mut record = self.slot.record.lock();
+        if grad.is_none() && record.meta.is_none() {
+            return;
         }
+        let meta = record.meta.get_or_insert_default();
+        let old = match &meta.retained {
+            Some(cell) => std::mem::replace(&mut *cell.lock(), grad),
+            None => std::mem::replace(&mut meta.grad, grad),
+        };
+        // Its own memory is freed without the lock.
+        drop(record);
+        drop(old);
     }
 
     /// The parameter's name in its model, if it was given one.
@@ -157,13 +180,14 @@ impl Tensor {
     /// it to their `grad`.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
-        backward(self, None, false, Loc::caller())
+        backward(&[self], &[], GradOptions::default(), Loc::caller())
     }
 
     /// `backward` for any shape, from a given gradient; keeps the tape for another pass if told to.
     #[track_caller]
     pub fn backward_with(&self, gradient: Option<&Tensor>, retain_graph: bool) -> Result<()> {
-        backward(self, gradient, retain_graph, Loc::caller())
+        let options = GradOptions { retain_graph: Some(retain_graph), ..GradOptions::default() };
+        backward(&[self], &[gradient], options, Loc::caller())
     }
 
     /// Becomes what `other` is: its memory, its place on the tape. Only for a lazy tensor whose run was
@@ -189,12 +213,21 @@ impl Tensor {
     }
 }
 
-fn backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
-    let recorded =
-        hook::with_current(|recorder| recorder.map(|r| r.backward(root, gradient, retain_graph, loc)));
-    match recorded {
+fn backward(outputs: &[&Tensor], weights: &[Option<&Tensor>], options: GradOptions, loc: Loc) -> Result<()> {
+    let request = GradRequest {
+        outputs,
+        inputs: &[],
+        weights,
+        retain_graph: options.retain_graph.unwrap_or(options.create_graph),
+        create_graph: options.create_graph,
+        allow_unused: true,
+        quiet: false,
+        closed: &[],
+        loc,
+    };
+    match hook::with_current(|recorder| recorder.map(|recorder| recorder.backward(&request))) {
         Some(result) => result,
-        None => run_backward(root, gradient, retain_graph, loc),
+        None => run_backward(&request),
     }
 }
 
@@ -223,17 +256,4 @@ pub fn check_backward(root: &Tensor, gradient: Option<&Tensor>, loc: Loc) -> Res
         Some(g) if g.ty() != ty => fail(Why::InPlace { result: g.ty().to_string(), target: ty.to_string() }),
         _ => Ok(()),
     }
-}
-
-/// `backward` by the eager engine, whatever recorder is set.
-pub fn run_backward(root: &Tensor, gradient: Option<&Tensor>, retain_graph: bool, loc: Loc) -> Result<()> {
-    check_backward(root, gradient, loc)?;
-    let _eager = hook::Scope::suspend();
-    let _mode = no_grad();
-    let ty = root.ty();
-    let seed = match gradient {
-        Some(g) => g.clone(),
-        None => Tensor::full_in(ty.shape, 1.0, ty.dtype, ty.device, loc)?,
-    };
-    engine::run(&[(root.clone(), seed)], engine::Pass::new(retain_graph, false), loc).map(drop)
 }

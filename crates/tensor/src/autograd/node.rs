@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use kiln_ir::{Class, DType, Device, Error, Grad, Loc, Op, Result, Saves, Scalar, Shape, TensorTy, Ty, Why};
 
+use super::function::Custom;
 use super::watch::Watchers;
 use crate::Tensor;
 use crate::dispatch::{arg_tys, execute_tensor};
@@ -98,8 +99,8 @@ impl Default for Values {
     }
 }
 
-/// A user-defined or compiled function on the tape.
-pub trait Function: Send + Sync {
+/// A compiled function on the tape.
+pub trait TapeFunction: Send + Sync {
     /// Its name, for messages.
     fn name(&self) -> &str;
     /// From the gradients of the outputs (`None`: zero), those of the inputs.
@@ -110,8 +111,10 @@ pub trait Function: Send + Sync {
 pub(crate) enum Rule {
     /// An op, by its row, from what was saved.
     Op(Op),
-    /// A function.
-    Function(Arc<dyn Function>),
+    /// A compiled function.
+    Function(Arc<dyn TapeFunction>),
+    /// A function that a user wrote.
+    Custom(Box<Custom>),
 }
 
 /// A computation that gradients flow back through. Nodes are used again, and filled where they are: the parts of
@@ -303,15 +306,21 @@ pub(crate) fn finish(
 }
 
 /// Puts a function on the tape: gradients of `outputs` flow through it to `inputs`.
-pub fn attach(function: Arc<dyn Function>, inputs: &[Tensor], outputs: &[Tensor], loc: Loc) {
+pub fn attach(function: Arc<dyn TapeFunction>, inputs: &[Tensor], outputs: &[Tensor], loc: Loc) {
+    let edges = inputs.iter().map(Edge::to).collect();
+    put_on_tape(Rule::Function(function), edges, outputs, loc);
+}
+
+/// Makes tensors the results of a node with this rule; those that can't carry a gradient stay as they are.
+pub(crate) fn put_on_tape(rule: Rule, edges: SmallVec<[Edge; 3]>, outputs: &[Tensor], loc: Loc) {
     let node = Handle::new(|node: &mut GradNode| {
-        node.edges = inputs.iter().map(Edge::to).collect();
+        node.edges = edges;
         node.order = next_order(&node.edges);
         node.outputs = outputs.len();
-        node.rule = Rule::Function(function);
+        node.rule = rule;
         node.loc = loc;
     });
-    for (i, output) in outputs.iter().enumerate() {
+    for (i, output) in outputs.iter().enumerate().filter(|(_, output)| output.dtype().is_float()) {
         output.mark_requires_grad(true);
         output.set_history(node.clone(), i);
     }
@@ -323,6 +332,7 @@ impl GradNode {
         match &self.rule {
             Rule::Op(op) => op.name(),
             Rule::Function(function) => function.name(),
+            Rule::Custom(custom) => custom.name(),
         }
     }
 

@@ -47,12 +47,14 @@ pub fn grad(
         retain_graph: retains(options),
         create_graph: options.create_graph,
         allow_unused: options.allow_unused,
+        quiet: false,
+        closed: &[],
         loc: Loc::caller(),
     };
     if inputs.iter().any(|input| !input.requires_grad()) {
         return Err(Error::op("grad", Why::NoGradient, request.loc));
     }
-    check("grad", outputs, weights, request.loc)?;
+    check_outputs("grad", &request)?;
     if let Some(found) =
         hook::with_current(|recorder| recorder.map_or(Ok(None), |recorder| recorder.grad(&request)))?
     {
@@ -69,9 +71,10 @@ pub fn grad(
 
 /// [`grad`] by the eager engine, whatever recorder is set.
 pub fn run_grad(request: &GradRequest<'_>) -> Result<Vec<Option<Tensor>>> {
-    let GradRequest { outputs, inputs, weights, create_graph, loc, .. } = *request;
+    let GradRequest { inputs, create_graph, loc, .. } = *request;
     let pass = Pass::wanting(inputs, request.retain_graph, create_graph);
-    let mut found = run("grad", outputs, weights, pass, create_graph, loc)?;
+    let pass = if request.quiet { pass.quiet() } else { pass };
+    let mut found = run("grad", request, pass)?;
     if !request.allow_unused
         && let Some(index) = found.iter().position(Option::is_none)
     {
@@ -97,16 +100,12 @@ pub fn goes_on(tensors: &[Tensor], inputs: &[&Tensor]) -> bool {
 /// `backward` from several tensors at once, in one pass.
 #[track_caller]
 pub fn backward_all(outputs: &[&Tensor], weights: &[Option<&Tensor>], options: GradOptions) -> Result<()> {
-    let loc = Loc::caller();
-    if let ([output], [] | [_], false) = (outputs, weights, options.create_graph) {
-        return backward(output, weights.first().copied().flatten(), retains(options), loc);
-    }
-    check("backward", outputs, weights, loc)?;
-    for tensor in outputs.iter().copied().chain(weights.iter().copied().flatten()) {
-        hook::host_access(tensor, access(options), "backward", loc)?;
-    }
-    let pass = Pass::new(retains(options), options.create_graph);
-    run("backward", outputs, weights, pass, options.create_graph, loc).map(drop)
+    backward(outputs, weights, options, Loc::caller())
+}
+
+/// `backward` by the eager engine, whatever recorder is set.
+pub fn run_backward(request: &GradRequest<'_>) -> Result<()> {
+    run("backward", request, Pass::new(request.retain_graph, request.create_graph)).map(drop)
 }
 
 /// What a recorder has to provide for a pass: the tape of a compiled graph is one node, which can't be
@@ -119,8 +118,9 @@ fn retains(options: GradOptions) -> bool {
     options.retain_graph.unwrap_or(options.create_graph)
 }
 
-/// What a pass may be asked of.
-fn check(name: &str, outputs: &[&Tensor], weights: &[Option<&Tensor>], loc: Loc) -> Result<()> {
+/// What a pass may be asked of; the same for eager and captured programs.
+pub fn check_outputs(name: &str, request: &GradRequest<'_>) -> Result<()> {
+    let GradRequest { outputs, weights, loc, .. } = *request;
     if !weights.is_empty() && weights.len() != outputs.len() {
         let why =
             Why::Sizes { what: "numbers of outputs and weights", left: outputs.len(), right: weights.len() };
@@ -130,17 +130,11 @@ fn check(name: &str, outputs: &[&Tensor], weights: &[Option<&Tensor>], loc: Loc)
     outputs.iter().zip(weights).try_for_each(|(output, weight)| check_backward(output, weight, loc))
 }
 
-fn run(
-    name: &'static str,
-    outputs: &[&Tensor],
-    weights: &[Option<&Tensor>],
-    pass: Pass,
-    create_graph: bool,
-    loc: Loc,
-) -> Result<Vec<Option<Tensor>>> {
+fn run(name: &str, request: &GradRequest<'_>, pass: Pass) -> Result<Vec<Option<Tensor>>> {
     // Nothing is recorded: a seed that a recorder holds back would have to be forced out of it.
     let _eager = hook::Scope::suspend();
-    check(name, outputs, weights, loc)?;
+    check_outputs(name, request)?;
+    let GradRequest { outputs, weights, create_graph, loc, .. } = *request;
     let mut seeds = Vec::with_capacity(outputs.len());
     for (i, output) in outputs.iter().enumerate() {
         let seed = match weights.get(i).copied().flatten() {
@@ -153,5 +147,5 @@ fn run(
         seeds.push(((*output).clone(), seed));
     }
     let _mode = if create_graph { enable_grad() } else { no_grad() };
-    engine::run(&seeds, pass, loc)
+    engine::run(&seeds, pass.closed(request.closed), loc)
 }

@@ -69,8 +69,11 @@ pub(crate) fn pass_through(watchers: &Mutex<Watchers>, output: usize, grad: Tens
     Ok(grad)
 }
 
-/// [`pass_through`] for a leaf, whose watchers it holds itself.
-pub(crate) fn at_leaf(leaf: &Tensor, grad: Tensor) -> Result<Tensor> {
+/// Runs the hooks of a leaf, which holds them itself, over its gradient.
+pub fn through_hooks(leaf: &Tensor, grad: Tensor) -> Result<Tensor> {
+    if !leaf.has_hooks() {
+        return Ok(grad);
+    }
     let watchers = leaf.with_meta(|meta| {
         let now = meta.watchers.lock();
         Watchers { hooks: now.hooks.clone(), retained: Vec::new() }
@@ -154,18 +157,37 @@ impl Tensor {
     #[track_caller]
     pub fn retain_grad(&self) -> Result<()> {
         let loc = Loc::caller();
-        hook::host_access(self, Access::State, "retain_grad", loc)?;
         if !self.requires_grad() {
             return Err(Error::op("retain_grad", Why::NoGradient, loc));
         }
-        let Some((node, output)) = self.history() else { return Ok(()) };
-        let cell = self.with_meta(|meta| match &meta.retained {
-            Some(_) => None,
-            None => Some(meta.retained.insert(Retained::default()).clone()),
-        });
-        if let Some(cell) = cell {
-            node.watchers.get_or_init(Arc::default).lock().retained.push((output, cell));
+        if self.is_leaf() || self.retains_grad() {
+            return Ok(());
+        }
+        let taken = hook::with_current(|recorder| match recorder {
+            Some(recorder) => recorder.retain_grad(self, loc),
+            None => hook::host_access(self, Access::State, "retain_grad", loc).map(|()| false),
+        })?;
+        self.with_meta(|meta| meta.retained.get_or_insert_default().clone());
+        if !taken {
+            self.ready()?;
+            self.watch_for_retained();
         }
         Ok(())
+    }
+
+    /// Whether `retain_grad` was asked of it.
+    pub fn retains_grad(&self) -> bool {
+        self.slot.record.lock().meta.as_ref().is_some_and(|meta| meta.retained.is_some())
+    }
+
+    /// Has the tape keep the gradient that `retain_grad` asked for: for a run that executed a recording op by op.
+    pub fn watch_for_retained(&self) {
+        let cell = self.slot.record.lock().meta.as_ref().and_then(|meta| meta.retained.clone());
+        if let (Some(cell), Some((node, output))) = (cell, self.history()) {
+            let mut watchers = node.watchers.get_or_init(Arc::default).lock();
+            if !watchers.retained.iter().any(|(_, other)| Arc::ptr_eq(other, &cell)) {
+                watchers.retained.push((output, cell));
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 //! again and again.
 
 mod adversarial;
+mod autograd;
 mod control;
 mod detection;
 mod generation;
@@ -55,6 +56,7 @@ pub fn all() -> Vec<Program> {
         recurrent::PROGRAMS,
         generation::PROGRAMS,
         adversarial::PROGRAMS,
+        autograd::PROGRAMS,
         meta::PROGRAMS,
         metric::PROGRAMS,
         detection::PROGRAMS,
