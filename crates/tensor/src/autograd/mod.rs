@@ -51,6 +51,8 @@ pub(crate) struct Meta {
     pub(crate) watchers: parking_lot::Mutex<watch::Watchers>,
     /// The gradient of a tensor that is not a leaf, where it was asked for.
     pub(crate) retained: Option<watch::Retained>,
+    /// What `set_data` gave a leaf, the last one counts.
+    pub(crate) data: Vec<std::sync::Arc<crate::Ready>>,
 }
 
 impl Tensor {
