@@ -36,9 +36,9 @@ pub use kiln_runtime as runtime;
 pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
     Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr,
-    Function, GradOptions, IndexOp, Indexer, NewAxis, Pool, Reduction, Resize, Result, Scalar, ScatterReduce,
-    Shape, Tensor, TensorList, backward_all, bf16, detect_anomaly, enable_grad, f16, foreach, grad,
-    manual_seed, no_grad,
+    Function, GradOptions, IndexOp, Indexer, Interpolation, NewAxis, Padding, Pool, Reduction, Resize,
+    Result, RngState, Scalar, ScatterReduce, Shape, Tensor, TensorList, backward_all, bf16, detect_anomaly,
+    enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad, set_rng_state,
 };
 
 pub use module::{CompileModule, CompiledModule};

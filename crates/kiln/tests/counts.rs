@@ -102,6 +102,182 @@ fn adam_over_a_thousand_tensors_is_one_kernel() -> Result<()> {
     check_step(&optim::Adam::new(parameters, 0.01)?, 28)
 }
 
+/// Some parameters with gradients.
+fn parameters() -> Result<Vec<Tensor>> {
+    let parameter = |i: usize| -> Result<Tensor> {
+        let p = Tensor::randn([3, 5 + i], &CPU)?;
+        p.requires_grad_(true)?;
+        p.set_grad(Some(Tensor::randn([3, 5 + i], &CPU)?));
+        Ok(p)
+    };
+    (0..3).map(parameter).collect()
+}
+
+type Make = fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>;
+
+/// Every optimizer, with the options that make it do most.
+const OPTIMIZERS: [(&str, Make); 9] = [
+    ("SGD", |p| Ok(Box::new(optim::SGD::options().momentum(0.9).weight_decay(0.1).build(p)?))),
+    ("Adam", |p| Ok(Box::new(optim::Adam::options().amsgrad(true).weight_decay(0.1).build(p)?))),
+    ("AdamW", |p| Ok(Box::new(optim::AdamW::new(p, 0.01)?))),
+    ("RMSprop", |p| {
+        Ok(Box::new(optim::RMSprop::options().momentum(0.9).centered(true).weight_decay(0.1).build(p)?))
+    }),
+    ("Adagrad", |p| Ok(Box::new(optim::Adagrad::options().lr_decay(0.1).weight_decay(0.1).build(p)?))),
+    ("Adadelta", |p| Ok(Box::new(optim::Adadelta::options().weight_decay(0.1).build(p)?))),
+    ("Adamax", |p| Ok(Box::new(optim::Adamax::options().weight_decay(0.1).build(p)?))),
+    ("NAdam", |p| Ok(Box::new(optim::NAdam::options().weight_decay(0.1).build(p)?))),
+    // Its sixth step is the first that adapts: all steps are the same ops.
+    ("RAdam", |p| {
+        Ok(Box::new(optim::RAdam::options().weight_decay(0.1).decoupled_weight_decay(true).build(p)?))
+    }),
+];
+
+#[test]
+fn every_optimizer_is_one_kernel() -> Result<()> {
+    let _turn = turn();
+    for (name, make) in OPTIMIZERS {
+        manual_seed(1);
+        let eager = parameters()?;
+        manual_seed(1);
+        let compiled = parameters()?;
+        let (by_hand, optimizer) = (make(eager.clone())?, make(compiled.clone())?);
+        let region = Compile::new().fullgraph(true).region();
+        for _ in 0..8 {
+            by_hand.step()?;
+            region.run(|| optimizer.step())?;
+        }
+        for (a, b) in eager.iter().zip(&compiled) {
+            assert_eq!(a.to_vec::<f32>()?, b.to_vec::<f32>()?, "{name}");
+        }
+        let explanation = region.explain();
+        assert_eq!(explanation.graphs.len(), 1, "{name}: {explanation}");
+        assert!(
+            explanation.recompiles.is_empty() && explanation.fallbacks.is_empty(),
+            "{name}: {explanation}"
+        );
+        let graph = &explanation.graphs[0];
+        assert!(graph.interpreted.is_none() && graph.fallbacks.is_empty(), "{name}: {explanation}");
+        assert_eq!((graph.kernels, graph.library_calls), (1, 0), "{name}: {explanation}");
+    }
+    Ok(())
+}
+
+#[test]
+fn no_schedule_recompiles_any_optimizer() -> Result<()> {
+    use optim::lr_scheduler::*;
+    let _turn = turn();
+    let schedules: [(&str, fn() -> Box<dyn Schedule>); 9] = [
+        ("StepLR", || Box::new(StepLR::new(2).gamma(0.5))),
+        ("MultiStepLR", || Box::new(MultiStepLR::new(&[1, 3]))),
+        ("ExponentialLR", || Box::new(ExponentialLR::new(0.9))),
+        ("CosineAnnealingLR", || Box::new(CosineAnnealingLR::new(3))),
+        ("LinearLR", || Box::new(LinearLR::new().total_iters(3))),
+        ("LambdaLR", || Box::new(LambdaLR::new(|epoch| 0.9f64.powi(epoch as i32)))),
+        ("OneCycleLR", || Box::new(OneCycleLR::new(0.1, 6).cycle_momentum(false))),
+        ("OneCycleLR with momentum", || Box::new(OneCycleLR::new(0.1, 6))),
+        ("SequentialLR", || Box::new(SequentialLR::new(ConstantLR::new()).then(3, ExponentialLR::new(0.5)))),
+    ];
+    for (name, make) in OPTIMIZERS {
+        for (schedule_name, schedule) in schedules {
+            let optimizer = make(parameters()?)?;
+            if schedule().momentum(0).is_some() && optimizer.momenta().is_empty() {
+                continue;
+            }
+            let scheduler = schedule().on(&optimizer)?;
+            let region = Compile::new().fullgraph(true).region();
+            let mut lrs = Vec::new();
+            for _ in 0..5 {
+                region.run(|| optimizer.step())?;
+                lrs.push(optimizer.lr());
+                scheduler.step()?;
+            }
+            assert!(lrs.iter().any(|lr| *lr != lrs[0]), "{schedule_name} turns the learning rate: {lrs:?}");
+            let explanation = region.explain();
+            assert_eq!(explanation.graphs.len(), 1, "{name}, {schedule_name}: {explanation}");
+            assert!(explanation.recompiles.is_empty(), "{name}, {schedule_name}: {explanation}");
+        }
+        let optimizer = make(parameters()?)?;
+        let scheduler = ReduceLROnPlateau::new().patience(0).on(&optimizer)?;
+        let region = Compile::new().fullgraph(true).region();
+        for _ in 0..5 {
+            region.run(|| optimizer.step())?;
+            scheduler.step(1.0);
+        }
+        let explanation = region.explain();
+        assert!(explanation.graphs.len() == 1 && explanation.recompiles.is_empty(), "{name}: {explanation}");
+    }
+    Ok(())
+}
+
+/// A convolutional network in training, with clipped gradients, a schedule and a hook: one graph, and what eager
+/// mode computes.
+#[test]
+fn a_step_of_many_layers_is_one_graph() -> Result<()> {
+    use nn::{BatchNorm2d, ClipNorm, Conv2d, Flatten, Linear, MaxPool2d, ReLU};
+    use optim::lr_scheduler::{ExponentialLR, Schedule};
+    let _turn = turn();
+    let make = || -> Result<_> {
+        manual_seed(7);
+        let model = seq![
+            Conv2d::options().padding(1).build(2, 4, 3)?,
+            BatchNorm2d::options().momentum(None).build(4)?,
+            ReLU,
+            MaxPool2d::new(2),
+            Flatten::default(),
+            Linear::new(4 * 3 * 3, 5)?
+        ];
+        let optimizer = optim::RMSprop::options().lr(1e-3).build(model.parameters())?;
+        Ok((model, optimizer))
+    };
+    let (x, y) = (Tensor::randn([4, 2, 6, 6], &CPU)?, Tensor::from_slice(&[0i64, 3, 1, 4])?);
+    let step = |model: &nn::Sequential, optimizer: &optim::RMSprop| -> Result<Tensor> {
+        optimizer.zero_grad();
+        let loss = model.forward(&x)?.cross_entropy(&y)?;
+        loss.backward()?;
+        nn::clip_grad_norm_(&model.parameters(), 0.5, ClipNorm::default())?;
+        nn::clip_grad_value_(&model.parameters(), 0.2)?;
+        optimizer.step()?;
+        Ok(loss)
+    };
+    let ((eager, by_hand), (model, optimizer)) = (make()?, make()?);
+    let (first, second) = (ExponentialLR::new(0.9).on(&by_hand)?, ExponentialLR::new(0.9).on(&optimizer)?);
+    model.register_forward_hook(|_, y| Ok(Some(y.mul(2.0)?)))?;
+    eager.register_forward_hook(|_, y| Ok(Some(y.mul(2.0)?)))?;
+    let region = Compile::new().fullgraph(true).region();
+    for i in 0..6 {
+        let want = step(&eager, &by_hand)?.item::<f32>()?;
+        let got = region.run(|| step(&model, &optimizer))?.item::<f32>()?;
+        assert!((got - want).abs() <= 1e-4 * want.abs().max(1.0), "step {i}: {got} instead of {want}");
+        first.step()?;
+        second.step()?;
+    }
+    for ((name, a), (_, b)) in eager.state_dict().iter().zip(model.state_dict().iter()) {
+        for (a, b) in a.to_vec::<f64>()?.iter().zip(b.to_vec::<f64>()?) {
+            assert!((a - b).abs() <= 1e-3 * b.abs().max(1.0), "{name}: {a} instead of {b}");
+        }
+    }
+    let explanation = region.explain();
+    assert!(explanation.graphs.len() == 1 && explanation.recompiles.is_empty(), "{explanation}");
+    Ok(())
+}
+
+/// A model that is converted between calls keeps its tensors: the compiled program sees the other dtype.
+#[test]
+fn conversion_is_seen_by_a_compiled_model() -> Result<()> {
+    let _turn = turn();
+    let model = nn::Linear::new(4, 3)?;
+    let compiled = (&model).compile();
+    let x = Tensor::randn([2, 4], &CPU)?;
+    for dtype in [DType::F32, DType::F64, DType::F32, DType::F64] {
+        model.to(dtype)?;
+        let x = x.to_dtype(dtype)?;
+        let (got, want) = (compiled.forward(&x)?, model.forward(&x)?);
+        assert_eq!((got.dtype(), got.to_vec::<f64>()?), (dtype, want.to_vec::<f64>()?));
+    }
+    Ok(())
+}
+
 struct Training {
     model: Box<dyn Fn(&Tensor) -> Result<Tensor>>,
     optimizer: optim::Adam,

@@ -77,3 +77,52 @@ impl Visitor for Children {
         self.0.push((name.to_string(), text(module)));
     }
 }
+
+/// `True` or `False`, as Python writes it.
+pub(crate) fn python_bool(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
+}
+
+/// A number as Python writes it: `0.1`, `1.0`, `1e-05`.
+pub(crate) fn python_float(value: f64) -> String {
+    if !value.is_finite() {
+        return match value {
+            f64::INFINITY => "inf".into(),
+            f64::NEG_INFINITY => "-inf".into(),
+            _ => "nan".into(),
+        };
+    }
+    if value != 0.0 && !(1e-4..1e16).contains(&value.abs()) {
+        let text = format!("{value:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, exponent) = match exponent.strip_prefix('-') {
+            Some(exponent) => ('-', exponent),
+            None => ('+', exponent),
+        };
+        return format!("{digits}e{sign}{exponent:0>2}");
+    }
+    let text = format!("{value}");
+    if text.contains('.') { text } else { text + ".0" }
+}
+
+/// Sizes as Python writes a tuple: `(3, 3)`, `(3,)`.
+pub(crate) fn python_tuple(sizes: &[usize]) -> String {
+    match sizes {
+        [one] => format!("({one},)"),
+        sizes => format!("({})", sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_python_writes_them() {
+        let texts = [(0.1, "0.1"), (1.0, "1.0"), (1e-5, "1e-05"), (1.5e-12, "1.5e-12"), (1e16, "1e+16")];
+        for (number, text) in texts {
+            assert_eq!(python_float(number), text);
+        }
+        assert_eq!((python_tuple(&[3]), python_tuple(&[3, 4])), ("(3,)".into(), "(3, 4)".into()));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use crate::{Buffer, Module, Parameter, Training, Visitor};
+use crate::{Buffer, Hooks, Module, Parameter, Training, Visitor};
 
 /// A field that `#[derive(Module)]` visits. A type that is none of these is refused with a hint:
 ///
@@ -58,6 +58,12 @@ impl Field for Buffer {
 impl Field for Training {
     fn visit_field(&self, _: &str, visitor: &mut dyn Visitor) {
         visitor.training(self);
+    }
+}
+
+impl Field for Hooks {
+    fn visit_field(&self, _: &str, visitor: &mut dyn Visitor) {
+        visitor.hooks(self);
     }
 }
 

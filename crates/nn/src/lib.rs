@@ -57,26 +57,71 @@ pub(crate) fn folder() -> &'static str {
 extern crate self as kiln_nn;
 
 mod activation;
+mod attention;
+mod clip;
+mod container;
+mod conv;
 mod display;
+mod dropout;
+mod embedding;
 mod field;
 mod forward;
 pub mod functional;
+mod hooks;
 pub mod init;
 mod linear;
 mod loss;
 mod module;
+mod norm;
 pub mod optim;
+mod options;
 mod parameter;
+mod pooling;
+mod recurrent;
+pub mod safetensors;
 mod sequential;
+mod shaping;
+pub mod state;
+pub mod torch_file;
+mod transformer;
 
-pub use activation::{Gelu, Identity, LogSoftmax, Relu, Sigmoid, Softmax, Tanh};
+pub use activation::{
+    CELU, ELU, GLU, Gelu, Gelu as GELU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, Identity, LeakyReLU,
+    LogSigmoid, LogSoftmax, Mish, PReLU, RReLU, ReLU6, Relu, Relu as ReLU, SELU, SiLU, Sigmoid, Softmax,
+    Softmin, Softplus, Softshrink, Softsign, Tanh, Tanhshrink, Threshold,
+};
+pub use attention::{AttentionCall, MultiheadAttention, MultiheadAttentionOptions, OutProjection};
+pub use clip::{ClipNorm, clip_grad_norm_, clip_grad_value_, get_total_norm};
+pub use container::{ModuleDict, ModuleList};
+pub use conv::{
+    Conv1d, Conv2d, ConvOptions, ConvTranspose1d, ConvTranspose2d, ConvTransposeOptions, PaddingMode,
+};
 pub use display::fmt_module;
+pub use dropout::{Dropout, Dropout1d, Dropout2d};
+pub use embedding::{Embedding, EmbeddingOptions};
 pub use field::Field;
 pub use forward::{Forward, Layer};
+pub use hooks::{ForwardHook, Hooked, Hooks};
 pub use kiln_nn_derive::Module;
 pub use kiln_tensor::{Approximate, Reduction};
 pub use linear::{Linear, LinearOptions};
-pub use loss::{CrossEntropyLoss, NllLoss};
+pub use loss::{
+    BCELoss, BCEWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, HingeEmbeddingLoss, HuberLoss,
+    KLDivLoss, L1Loss, MSELoss, MarginRankingLoss, NllLoss, NllLoss as NLLLoss, PoissonNLLLoss, SmoothL1Loss,
+    SoftMarginLoss, TripletMarginLoss,
+};
 pub use module::{Module, Visitor};
+pub use norm::{
+    BatchNorm1d, BatchNorm1dOptions, BatchNorm2d, BatchNorm2dOptions, GroupNorm, GroupNormOptions, LayerNorm,
+    LayerNormOptions, RMSNorm, RMSNormOptions,
+};
 pub use parameter::{Buffer, Parameter, Training};
+pub use pooling::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use recurrent::{GRU, LSTM, RNN, RecurrentOptions};
 pub use sequential::{IntoLayer, Sequential};
+pub use shaping::{CosineSimilarity, Flatten, PixelShuffle, PixelUnshuffle, Unflatten, Upsample};
+pub use state::{LoadReport, Mismatch, StateDict};
+pub use transformer::{
+    Masks, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, TransformerOptions,
+};

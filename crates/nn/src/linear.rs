@@ -2,7 +2,8 @@
 
 use kiln_tensor::{DType, Device, Result, Tensor};
 
-use crate::{Forward, Module, Parameter, Training, init};
+use crate::hooks::forward_with_hooks;
+use crate::{Hooks, Module, Parameter, Training, init};
 
 /// x · weightᵀ + bias, over the last dim.
 ///
@@ -23,6 +24,7 @@ pub struct Linear {
     /// `[out_features]`
     pub bias: Option<Parameter>,
     training: Training,
+    hooks: Hooks,
 }
 
 impl Linear {
@@ -39,7 +41,7 @@ impl Linear {
 
     /// A layer of these tensors.
     pub fn from_parts(weight: Parameter, bias: Option<Parameter>) -> Linear {
-        Linear { weight, bias, training: Training::default() }
+        Linear { weight, bias, training: Training::default(), hooks: Hooks::default() }
     }
 
     /// The size of the last dim that comes in.
@@ -58,12 +60,8 @@ impl Linear {
     }
 }
 
-impl Forward for Linear {
-    type Output = Tensor;
-    #[track_caller]
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.linear(&self.weight, self.bias.as_deref())
-    }
+forward_with_hooks! {
+    Linear: |this, x| x.linear(&this.weight, this.bias.as_deref());
 }
 
 /// How [`Linear`] layers are made.

@@ -31,12 +31,29 @@ impl Parameter {
 
 /// A tensor that belongs to a module's state but is not trained, such as a running mean.
 #[derive(Clone)]
-pub struct Buffer(Tensor);
+pub struct Buffer(Tensor, Persistence);
+
+/// Whether a buffer is part of what is saved.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Persistence {
+    Saved,
+    Transient,
+}
 
 impl Buffer {
-    /// Makes a tensor a buffer.
+    /// Makes a tensor a buffer, which `state_dict` has.
     pub fn new(tensor: Tensor) -> Buffer {
-        Buffer(tensor)
+        Buffer(tensor, Persistence::Saved)
+    }
+
+    /// Makes a tensor a buffer that `state_dict` leaves out: one that can be computed again, such as a mask.
+    pub fn transient(tensor: Tensor) -> Buffer {
+        Buffer(tensor, Persistence::Transient)
+    }
+
+    /// Whether `state_dict` has it.
+    pub fn is_persistent(&self) -> bool {
+        self.1 == Persistence::Saved
     }
 
     /// The tensor.

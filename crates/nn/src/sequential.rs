@@ -5,7 +5,7 @@ use std::fmt;
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor};
 
-use crate::{Forward, Layer, Module, Training, Visitor};
+use crate::{Forward, Hooks, Layer, Module, Training, Visitor};
 
 /// Layers one after the other, of any types.
 ///
@@ -25,6 +25,7 @@ use crate::{Forward, Layer, Module, Training, Visitor};
 pub struct Sequential {
     layers: Vec<(String, Box<dyn Layer>)>,
     training: Training,
+    hooks: Hooks,
 }
 
 /// What [`Sequential::from_iter`] takes: a layer, or the result of making one.
@@ -61,7 +62,7 @@ impl Sequential {
     /// These layers, named by their position.
     pub fn from_layers(layers: Vec<Box<dyn Layer>>) -> Sequential {
         let layers = layers.into_iter().enumerate().map(|(i, layer)| (i.to_string(), layer)).collect();
-        let made = Sequential { layers, training: Training::default() };
+        let made = Sequential { layers, training: Training::default(), hooks: Hooks::default() };
         // Labels the parameters: errors can say in which layer they happened.
         made.named_parameters();
         made
@@ -108,6 +109,7 @@ impl<L: Layer + 'static> FromIterator<L> for Sequential {
 impl Module for Sequential {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.training(&self.training);
+        visitor.hooks(&self.hooks);
         for (name, layer) in &self.layers {
             visitor.module(name, layer);
         }
@@ -122,13 +124,12 @@ impl Forward for Sequential {
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let caller = Loc::caller();
-        let mut layers = self.layers();
-        let Some(first) = layers.next() else { return Ok(x.clone()) };
-        let mut y = first.forward_from(x, caller)?;
-        for layer in layers {
+        let x = self.hooks.before(x)?;
+        let mut y = x.clone();
+        for layer in self.layers() {
             y = layer.forward_from(&y, caller)?;
         }
-        Ok(y)
+        self.hooks.after(&x, y)
     }
 }
 

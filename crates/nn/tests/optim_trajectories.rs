@@ -3,19 +3,21 @@
 mod common;
 
 use common::{DTYPES, assert_close, numbers, tensor};
-use kiln_nn::optim::{Adam, AdamW, Optimizer, SGD};
+use kiln_nn::optim::{Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, Optimizer, RAdam, RMSprop, SGD};
 use kiln_tensor::{DType, Result, Tensor};
 use serde_json::Value;
 
 /// Sets the options of a fixture by their names.
 macro_rules! with_options {
-    ($options:expr, $given:expr, numbers: [$($number:ident),*], flags: [$($flag:ident),*]) => {{
+    ($options:expr, $given:expr, [$($number:ident),*], [$($flag:ident),*] $(, $betas:ident)?) => {{
         let mut options = $options;
         for (name, value) in $given.as_object().expect("options") {
             options = match name.as_str() {
                 $(stringify!($number) => options.$number(value.as_f64().expect("a number")),)*
                 $(stringify!($flag) => options.$flag(value.as_bool().expect("a flag")),)*
-                "betas" => options.betas(value[0].as_f64().expect("beta1"), value[1].as_f64().expect("beta2")),
+                $(stringify!($betas) => {
+                    options.$betas(value[0].as_f64().expect("beta1"), value[1].as_f64().expect("beta2"))
+                })?
                 other => panic!("unknown option {other}"),
             };
         }
@@ -23,31 +25,28 @@ macro_rules! with_options {
     }};
 }
 
-/// SGD has no betas; the macro above asks for the method.
-trait NoBetas: Sized {
-    fn betas(self, _: f64, _: f64) -> Self {
-        panic!("SGD has no betas")
-    }
-}
-impl NoBetas for kiln_nn::optim::SGDOptions {}
-
 fn build(case: &Value, params: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
     let given = &case["options"];
-    Ok(match case["optimizer"].as_str() {
-        Some("SGD") => Box::new(
-            with_options!(SGD::options(), given, numbers: [lr, momentum, dampening, weight_decay],
-                flags: [nesterov, maximize])
-            .build(params)?,
-        ),
-        Some("Adam") => Box::new(
-            with_options!(Adam::options(), given, numbers: [lr, eps, weight_decay], flags: [amsgrad, maximize])
-                .build(params)?,
-        ),
-        Some("AdamW") => Box::new(
-            with_options!(AdamW::options(), given, numbers: [lr, eps, weight_decay], flags: [amsgrad, maximize])
-                .build(params)?,
-        ),
-        other => panic!("unknown optimizer {other:?}"),
+    macro_rules! build {
+        ($Optimizer:ident, $($options:tt)*) => {
+            Box::new(with_options!($Optimizer::options(), given, $($options)*).build(params)?)
+        };
+    }
+    Ok(match case["optimizer"].as_str().expect("a name") {
+        "SGD" => build!(SGD, [lr, momentum, dampening, weight_decay], [nesterov, maximize]),
+        "Adam" => build!(Adam, [lr, eps, weight_decay], [amsgrad, maximize], betas),
+        "AdamW" => build!(AdamW, [lr, eps, weight_decay], [amsgrad, maximize], betas),
+        "RMSprop" => build!(RMSprop, [lr, alpha, eps, momentum, weight_decay], [centered, maximize]),
+        "Adagrad" => {
+            build!(Adagrad, [lr, lr_decay, weight_decay, initial_accumulator_value, eps], [maximize])
+        }
+        "Adadelta" => build!(Adadelta, [lr, rho, eps, weight_decay], [maximize]),
+        "Adamax" => build!(Adamax, [lr, eps, weight_decay], [maximize], betas),
+        "NAdam" => {
+            build!(NAdam, [lr, eps, weight_decay, momentum_decay], [decoupled_weight_decay, maximize], betas)
+        }
+        "RAdam" => build!(RAdam, [lr, eps, weight_decay], [decoupled_weight_decay, maximize], betas),
+        other => panic!("unknown optimizer {other}"),
     })
 }
 
@@ -110,7 +109,7 @@ fn run(fixture: &Value, case: &Value, key: &str, dtype: DType, tolerance: f64) -
 fn trajectories_are_pytorchs() -> Result<()> {
     let fixture: Value = serde_json::from_str(include_str!("fixtures/optim.json")).expect("a fixture");
     let cases = fixture["cases"].as_array().expect("cases");
-    assert!(cases.len() >= 25);
+    assert!(cases.len() >= 43);
     for case in cases {
         for (key, dtype, tolerance) in DTYPES {
             run(&fixture, case, key, dtype, tolerance)?;

@@ -5,6 +5,7 @@
 
 mod attention;
 pub mod autograd;
+mod bytes;
 mod conv;
 mod create;
 mod dense;
@@ -45,6 +46,7 @@ pub use autograd::{
     AnomalyMode, Context, Function, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad,
     grad_enabled, no_grad,
 };
+pub use bytes::MappedFile;
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{
     check_in_place, check_in_place_target, check_in_place_types, execute, run_op, with_module,
@@ -64,5 +66,5 @@ pub use nested::Nested;
 pub use norm::BatchNorm;
 pub use order::Unique;
 pub use pool::{Interpolation, Pool, Resize};
-pub use random::manual_seed;
+pub use random::{RngState, get_rng_state, manual_seed, set_rng_state};
 pub use tensor::{Ready, Tensor};

@@ -2,7 +2,8 @@
 //! run that will make it ready).
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -17,6 +18,8 @@ const LAZY: u8 = 0;
 /// Somebody is about to make it ready.
 const CLAIMED: u8 = 1;
 const READY: u8 = 2;
+/// Ready, with other data than it had first.
+const REPLACED: u8 = 3;
 
 /// What a ready tensor is: memory and how its elements lie there.
 #[derive(Clone)]
@@ -56,6 +59,8 @@ pub(crate) struct Slot {
     pub(crate) record: Mutex<Record>,
     /// Written once, by who claimed it, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
+    /// The data since `set_data`, owned by `record`; read only when `status` is REPLACED.
+    replaced: AtomicPtr<Ready>,
 }
 
 // SAFETY: `ready` is written by the one thread that claimed it, before READY is published with release ordering,
@@ -71,6 +76,7 @@ impl Default for Slot {
             requires_grad: AtomicBool::new(false),
             on_tape: AtomicBool::new(false),
             record: Mutex::default(),
+            replaced: AtomicPtr::default(),
         }
     }
 }
@@ -171,17 +177,59 @@ impl Tensor {
     /// Whether the tensor waits for a run.
     #[inline]
     pub fn is_lazy(&self) -> bool {
-        self.slot.status.load(Ordering::Acquire) != READY
+        self.slot.status.load(Ordering::Acquire) < READY
     }
 
     /// The ready state, if it is ready.
     #[inline]
     pub fn try_ready(&self) -> Option<&Ready> {
-        match self.is_lazy() {
-            true => None,
+        match self.slot.status.load(Ordering::Acquire) {
             // SAFETY: READY was published after the write, and nothing writes again while a handle lives.
-            false => unsafe { (*self.slot.ready.get()).as_ref() },
+            READY => unsafe { (*self.slot.ready.get()).as_ref() },
+            REPLACED => Some(self.replacement()),
+            _ => None,
         }
+    }
+
+    #[cold]
+    fn replacement(&self) -> &Ready {
+        // SAFETY: REPLACED is published after the pointer, which is to data that the slot's record owns until the
+        // last handle is gone, however often it is replaced again.
+        unsafe { &*self.slot.replaced.load(Ordering::Acquire) }
+    }
+
+    /// The tensor gets other memory, and with it another dtype, shape or layout, and stays the same tensor for
+    /// everybody who has it: PyTorch's `x.data = data`. Both share their memory from now on. Only for leaves,
+    /// on the device they are on. Memory it had before is given back with the tensor: others may be reading it.
+    #[track_caller]
+    pub fn set_data(&self, data: &Tensor) -> Result<()> {
+        let loc = Loc::caller();
+        hook::host_access(self, hook::Access::Write, "set_data", loc)?;
+        hook::host_access(data, hook::Access::Read, "set_data", loc)?;
+        let fail = |why| Err(Error::op("set_data", why, loc));
+        let (own, other) = (self.ready()?.ty(), data.ready()?.ty());
+        if !self.is_leaf() {
+            return fail(Why::Other("only a leaf can be given other data".into()));
+        }
+        if own.device != other.device {
+            return fail(Why::Devices { left: own.device, right: other.device });
+        }
+        if self.requires_grad() && !other.dtype.is_float() {
+            let why = Why::DType {
+                argument: "data of a tensor that requires a gradient",
+                expected: "floating point",
+                got: other.dtype,
+            };
+            return fail(why);
+        }
+        let data = Arc::new(Ready { view_version: None, ..data.ready()?.clone() });
+        // Under the record's lock: of two that come at once the later one counts.
+        self.with_meta(|meta| {
+            self.slot.replaced.store(Arc::as_ptr(&data).cast_mut(), Ordering::Release);
+            self.slot.status.store(REPLACED, Ordering::Release);
+            meta.data.push(data);
+        });
+        Ok(())
     }
 
     /// The ready state; makes the tensor's run finish first if need be.

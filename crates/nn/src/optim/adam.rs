@@ -3,7 +3,8 @@
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::group::{Groups, ParamGroup, Rule, check_number, optimizer};
+use super::define::{Setting, check_number, optimizer};
+use super::group::{Groups, ParamGroup, Rule, Step};
 
 /// Adam: steps scaled by running averages of the gradient and its square.
 pub struct Adam {
@@ -171,8 +172,27 @@ impl Rule for Settings {
         &mut self.lr
     }
 
-    fn states(&self) -> usize {
-        if self.amsgrad { 3 } else { 2 }
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.betas.0)
+    }
+
+    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
+        vec![
+            ("lr", Setting::Number(&mut self.lr)),
+            ("betas.0", Setting::Number(&mut self.betas.0)),
+            ("betas.1", Setting::Number(&mut self.betas.1)),
+            ("eps", Setting::Number(&mut self.eps)),
+            ("weight_decay", Setting::Number(&mut self.weight_decay)),
+            ("amsgrad", Setting::Flag(&mut self.amsgrad)),
+            ("maximize", Setting::Flag(&mut self.maximize)),
+        ]
+    }
+
+    fn states(&self) -> Vec<&'static str> {
+        match self.amsgrad {
+            true => vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
+            false => vec!["exp_avg", "exp_avg_sq"],
+        }
     }
 
     /// Bias corrections depend on the number of updates.
@@ -182,15 +202,15 @@ impl Rule for Settings {
 
     fn update(
         &self,
-        step: u64,
+        at: Step,
         params: &TensorList,
         mut grads: TensorList,
         state: &[TensorList],
     ) -> Result<()> {
         let Settings { lr, betas: (beta1, beta2), eps, weight_decay, .. } = *self;
         let (exp_avg, exp_avg_sq) = (&state[0], &state[1]);
-        let correction1 = 1.0 - beta1.powf(step as f64);
-        let correction2 = 1.0 - beta2.powf(step as f64);
+        let correction1 = 1.0 - beta1.powf(at.number as f64);
+        let correction2 = 1.0 - beta2.powf(at.number as f64);
 
         if self.maximize {
             grads = foreach::neg(&grads)?;

@@ -7,6 +7,10 @@ use parking_lot::Mutex;
 use kiln_ir::{Error, Loc, Why};
 use kiln_tensor::{Result, Tensor, TensorList, foreach, hook, no_grad};
 
+use super::define::Setting;
+use crate::StateDict;
+use crate::state::copy_into;
+
 /// Parameters with options of their own.
 #[derive(Clone)]
 pub struct ParamGroup<O> {
@@ -31,27 +35,56 @@ pub(super) trait Rule: Sync {
     fn check(&self, loc: Loc) -> Result<()>;
     /// The learning rate.
     fn lr(&mut self) -> &mut f64;
-    /// How many state tensors a parameter has. They start as zeros.
-    fn states(&self) -> usize;
+    /// The number that schedules of momentum turn, if there is one: the momentum, or the first beta.
+    fn momentum(&mut self) -> Option<&mut f64> {
+        None
+    }
+    /// All options, by PyTorch's names: what a state dict keeps of a group.
+    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)>;
+    /// PyTorch's names of the state tensors that a parameter has.
+    fn states(&self) -> Vec<&'static str>;
+    /// What the elements of all state tensors start as.
+    fn start(&self) -> f64 {
+        0.0
+    }
+    /// The product that a rule carries from update to update, after update number `step`; it starts as 1.
+    fn carry(&self, step: u64, product: f64) -> f64 {
+        let _ = step;
+        product
+    }
     /// What must be equal for parameters to be updated together, given how many updates they have had: a rule
     /// that reads the count must tell counts apart.
     fn key(&self, steps: u64) -> u64;
-    /// Update number `step`, from 1. The lists go together element by element.
-    fn update(&self, step: u64, params: &TensorList, grads: TensorList, state: &[TensorList]) -> Result<()>;
+    /// One update. The lists go together element by element.
+    fn update(&self, at: Step, params: &TensorList, grads: TensorList, state: &[TensorList]) -> Result<()>;
 }
 
-/// An option that is not what it must be.
-pub(super) fn check_number(
-    optimizer: &str,
-    argument: &'static str,
-    expected: &'static str,
-    got: f64,
-    holds: bool,
-    loc: Loc,
-) -> Result<()> {
-    match holds {
-        true => Ok(()),
-        false => Err(Error::op(optimizer, Why::Number { argument, expected, got }, loc)),
+/// Which update it is.
+#[derive(Copy, Clone)]
+pub(super) struct Step {
+    /// From 1.
+    pub(super) number: u64,
+    /// What the rule carries, this update included.
+    pub(super) product: f64,
+}
+
+/// The gradients as a rule uses them: turned around to climb, with weight decay added. Never changed in place
+/// while they are the parameters' own.
+pub(super) fn directed(
+    params: &TensorList,
+    grads: TensorList,
+    maximize: bool,
+    weight_decay: f64,
+) -> Result<TensorList> {
+    match (maximize, weight_decay != 0.0) {
+        (false, false) => Ok(grads),
+        (true, false) => foreach::neg(&grads),
+        (false, true) => foreach::add_scaled(&grads, params, weight_decay),
+        (true, true) => {
+            let grads = foreach::neg(&grads)?;
+            foreach::add_scaled_(&grads, params, weight_decay)?;
+            Ok(grads)
+        }
     }
 }
 
@@ -59,8 +92,12 @@ struct Entry {
     param: Tensor,
     /// Updates so far; while the entry is in a bucket, the bucket's count holds.
     steps: u64,
+    /// What the rule carries; while the entry is in a bucket, the bucket's holds.
+    product: f64,
     /// Empty until its first gradient is seen.
     state: Vec<Tensor>,
+    /// States of an earlier choice of options that go on, by their place among the present ones.
+    kept: Vec<Option<Tensor>>,
     /// Whether it had a gradient at the last step.
     has_grad: bool,
 }
@@ -68,15 +105,19 @@ struct Entry {
 impl Entry {
     /// Makes the state at the first gradient, as PyTorch does. Off the record: in a captured program state is
     /// an input from the first call on, never something the program makes.
-    fn make_state(&mut self, count: usize) -> Result<()> {
+    fn make_state(&mut self, count: usize, start: f64) -> Result<()> {
         if self.state.len() == count {
             return Ok(());
         }
         // Asked of the recorder, if the parameter is its own.
         let ty = self.param.ty();
         let _eager = hook::Scope::suspend();
+        let kept = std::mem::take(&mut self.kept);
         self.state = (0..count)
-            .map(|_| Tensor::full_of(ty.shape.clone(), 0.0, ty.dtype, &ty.device))
+            .map(|i| match kept.get(i).cloned().flatten() {
+                Some(state) => Ok(state),
+                None => Tensor::full_of(ty.shape.clone(), start, ty.dtype, &ty.device),
+            })
             .collect::<Result<_>>()?;
         Ok(())
     }
@@ -87,13 +128,15 @@ impl Entry {
 struct Bucket {
     members: Vec<usize>,
     steps: u64,
+    product: f64,
     params: TensorList,
     state: Vec<TensorList>,
 }
 
 impl Bucket {
     fn update(&mut self, rule: &impl Rule, grads: TensorList) -> Result<()> {
-        let step = self.steps + 1;
+        let number = self.steps + 1;
+        let step = Step { number, product: rule.carry(number, self.product) };
         let lists: Vec<&TensorList> = [&self.params, &grads].into_iter().chain(&self.state).collect();
         // Piece by piece, eagerly: the parameters go through all the ops while they are in the caches.
         let in_pieces = foreach::each_piece(&lists, |piece| match piece {
@@ -104,13 +147,16 @@ impl Bucket {
             Some(done) => done?,
             None => rule.update(step, &self.params, grads, &self.state)?,
         }
-        self.steps = step;
+        self.steps = number;
+        self.product = step.product;
         Ok(())
     }
 }
 
 struct Group<R> {
     rule: R,
+    /// The learning rate that schedules count from, once there is one.
+    initial_lr: Option<f64>,
     entries: Vec<Entry>,
     /// In the order of their keys; empty: to be made.
     buckets: Vec<Bucket>,
@@ -133,7 +179,8 @@ impl<R: Rule> Group<R> {
             entry.has_grad = grad.is_some();
             grads.push(grad);
         }
-        let meet = |pair: &[Bucket]| self.rule.key(pair[0].steps) == self.rule.key(pair[1].steps);
+        let key = |bucket: &Bucket| (self.rule.key(bucket.steps), bucket.product.to_bits());
+        let meet = |pair: &[Bucket]| key(&pair[0]) == key(&pair[1]);
         if changed || self.buckets.windows(2).any(meet) {
             self.regroup()?;
         }
@@ -147,22 +194,21 @@ impl<R: Rule> Group<R> {
     }
 
     fn regroup(&mut self) -> Result<()> {
-        for bucket in std::mem::take(&mut self.buckets) {
-            for i in bucket.members {
-                self.entries[i].steps = bucket.steps;
-            }
-        }
-        let states = self.rule.states();
-        let mut members: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        self.settle();
+        self.buckets.clear();
+        let states = self.rule.states().len();
+        let mut members: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
         for (i, entry) in self.entries.iter_mut().enumerate().filter(|(_, entry)| entry.has_grad) {
-            entry.make_state(states)?;
-            members.entry(self.rule.key(entry.steps)).or_default().push(i);
+            entry.make_state(states, self.rule.start())?;
+            let key = (self.rule.key(entry.steps), entry.product.to_bits());
+            members.entry(key).or_default().push(i);
         }
         let entries = &self.entries;
         self.buckets = members
             .into_values()
             .map(|members| Bucket {
                 steps: entries[members[0]].steps,
+                product: entries[members[0]].product,
                 params: members.iter().map(|&i| entries[i].param.clone()).collect(),
                 state: (0..states)
                     .map(|s| members.iter().map(|&i| entries[i].state[s].clone()).collect())
@@ -171,6 +217,32 @@ impl<R: Rule> Group<R> {
             })
             .collect();
         Ok(())
+    }
+
+    /// After a change of options that has states come or go: those that stay are kept, new ones are made anew.
+    fn rename_states(&mut self, before: &[&'static str]) {
+        let after = self.rule.states();
+        if after == before {
+            return;
+        }
+        self.settle();
+        self.buckets.clear();
+        for entry in &mut self.entries {
+            // Made from the old ones, should they be as many, the new ones would have the wrong meaning.
+            let old = std::mem::take(&mut entry.state);
+            let place = |name: &&str| before.iter().position(|old| old == name);
+            entry.kept = after.iter().map(|name| place(name).and_then(|at| old.get(at).cloned())).collect();
+        }
+    }
+
+    /// Tells the entries what their buckets know.
+    fn settle(&mut self) {
+        for bucket in &self.buckets {
+            for &i in &bucket.members {
+                self.entries[i].steps = bucket.steps;
+                self.entries[i].product = bucket.product;
+            }
+        }
     }
 
     /// Updates so far and state of a parameter.
@@ -227,9 +299,16 @@ impl<R: Rule> Groups<R> {
                 return fail(Why::Other(format!("the parameter {ty}{} is there twice", named())));
             }
         }
-        let entry = |param| Entry { param, steps: 0, state: Vec::new(), has_grad: false };
+        let entry = |param| Entry {
+            param,
+            steps: 0,
+            product: 1.0,
+            state: Vec::new(),
+            kept: Vec::new(),
+            has_grad: false,
+        };
         let entries = parameters.into_iter().map(entry).collect();
-        groups.push(Group { rule, entries, buckets: Vec::new(), grads: Vec::new() });
+        groups.push(Group { rule, initial_lr: None, entries, buckets: Vec::new(), grads: Vec::new() });
         Ok(())
     }
 
@@ -264,71 +343,144 @@ impl<R: Rule> Groups<R> {
         }
     }
 
+    pub(super) fn initial_lrs(&self) -> Vec<f64> {
+        let first = |group: &mut Group<R>| {
+            let lr = *group.rule.lr();
+            *group.initial_lr.get_or_insert(lr)
+        };
+        self.0.lock().iter_mut().map(first).collect()
+    }
+
+    pub(super) fn set_initial_lrs(&self, lrs: &[f64]) {
+        for (group, lr) in self.0.lock().iter_mut().zip(lrs) {
+            group.initial_lr = Some(*lr);
+        }
+    }
+
+    pub(super) fn momenta(&self) -> Vec<f64> {
+        self.0.lock().iter_mut().filter_map(|group| group.rule.momentum().copied()).collect()
+    }
+
+    pub(super) fn set_momenta(&self, momenta: &[f64]) {
+        for (group, momentum) in self.0.lock().iter_mut().zip(momenta) {
+            let before = group.rule.states();
+            if let Some(own) = group.rule.momentum() {
+                *own = *momentum;
+            }
+            group.rename_states(&before);
+        }
+    }
+
     pub(super) fn state(&self, param: &Tensor) -> Option<(u64, Vec<Tensor>)> {
         self.0.lock().iter().find_map(|group| group.state(param))
     }
+
+    /// Options, counts and state tensors by PyTorch's names: `param_groups.0.lr`, `state.3.exp_avg`. Parameters
+    /// are numbered through all groups.
+    pub(super) fn state_dict(&self) -> Result<StateDict> {
+        let mut found = StateDict::new();
+        let mut number = 0;
+        for (g, group) in self.0.lock().iter_mut().enumerate() {
+            group.settle();
+            for (name, setting) in group.rule.options() {
+                found.insert_number(&format!("param_groups.{g}.{name}"), setting.get())?;
+            }
+            if let Some(lr) = group.initial_lr {
+                found.insert_number(&format!("param_groups.{g}.initial_lr"), lr)?;
+            }
+            found.insert_number(&format!("param_groups.{g}.params"), group.entries.len() as f64)?;
+            let names = group.rule.states();
+            for entry in &group.entries {
+                if entry.steps > 0 {
+                    found.insert_number(&format!("state.{number}.step"), entry.steps as f64)?;
+                    found.insert_number(&format!("state.{number}.product"), entry.product)?;
+                    for (name, tensor) in names.iter().zip(&entry.state) {
+                        found.insert(&format!("state.{number}.{name}"), tensor.clone());
+                    }
+                }
+                number += 1;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes a state over. Everything is checked before anything changes.
+    pub(super) fn load_state_dict(&self, values: &StateDict, loc: Loc) -> Result<()>
+    where
+        R: Clone,
+    {
+        let _off = no_grad();
+        let mut groups = self.0.lock();
+        let fail =
+            |message: String| Err(Error::State(format!("loading an optimizer's state: {message}, at {loc}")));
+        if values.get(&format!("param_groups.{}.params", groups.len())).is_some() {
+            return fail(format!("it has more groups than the optimizer, which has {}", groups.len()));
+        }
+        let mut number = 0;
+        let mut loaded = Vec::new();
+        for (g, group) in groups.iter().enumerate() {
+            let mut rule = group.rule.clone();
+            for (name, setting) in rule.options() {
+                setting.set(values.number(&format!("param_groups.{g}.{name}"))?);
+            }
+            rule.check(loc)?;
+            let initial = format!("param_groups.{g}.initial_lr");
+            let initial_lr = values.get(&initial).map(|_| values.number(&initial)).transpose()?;
+            let count = values.number(&format!("param_groups.{g}.params"))?;
+            if count != group.entries.len() as f64 {
+                let own = group.entries.len();
+                return fail(format!("group {g} has {count} parameters there, {own} here"));
+            }
+            let names = rule.states();
+            let mut entries = Vec::new();
+            for entry in &group.entries {
+                let prefix = format!("state.{number}.");
+                number += 1;
+                if values.get(&format!("{prefix}step")).is_none() {
+                    entries.push((0, 1.0, Vec::new()));
+                    continue;
+                }
+                let steps = values.number(&format!("{prefix}step"))? as u64;
+                let product = values.number(&format!("{prefix}product"))?;
+                let mut state = Vec::new();
+                for name in &names {
+                    let name = format!("{prefix}{name}");
+                    match values.get(&name) {
+                        Some(value) if value.shape() == entry.param.shape() => state.push(value.clone()),
+                        Some(value) => {
+                            let (own, got) = (entry.param.shape(), value.shape());
+                            return fail(format!("{name} has shape {got}, its parameter {own}"));
+                        }
+                        None => return fail(format!("there is no {name}")),
+                    }
+                }
+                entries.push((steps, product, state));
+            }
+            loaded.push((rule, initial_lr, entries));
+        }
+        for (group, (rule, initial_lr, entries)) in groups.iter_mut().zip(loaded) {
+            group.rule = rule;
+            group.initial_lr = initial_lr;
+            group.buckets.clear();
+            let (count, start) = (group.rule.states().len(), group.rule.start());
+            for (entry, (steps, product, state)) in group.entries.iter_mut().zip(entries) {
+                (entry.steps, entry.product) = (steps, product);
+                entry.kept.clear();
+                if state.is_empty() {
+                    entry.state.clear();
+                    if steps == 0 {
+                        continue;
+                    }
+                }
+                // Into the tensors that are there: a compiled step goes on with them.
+                entry.make_state(count, start)?;
+                for (own, value) in entry.state.iter().zip(&state) {
+                    if !own.same(value) {
+                        copy_into(own, value)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }
-
-/// The parts that are the same for every optimizer: making one, and the trait.
-macro_rules! optimizer {
-    ($Optimizer:ident, $Options:ident, $name:literal) => {
-        impl $Optimizer {
-            #[doc = concat!($name, " with default options for these parameters.")]
-            #[track_caller]
-            pub fn new(parameters: Vec<Tensor>, lr: f64) -> Result<$Optimizer> {
-                $Optimizer::options().lr(lr).build(parameters)
-            }
-
-            /// The default options.
-            pub fn options() -> $Options {
-                $Options::default()
-            }
-
-            /// For several groups of parameters, each with its own options.
-            #[track_caller]
-            pub fn from_groups(groups: impl IntoIterator<Item = ParamGroup<$Options>>) -> Result<$Optimizer> {
-                let groups =
-                    groups.into_iter().map(|group| ParamGroup::new(group.parameters, group.options.0));
-                Ok($Optimizer { groups: Groups::new(groups.collect(), $name, Loc::caller())? })
-            }
-
-            /// Adds a group of parameters.
-            #[track_caller]
-            pub fn add_param_group(&self, group: ParamGroup<$Options>) -> Result<()> {
-                self.groups.add(ParamGroup::new(group.parameters, group.options.0), Loc::caller())
-            }
-        }
-
-        impl $Options {
-            /// The optimizer for these parameters.
-            #[track_caller]
-            pub fn build(&self, parameters: Vec<Tensor>) -> Result<$Optimizer> {
-                $Optimizer::from_groups([ParamGroup::new(parameters, self.clone())])
-            }
-        }
-
-        impl $crate::optim::Optimizer for $Optimizer {
-            #[track_caller]
-            fn step(&self) -> Result<()> {
-                let _behalf = Loc::caller().on_behalf($crate::folder());
-                self.groups.step()
-            }
-            fn parameters(&self) -> Vec<Tensor> {
-                self.groups.parameters()
-            }
-            fn zero_grad(&self) {
-                self.groups.zero_grad();
-            }
-            fn lrs(&self) -> Vec<f64> {
-                self.groups.lrs()
-            }
-            fn set_lrs(&self, lrs: &[f64]) {
-                self.groups.set_lrs(lrs);
-            }
-            fn set_lr(&self, lr: f64) {
-                self.groups.set_lr(lr);
-            }
-        }
-    };
-}
-pub(super) use optimizer;

@@ -26,16 +26,32 @@
 //! lists of parameters and state are kept from step to step, and everything that depends on the number of the
 //! step (bias corrections, the learning rate) is a number on the host that is passed at run time.
 
+mod adadelta;
+mod adagrad;
 mod adam;
+mod adamax;
+mod define;
 mod group;
+pub mod lr_scheduler;
+mod nadam;
+mod radam;
+mod rmsprop;
 mod sgd;
 
 use std::sync::Arc;
 
 use kiln_tensor::{Result, Tensor};
 
+use crate::StateDict;
+
+pub use adadelta::{Adadelta, AdadeltaOptions};
+pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamOptions, AdamState, AdamW, AdamWOptions};
+pub use adamax::{Adamax, AdamaxOptions};
 pub use group::ParamGroup;
+pub use nadam::{NAdam, NAdamOptions};
+pub use radam::{RAdam, RAdamOptions};
+pub use rmsprop::{RMSprop, RMSpropOptions};
 pub use sgd::{SGD, SGDOptions};
 
 /// Updates parameters from their gradients.
@@ -63,6 +79,34 @@ pub trait Optimizer: Send + Sync {
         self.set_lrs(&vec![lr; self.lrs().len()]);
     }
 
+    /// The learning rates that schedules count from: those of the time when the first schedule asked.
+    fn initial_lrs(&self) -> Vec<f64> {
+        self.lrs()
+    }
+
+    /// Sets the learning rates that schedules count from.
+    fn set_initial_lrs(&self, lrs: &[f64]) {
+        let _ = lrs;
+    }
+
+    /// The momentum (or first beta) of each group; empty if the optimizer has none.
+    fn momenta(&self) -> Vec<f64> {
+        Vec::new()
+    }
+
+    /// Sets the momentum (or first beta) of each group.
+    fn set_momenta(&self, momenta: &[f64]) {
+        let _ = momenta;
+    }
+
+    /// Options, counts and state tensors, under PyTorch's names: `param_groups.0.lr`, `state.3.exp_avg`. Parameters
+    /// are numbered through all groups. The tensors are the optimizer's own, not copies.
+    fn state_dict(&self) -> Result<StateDict>;
+
+    /// Takes a state over, copied into the optimizer's own tensors. If it does not fit, nothing is changed.
+    #[track_caller]
+    fn load_state_dict(&self, state: &StateDict) -> Result<()>;
+
     /// Takes the parameters' gradients away.
     fn zero_grad(&self) {
         for parameter in self.parameters() {
@@ -85,6 +129,24 @@ macro_rules! delegate_optimizer {
             }
             fn set_lrs(&self, lrs: &[f64]) {
                 (**self).set_lrs(lrs);
+            }
+            fn initial_lrs(&self) -> Vec<f64> {
+                (**self).initial_lrs()
+            }
+            fn set_initial_lrs(&self, lrs: &[f64]) {
+                (**self).set_initial_lrs(lrs);
+            }
+            fn momenta(&self) -> Vec<f64> {
+                (**self).momenta()
+            }
+            fn set_momenta(&self, momenta: &[f64]) {
+                (**self).set_momenta(momenta);
+            }
+            fn state_dict(&self) -> Result<StateDict> {
+                (**self).state_dict()
+            }
+            fn load_state_dict(&self, state: &StateDict) -> Result<()> {
+                (**self).load_state_dict(state)
             }
         })*
     };

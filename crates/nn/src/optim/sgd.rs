@@ -3,7 +3,8 @@
 use kiln_ir::{Error, Loc, Why};
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::group::{Groups, ParamGroup, Rule, check_number, optimizer};
+use super::define::{Setting, check_number, optimizer};
+use super::group::{Groups, ParamGroup, Rule, Step};
 
 /// Stochastic gradient descent, with momentum and Nesterov's momentum.
 pub struct SGD {
@@ -105,8 +106,26 @@ impl Rule for Settings {
         &mut self.lr
     }
 
-    fn states(&self) -> usize {
-        usize::from(self.momentum != 0.0)
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.momentum)
+    }
+
+    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
+        vec![
+            ("lr", Setting::Number(&mut self.lr)),
+            ("momentum", Setting::Number(&mut self.momentum)),
+            ("dampening", Setting::Number(&mut self.dampening)),
+            ("weight_decay", Setting::Number(&mut self.weight_decay)),
+            ("nesterov", Setting::Flag(&mut self.nesterov)),
+            ("maximize", Setting::Flag(&mut self.maximize)),
+        ]
+    }
+
+    fn states(&self) -> Vec<&'static str> {
+        match self.momentum != 0.0 {
+            true => vec!["momentum_buffer"],
+            false => Vec::new(),
+        }
     }
 
     /// The first update is another one only if there is dampening, which it leaves out.
@@ -116,7 +135,7 @@ impl Rule for Settings {
 
     fn update(
         &self,
-        step: u64,
+        at: Step,
         params: &TensorList,
         mut grads: TensorList,
         state: &[TensorList],
@@ -134,7 +153,7 @@ impl Rule for Settings {
         };
         // The first update makes the gradient itself the momentum. From a buffer of zeros that is the general
         // formula without dampening, so that the first step and the others are the same ops.
-        let share = if step == 1 { 1.0 } else { 1.0 - self.dampening };
+        let share = if at.number == 1 { 1.0 } else { 1.0 - self.dampening };
         foreach::mul_(buffer, self.momentum)?;
         foreach::add_scaled_(buffer, &grads, share)?;
         match self.nesterov {

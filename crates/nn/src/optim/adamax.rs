@@ -1,0 +1,69 @@
+//! Adamax.
+
+use kiln_ir::Loc;
+use kiln_tensor::{Result, Tensor, TensorList, foreach};
+
+use super::define::{Setting, check_betas, check_number, optimizer, settings};
+use super::group::{Groups, ParamGroup, Rule, Step, directed};
+
+settings! {
+    /// Adamax: Adam with the largest recent gradient in the place of the root of their mean square.
+    Adamax, AdamaxOptions, "Adamax", betas: (0.9, 0.999), {
+        /// The learning rate, 0.002 by default.
+        lr: f64 = 2e-3,
+        /// What is added to gradients' sizes, 1e-8 by default.
+        eps: f64 = 1e-8,
+        /// The weight of the parameters' square in what is minimised, 0 by default.
+        weight_decay: f64 = 0.0,
+        /// Whether to climb instead of descend.
+        maximize: bool = false,
+    }
+}
+
+impl Rule for Settings {
+    fn name(&self) -> &'static str {
+        "Adamax"
+    }
+
+    fn check(&self, loc: Loc) -> Result<()> {
+        let at_least_zero =
+            |argument, got| check_number("Adamax", argument, "0 or more", got, got >= 0.0, loc);
+        at_least_zero("lr", self.lr)?;
+        at_least_zero("eps", self.eps)?;
+        check_betas("Adamax", self.betas, loc)?;
+        at_least_zero("weight_decay", self.weight_decay)
+    }
+
+    fn lr(&mut self) -> &mut f64 {
+        &mut self.lr
+    }
+
+    fn momentum(&mut self) -> Option<&mut f64> {
+        Some(&mut self.betas.0)
+    }
+
+    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
+        self.kept()
+    }
+
+    fn states(&self) -> Vec<&'static str> {
+        vec!["exp_avg", "exp_inf"]
+    }
+
+    fn key(&self, steps: u64) -> u64 {
+        steps
+    }
+
+    fn update(&self, at: Step, params: &TensorList, grads: TensorList, state: &[TensorList]) -> Result<()> {
+        let (beta1, beta2) = self.betas;
+        let (exp_avg, exp_inf) = (&state[0], &state[1]);
+        let grads = directed(params, grads, self.maximize, self.weight_decay)?;
+        foreach::lerp_(exp_avg, &grads, 1.0 - beta1)?;
+        foreach::mul_(exp_inf, beta2)?;
+        let size = foreach::abs(&grads)?;
+        foreach::add_(&size, self.eps)?;
+        foreach::maximum_(exp_inf, &size)?;
+        let correction = 1.0 - beta1.powf(at.number as f64);
+        foreach::addcdiv_(params, exp_avg, exp_inf, -(self.lr / correction))
+    }
+}

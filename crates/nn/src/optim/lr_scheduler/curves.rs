@@ -1,0 +1,382 @@
+//! Schedules that are a formula of the number of the step.
+
+use std::f64::consts::PI;
+
+use kiln_ir::{Error, Loc, Why};
+use kiln_tensor::Result;
+
+use super::{Schedule, between, each, options};
+
+/// Every `step_size` steps the learning rate is multiplied by gamma.
+#[derive(Clone, Debug)]
+pub struct StepLR {
+    step_size: u64,
+    gamma: f64,
+}
+
+impl StepLR {
+    /// With gamma 0.1.
+    pub fn new(step_size: u64) -> StepLR {
+        StepLR { step_size, gamma: 0.1 }
+    }
+}
+
+options!(StepLR {
+    /// The factor, 0.1 by default.
+    gamma: f64,
+});
+
+impl Schedule for StepLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        now.to_vec()
+    }
+    fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
+        match epoch.is_multiple_of(self.step_size) {
+            true => each(now, |lr| lr * self.gamma),
+            false => now.to_vec(),
+        }
+    }
+    fn check(&self, _: usize, loc: Loc) -> Result<()> {
+        between("StepLR", "step_size", "1 or more", self.step_size as f64, self.step_size > 0, loc)
+    }
+}
+
+/// At each milestone the learning rate is multiplied by gamma.
+#[derive(Clone, Debug)]
+pub struct MultiStepLR {
+    milestones: Vec<u64>,
+    gamma: f64,
+}
+
+impl MultiStepLR {
+    /// With gamma 0.1.
+    pub fn new(milestones: &[u64]) -> MultiStepLR {
+        MultiStepLR { milestones: milestones.to_vec(), gamma: 0.1 }
+    }
+
+    fn at(&self, epoch: u64, now: &[f64]) -> Vec<f64> {
+        let count = self.milestones.iter().filter(|&&milestone| milestone == epoch).count();
+        match count {
+            0 => now.to_vec(),
+            count => each(now, |lr| lr * self.gamma.powi(count as i32)),
+        }
+    }
+}
+
+options!(MultiStepLR {
+    /// The factor, 0.1 by default.
+    gamma: f64,
+});
+
+impl Schedule for MultiStepLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        self.at(0, now)
+    }
+    fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
+        self.at(epoch, now)
+    }
+}
+
+/// Every step multiplies the learning rate by gamma.
+#[derive(Clone, Debug)]
+pub struct ExponentialLR {
+    gamma: f64,
+}
+
+impl ExponentialLR {
+    /// With this factor.
+    pub fn new(gamma: f64) -> ExponentialLR {
+        ExponentialLR { gamma }
+    }
+}
+
+impl Schedule for ExponentialLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        now.to_vec()
+    }
+    fn next(&self, _: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
+        each(now, |lr| lr * self.gamma)
+    }
+}
+
+/// The learning rate times a factor for some steps, then as it is.
+#[derive(Clone, Debug)]
+pub struct ConstantLR {
+    factor: f64,
+    total_iters: u64,
+}
+
+impl ConstantLR {
+    /// A third for five steps.
+    pub fn new() -> ConstantLR {
+        ConstantLR { factor: 1.0 / 3.0, total_iters: 5 }
+    }
+}
+
+impl Default for ConstantLR {
+    fn default() -> ConstantLR {
+        ConstantLR::new()
+    }
+}
+
+options!(ConstantLR {
+    /// The factor, ⅓ by default.
+    factor: f64,
+    /// For how many steps, 5 by default.
+    total_iters: u64,
+});
+
+impl Schedule for ConstantLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        each(now, |lr| lr * self.factor)
+    }
+    fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
+        match epoch == self.total_iters {
+            true => each(now, |lr| lr * (1.0 / self.factor)),
+            false => now.to_vec(),
+        }
+    }
+    fn check(&self, _: usize, loc: Loc) -> Result<()> {
+        let holds = self.factor > 0.0 && self.factor <= 1.0;
+        between("ConstantLR", "factor", "more than 0 and at most 1", self.factor, holds, loc)
+    }
+}
+
+/// From one share of the learning rate to another, in equal steps.
+#[derive(Clone, Debug)]
+pub struct LinearLR {
+    start_factor: f64,
+    end_factor: f64,
+    total_iters: u64,
+}
+
+impl LinearLR {
+    /// From a third to the whole in five steps.
+    pub fn new() -> LinearLR {
+        LinearLR { start_factor: 1.0 / 3.0, end_factor: 1.0, total_iters: 5 }
+    }
+}
+
+impl Default for LinearLR {
+    fn default() -> LinearLR {
+        LinearLR::new()
+    }
+}
+
+options!(LinearLR {
+    /// The first share, ⅓ by default.
+    start_factor: f64,
+    /// The last share, 1 by default.
+    end_factor: f64,
+    /// In how many steps, 5 by default.
+    total_iters: u64,
+});
+
+impl Schedule for LinearLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        each(now, |lr| lr * self.start_factor)
+    }
+    fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
+        if epoch > self.total_iters {
+            return now.to_vec();
+        }
+        let way = self.end_factor - self.start_factor;
+        let so_far = self.total_iters as f64 * self.start_factor + (epoch - 1) as f64 * way;
+        each(now, |lr| lr * (1.0 + way / so_far))
+    }
+    fn check(&self, _: usize, loc: Loc) -> Result<()> {
+        let (start, end) = (self.start_factor, self.end_factor);
+        let expected = "more than 0 and at most 1";
+        between("LinearLR", "start_factor", expected, start, start > 0.0 && start <= 1.0, loc)?;
+        between("LinearLR", "end_factor", "between 0 and 1", end, (0.0..=1.0).contains(&end), loc)
+    }
+}
+
+/// Down to zero by a power of what is left of the steps.
+#[derive(Clone, Debug)]
+pub struct PolynomialLR {
+    total_iters: u64,
+    power: f64,
+}
+
+impl PolynomialLR {
+    /// In a straight line, in so many steps.
+    pub fn new(total_iters: u64) -> PolynomialLR {
+        PolynomialLR { total_iters, power: 1.0 }
+    }
+}
+
+options!(PolynomialLR {
+    /// The power, 1 by default.
+    power: f64,
+});
+
+impl Schedule for PolynomialLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        now.to_vec()
+    }
+    fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
+        if epoch > self.total_iters {
+            return now.to_vec();
+        }
+        let left = |epoch: u64| 1.0 - epoch as f64 / self.total_iters as f64;
+        let factor = (left(epoch) / left(epoch - 1)).powf(self.power);
+        each(now, |lr| lr * factor)
+    }
+}
+
+/// Down along half a cosine, and up again.
+#[derive(Clone, Debug)]
+pub struct CosineAnnealingLR {
+    t_max: u64,
+    eta_min: f64,
+}
+
+impl CosineAnnealingLR {
+    /// To zero in so many steps.
+    pub fn new(t_max: u64) -> CosineAnnealingLR {
+        CosineAnnealingLR { t_max, eta_min: 0.0 }
+    }
+}
+
+options!(CosineAnnealingLR {
+    /// The least learning rate, 0 by default.
+    eta_min: f64,
+});
+
+impl Schedule for CosineAnnealingLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        now.to_vec()
+    }
+    fn next(&self, epoch: u64, base: &[f64], now: &[f64]) -> Vec<f64> {
+        let (length, least) = (self.t_max as f64, self.eta_min);
+        // At the lowest point there is nothing left to scale.
+        if (epoch - 1) % (2 * self.t_max) == self.t_max {
+            let up = (1.0 - (PI / length).cos()) / 2.0;
+            return base.iter().zip(now).map(|(base, lr)| lr + (base - least) * up).collect();
+        }
+        let height = |epoch: u64| 1.0 + (PI * epoch as f64 / length).cos();
+        let factor = height(epoch) / height(epoch - 1);
+        each(now, |lr| factor * (lr - least) + least)
+    }
+    fn check(&self, _: usize, loc: Loc) -> Result<()> {
+        between("CosineAnnealingLR", "t_max", "1 or more", self.t_max as f64, self.t_max > 0, loc)
+    }
+}
+
+/// Down along half a cosine, then anew from the top, each time for longer.
+#[derive(Clone, Debug)]
+pub struct CosineAnnealingWarmRestarts {
+    t_0: u64,
+    t_mult: u64,
+    eta_min: f64,
+}
+
+impl CosineAnnealingWarmRestarts {
+    /// So many steps until the first restart, and between any two.
+    pub fn new(t_0: u64) -> CosineAnnealingWarmRestarts {
+        CosineAnnealingWarmRestarts { t_0, t_mult: 1, eta_min: 0.0 }
+    }
+
+    fn at(&self, epoch: u64, base: &[f64]) -> Vec<f64> {
+        let (mut done, mut length) = (epoch, self.t_0);
+        while done >= length {
+            done -= length;
+            length *= self.t_mult;
+        }
+        let height = (1.0 + (PI * done as f64 / length as f64).cos()) / 2.0;
+        each(base, |base| self.eta_min + (base - self.eta_min) * height)
+    }
+}
+
+options!(CosineAnnealingWarmRestarts {
+    /// How many times as long each run is as the one before, 1 by default.
+    t_mult: u64,
+    /// The least learning rate, 0 by default.
+    eta_min: f64,
+});
+
+impl Schedule for CosineAnnealingWarmRestarts {
+    fn begin(&self, base: &[f64], _: &[f64]) -> Vec<f64> {
+        self.at(0, base)
+    }
+    fn next(&self, epoch: u64, base: &[f64], _: &[f64]) -> Vec<f64> {
+        self.at(epoch, base)
+    }
+    fn check(&self, _: usize, loc: Loc) -> Result<()> {
+        let name = "CosineAnnealingWarmRestarts";
+        between(name, "t_0", "1 or more", self.t_0 as f64, self.t_0 > 0, loc)?;
+        between(name, "t_mult", "1 or more", self.t_mult as f64, self.t_mult > 0, loc)
+    }
+}
+
+type Factor = Box<dyn Fn(u64) -> f64 + Send + Sync>;
+
+/// The first learning rate times a function of the number of steps.
+pub struct LambdaLR(Vec<Factor>);
+
+/// Every step multiplies the learning rate by a function of its number.
+pub struct MultiplicativeLR(Vec<Factor>);
+
+macro_rules! by_function {
+    ($Type:ident) => {
+        impl $Type {
+            /// One function for all groups.
+            pub fn new(factor: impl Fn(u64) -> f64 + Send + Sync + 'static) -> $Type {
+                $Type(vec![Box::new(factor)])
+            }
+
+            /// A function for each group.
+            pub fn each(factors: Vec<Box<dyn Fn(u64) -> f64 + Send + Sync>>) -> $Type {
+                $Type(factors)
+            }
+
+            fn times(&self, epoch: u64, lrs: &[f64]) -> Vec<f64> {
+                match &self.0[..] {
+                    [one] => {
+                        let factor = one(epoch);
+                        each(lrs, |lr| lr * factor)
+                    }
+                    several => lrs.iter().zip(several).map(|(lr, factor)| lr * factor(epoch)).collect(),
+                }
+            }
+
+            fn count(&self, groups: usize, loc: Loc) -> Result<()> {
+                match self.0.len() == 1 || self.0.len() == groups {
+                    true => Ok(()),
+                    false => {
+                        let why =
+                            Why::Sizes { what: "functions and groups", left: self.0.len(), right: groups };
+                        Err(Error::op(stringify!($Type), why, loc))
+                    }
+                }
+            }
+        }
+    };
+}
+by_function!(LambdaLR);
+by_function!(MultiplicativeLR);
+
+impl Schedule for LambdaLR {
+    fn begin(&self, base: &[f64], _: &[f64]) -> Vec<f64> {
+        self.times(0, base)
+    }
+    fn next(&self, epoch: u64, base: &[f64], _: &[f64]) -> Vec<f64> {
+        self.times(epoch, base)
+    }
+    fn check(&self, groups: usize, loc: Loc) -> Result<()> {
+        self.count(groups, loc)
+    }
+}
+
+impl Schedule for MultiplicativeLR {
+    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
+        now.to_vec()
+    }
+    fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
+        self.times(epoch, now)
+    }
+    fn check(&self, groups: usize, loc: Loc) -> Result<()> {
+        self.count(groups, loc)
+    }
+}

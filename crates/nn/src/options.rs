@@ -1,0 +1,29 @@
+//! Setters of options, written once.
+
+/// Methods that set an option and give the options back: `Conv2d::options().bias(false)`.
+macro_rules! setters {
+    ($Options:ty { $($(#[$doc:meta])* $field:ident: $Type:ty),* $(,)? }) => {
+        impl $Options {
+            $(
+                $(#[$doc])*
+                pub fn $field(mut self, $field: $Type) -> Self {
+                    self.$field = $field;
+                    self
+                }
+            )*
+
+            /// The dtype of parameters and buffers; f32 by default.
+            pub fn dtype(mut self, dtype: kiln_tensor::DType) -> Self {
+                self.dtype = dtype;
+                self
+            }
+
+            /// Where parameters and buffers live; on the CPU by default.
+            pub fn device(mut self, device: &kiln_tensor::Device) -> Self {
+                self.device = *device;
+                self
+            }
+        }
+    };
+}
+pub(crate) use setters;
