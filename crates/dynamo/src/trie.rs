@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use kiln_aot::trace::{GradTarget, InputVariable, Variable, VariableInfo};
 use kiln_ir::{DType, Device, Layout, Loc, Op, ScalarKind, Shape, Strides, TensorTy, Ty};
+use kiln_runtime::prefetch;
 use kiln_tensor::{DynamicDim, Ready, Tensor};
 
 use crate::segment::Segment;
@@ -449,6 +450,9 @@ pub(crate) struct Node {
 
 pub(crate) const ROOT: u32 = 0;
 
+/// How many nodes ahead of its turn one is asked for.
+const AHEAD: usize = 3;
+
 /// The recordings of one region.
 pub(crate) struct Trie {
     nodes: boxcar::Vec<Node>,
@@ -504,6 +508,11 @@ impl Trie {
     #[inline(always)]
     pub(crate) fn follow(&self, index: u32, op: &Op, quick: Quick) -> Option<(u32, bool)> {
         let node = self.node(index);
+        // Nodes mostly lie in the order in which they are followed, and a long recording is more than the
+        // first-level cache holds.
+        let later = std::ptr::from_ref(node).wrapping_add(AHEAD);
+        prefetch(later);
+        prefetch(later.wrapping_byte_add(64));
         let fits = quick.is(&node.quick) && (op.row().attributes.is_empty() || node.event.is_call_of(op));
         fits.then(|| (node.first_child.load(Ordering::Acquire), node.requires_grad))
     }

@@ -1,6 +1,18 @@
-//! CPU features: which vector instructions this machine has, found once.
+//! CPU features: which vector instructions this machine has, found once; asking for memory ahead.
 
 use std::sync::OnceLock;
+
+/// Asks for a cache line that will be read soon; any address will do.
+#[inline(always)]
+pub fn prefetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that reads nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
 
 /// The instruction sets Kiln writes code for, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -66,7 +66,7 @@ pub mod warn;
 
 pub use cache::{CacheError, KernelCache, Library, Loaded, Origin, Source};
 pub use cc::{CcError, Compiler};
-pub use cpu::Isa;
+pub use cpu::{Isa, prefetch};
 pub use kernel::{Args, Kernel, KernelFn};
 pub use pool::{AllocError, Buffer};
 pub use threads::parallel_for;

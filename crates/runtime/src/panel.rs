@@ -7,7 +7,7 @@ use std::ops::{Add, Mul};
 
 use gemm_common::Parallelism;
 
-use crate::cpu::Isa;
+use crate::cpu::{Isa, prefetch};
 use crate::gemm::{Matrix, Product, Shape};
 
 /// A type with kernels.
@@ -168,18 +168,6 @@ fn add_rows<T: Float, const FMA: bool, const N: usize>(
             *place = add(*place, row[start + index], factor);
         }
     }
-}
-
-/// Asks for a cache line that will be read soon; any address will do.
-#[inline(always)]
-fn prefetch<T>(place: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint that reads nothing.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast())
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
 }
 
 /// The portable copy of a `k × n` matrix, block by block so that both sides stay in cache; from `(from_k, from_n)`.
