@@ -47,6 +47,7 @@ pub use autograd::{
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{check_in_place, execute, run_op, with_module};
 pub use dynamic::DynamicDim;
+pub use eager::has_kernel;
 pub use expr::Expr;
 pub use host::Element;
 pub use indexing::{Ellipsis, IndexOp, Indexer, NewAxis};
