@@ -61,3 +61,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/compile.md")]
 struct Guide;
+
+/// And that of the page on numerics.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/numerics.md")]
+struct NumericsPage;
