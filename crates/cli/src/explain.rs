@@ -1,7 +1,5 @@
 //! `kiln explain`: how the recipe's step is compiled.
 
-use kiln::prelude::*;
-
 use crate::failure::Done;
 use crate::progress::Progress;
 use crate::{RecipeOptions, output};

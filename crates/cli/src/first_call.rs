@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kiln::benchmark::Spread;
-use kiln::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
