@@ -1,7 +1,5 @@
 //! `kiln explain`: how the recipe's step is compiled.
 
-use kiln::prelude::*;
-
 use crate::failure::Done;
 use crate::progress::Progress;
 use crate::{RecipeOptions, output};
@@ -10,7 +8,7 @@ use crate::{RecipeOptions, output};
 pub fn run(options: &RecipeOptions) -> Done {
     let progress = Progress::spinner("compiling");
     let workload = options.case().build(&options.how.device.find()?)?;
-    let region = Compile::new().mode(options.how.mode).region();
+    let region = options.how.compile()?.region();
     region.run(|| workload.step())?;
     drop(progress);
     Ok(output::print(&region.explain().to_string())?)

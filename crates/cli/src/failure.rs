@@ -60,6 +60,18 @@ pub enum Failure {
         /// What is wrong with it.
         reason: String,
     },
+    /// There is no kernel cache to look at.
+    #[error("the kernel cache is off: {reason}")]
+    NoCache {
+        /// Why its directory is not used.
+        reason: String,
+    },
+    /// Objects of the kernel cache are not what was written.
+    #[error("damaged: {}; they are compiled again when they are wanted", .objects.join(", "))]
+    Damaged {
+        /// Their files.
+        objects: Vec<String>,
+    },
     /// A hand-written loop got no memory.
     #[error(transparent)]
     Memory(#[from] kiln::runtime::AllocError),

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kiln::benchmark::Spread;
-use kiln::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
@@ -37,7 +36,7 @@ pub fn run(case: Case, how: &How) -> Done {
     let workload = case.build(&how.device.find()?)?;
     workload.step()?;
     let start = Instant::now();
-    let region = Compile::new().mode(how.mode).region();
+    let region = how.compile()?.region();
     region.run(|| workload.step())?;
     let report = Report { first_call_s: start.elapsed().as_secs_f64() };
     output::print(&serde_json::to_string(&report).map_err(std::io::Error::from)?)?;
@@ -64,6 +63,8 @@ fn child(case: Case, how: &How, cache: &Folder) -> Result<f64, Failure> {
             how.device.name(),
             "--mode",
             &how.mode.to_string(),
+            "--isa",
+            &how.isa,
         ])
         .env("KILN_CACHE_DIR", &cache.0)
         .stdin(Stdio::null())

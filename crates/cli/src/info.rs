@@ -1,7 +1,5 @@
 //! `kiln info`: what Kiln finds on this machine.
 
-use std::path::Path;
-
 use kiln::runtime::{Compiler, Isa, KernelCache, pool, threads};
 
 use crate::failure::Done;
@@ -17,7 +15,15 @@ pub fn run() -> Done {
         Err(error) => format!("none: {error}; programs run eagerly"),
     };
     let cache = match KernelCache::global().directory() {
-        Ok(directory) => format!("{} ({})", directory.display(), contents(directory)),
+        Ok(directory) => {
+            let contents = KernelCache::global().contents().unwrap_or_default();
+            format!(
+                "{} ({}, {})",
+                directory.display(),
+                count(contents.objects, "object"),
+                bytes(contents.bytes as f64)
+            )
+        }
         Err(reason) => format!("off: {reason}"),
     };
     let facts = [
@@ -32,24 +38,4 @@ pub fn run() -> Done {
     let width = facts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let text: String = facts.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect();
     Ok(output::print(&text)?)
-}
-
-/// How much lies in the cache.
-fn contents(directory: &Path) -> String {
-    let (mut files, mut size) = (0, 0);
-    let mut folders = vec![directory.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => folders.push(entry.path()),
-                Ok(metadata) => {
-                    files += 1;
-                    size += metadata.len();
-                }
-                // Another process removed it meanwhile.
-                Err(_) => {}
-            }
-        }
-    }
-    format!("{}, {}", count(files, "file"), bytes(size as f64))
 }

@@ -3,6 +3,7 @@
 
 mod allocations;
 mod bench;
+mod cache;
 mod cases;
 mod corpus;
 mod explain;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::benchmark::Rounds;
-use kiln::prelude::{Device, Mode};
+use kiln::prelude::{Compile, Device, Mode};
 
 use crate::cases::{Case, OptimizerKind};
 use crate::failure::{Done, Failure};
@@ -63,6 +64,11 @@ enum Command {
     Ops,
     /// Show what Kiln finds on this machine: vector instructions, C compiler, kernel cache, threads
     Info,
+    /// The kernel cache on disk
+    Cache {
+        #[command(subcommand)]
+        action: cache::Action,
+    },
     /// Time the first compiled call of a case in this process
     #[command(hide = true)]
     FirstCall {
@@ -81,12 +87,19 @@ struct How {
     /// As in torch.compile: default, reduce-overhead, max-autotune
     #[arg(long, default_value = "default", value_parser = mode)]
     mode: Mode,
+    /// Vector instructions of compiled code: best, avx512, avx2, plain (KILN_ISA sets those of eager code too)
+    #[arg(long, default_value = "best", value_parser = isa)]
+    isa: String,
     /// How long to time a case
     #[arg(long, default_value_t = 3.0, value_parser = seconds)]
     seconds: f64,
 }
 
 impl How {
+    fn compile(&self) -> Result<Compile, Failure> {
+        Ok(Compile::new().mode(self.mode).option("isa", &self.isa)?)
+    }
+
     fn rounds(&self) -> Rounds {
         let default = Rounds::default();
         let settle = default.settle.min(Duration::from_secs_f64(self.seconds / 25.0));
@@ -171,6 +184,11 @@ fn mode(text: &str) -> Result<Mode, String> {
     text.parse::<Mode>().map_err(|error| error.to_string())
 }
 
+fn isa(text: &str) -> Result<String, String> {
+    let known = Compile::new().option("isa", text);
+    known.map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().map_err(|error| error.to_string())?;
     if (0.0..=3600.0).contains(&number) { Ok(number) } else { Err("must be from 0 to 3600".into()) }
@@ -197,6 +215,7 @@ fn main() -> ExitCode {
         Command::Corpus(options) => corpus::run(&options),
         Command::Ops => ops::run(),
         Command::Info => info::run(),
+        Command::Cache { action } => cache::run(action),
         Command::FirstCall { case, how } => first_call::run(case, &how),
     };
     finish(done)
@@ -250,9 +269,14 @@ mod tests {
 
     #[test]
     fn unknown_values_are_usage_errors() {
-        for words in
-            [&["bench", "nosuch"][..], &["--layers", "0"], &["--device", "tpu"], &["--mode", "quick"]]
-        {
+        for words in [
+            &["bench", "nosuch"][..],
+            &["--layers", "0"],
+            &["--device", "tpu"],
+            &["--mode", "quick"],
+            &["bench", "--isa", "sse9"],
+            &["cache"],
+        ] {
             let parsed = Cli::try_parse_from(["kiln"].iter().chain(words));
             assert_eq!(parsed.err().map(|error| error.exit_code()), Some(2), "{words:?}");
         }

@@ -105,7 +105,7 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
 
     says("compiling");
     let compiled = Stand::new(case, &device)?;
-    let region = Compile::new().mode(how.mode).region();
+    let region = how.compile()?.region();
     let (found, peak_compiled) = compiled.run_equal_steps(|workload| region.run(|| workload.step()))?;
     let difference = Difference::between(&expected, &found);
     drop((expected, found));

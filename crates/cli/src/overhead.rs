@@ -36,7 +36,7 @@ pub struct Line<'a> {
 pub fn measure(how: &How, progress: &Progress) -> Result<Overhead, Failure> {
     progress.says("overhead: compiling");
     let workload = Case::Overhead.build(&how.device.find()?)?;
-    let region = Compile::new().mode(how.mode).region();
+    let region = how.compile()?.region();
     let call = || region.run(|| workload.step());
     for _ in 0..10 {
         call()?;

@@ -61,6 +61,39 @@ fn help_ops_and_info() {
 }
 
 #[test]
+fn the_kernel_cache_is_shown_verified_and_cleared() {
+    let folder = std::env::temp_dir().join(format!("kiln-command-cache-{}", std::process::id()));
+    let run = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        let output =
+            command.args(words).env("KILN_CACHE_DIR", &folder).output().expect("the command was built");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let objects = |text: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix("objects"));
+        line.and_then(|count| count.trim().parse::<usize>().ok()).unwrap_or(usize::MAX)
+    };
+    assert_eq!(objects(&run(&["cache", "info"]).1), 0);
+    // The plain instruction set, so that it is tried here too.
+    let (code, _, err) = run(&["explain", "--layers", "1", "--size", "8", "--isa", "plain"]);
+    assert_eq!(code, Some(0), "{err}");
+    let (_, out, _) = run(&["cache", "info"]);
+    let there = objects(&out);
+    assert!((1..100).contains(&there), "{out}");
+    assert!(run(&["cache", "verify"]).1.contains("whole"));
+    let files = std::fs::read_dir(&folder).expect("the cache").flatten().map(|file| file.path());
+    let object = files.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "so"));
+    std::fs::write(object.expect("an object"), "damaged").expect("written");
+    let (code, out, err) = run(&["cache", "verify"]);
+    assert_eq!((code, out.as_str(), err.lines().count()), (Some(1), "", 1), "{err}");
+    assert!(err.starts_with("error: damaged: "), "{err}");
+    assert!(run(&["cache", "clear"]).1.contains("removed"));
+    assert_eq!(objects(&run(&["cache", "info"]).1), 0);
+    std::fs::remove_dir_all(&folder).expect("the cache's folder");
+}
+
+#[test]
 fn selftest_passes() {
     let ran = kiln(&["selftest"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use kiln_inductor::{Plan as Lowered, Step, Tuning};
 use kiln_ir::{DType, Graph, Layout, Scalar, Ty};
-use kiln_runtime::{Isa, Kernel, KernelCache, threads};
+use kiln_runtime::{Kernel, KernelCache, threads};
 use kiln_tensor::{Device, Ready, Tensor};
 
-use crate::kernels;
+use crate::kernels::{self, Build};
 use crate::options::Mode;
 use crate::segment::Program;
 use crate::settings::{OptLevel, Settings};
@@ -64,17 +64,16 @@ pub(crate) fn tune(
     usual: &Lowered,
     kernels: Vec<Kernel>,
     settings: &Settings,
-    isa: Isa,
     lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
 ) -> Tuned {
     let mut tuned = Tuned { plan: usual.clone(), kernels, compiled: 0, notes: Vec::new() };
     let forms = forms(usual, settings);
-    let key = key(usual, &forms, settings, isa);
+    let key = key(usual, &forms, settings);
     let remembered = KernelCache::global().remark(&key).and_then(|text| parse(&text, usual, &forms));
     let mut candidates = Vec::new();
     for &form in &forms {
         let is_wanted = remembered.as_ref().is_none_or(|chosen| chosen.iter().any(|&f| forms[f] == form));
-        let made = if is_wanted { steps(usual, form, settings, isa, lower, &mut tuned) } else { Ok(None) };
+        let made = if is_wanted { steps(usual, form, settings, lower, &mut tuned) } else { Ok(None) };
         match made {
             Ok(steps) => candidates.push(steps),
             Err(reason) => {
@@ -129,7 +128,6 @@ fn steps(
     usual: &Lowered,
     form: Form,
     settings: &Settings,
-    isa: Isa,
     lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
     tuned: &mut Tuned,
 ) -> Result<Option<Vec<Step>>, String> {
@@ -153,7 +151,7 @@ fn steps(
     if !aligned || (same_text && level == settings.opt_level) {
         return Ok(None);
     }
-    let (kernels, compiled) = kernels::load(&other, isa, level)?;
+    let (kernels, compiled) = kernels::load(&other, Build { level, ..settings.build() })?;
     tuned.compiled += compiled;
     let first = tuned.kernels.len();
     tuned.kernels.extend(kernels);
@@ -167,12 +165,14 @@ fn steps(
 }
 
 /// What a choice is remembered by: everything that it may depend on.
-fn key(usual: &Lowered, forms: &[Form], settings: &Settings, isa: Isa) -> String {
+fn key(usual: &Lowered, forms: &[Form], settings: &Settings) -> String {
+    let Build { isa, level, sanitize } = settings.build();
     let mut key = format!(
-        "autotune 1: {} threads, {}, {}, {} forms",
+        "autotune 1: {} threads, {}, {}, {}, {} forms",
         threads::count(),
         isa.name(),
-        settings.opt_level.flag(),
+        level.flag(),
+        sanitize.name(),
         forms.len()
     );
     for step in &usual.steps {

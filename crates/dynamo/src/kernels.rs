@@ -9,7 +9,7 @@ use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::{Def, Graph, Layout, Result, TensorTy};
 use kiln_runtime::program::{self, Element, MatrixAt};
-use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Source, gemm, threads, warn};
+use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, gemm, threads, warn};
 use kiln_tensor::program::{Executable, HostStep, View};
 
 use crate::counters::{self, Count};
@@ -26,8 +26,19 @@ pub(crate) fn c_isa(isa: Isa) -> CIsa {
     }
 }
 
-/// Kernels that are loaded in this process, by name, instruction set and how hard the C compiler worked.
-type Loaded = FxHashMap<(String, CIsa, OptLevel), Kernel>;
+/// How kernels are built from their text.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Build {
+    /// The instructions they may use.
+    pub isa: Isa,
+    /// How hard the C compiler works.
+    pub level: OptLevel,
+    /// What it checks.
+    pub sanitize: Sanitize,
+}
+
+/// Kernels that are loaded in this process, by name and how they were built.
+type Loaded = FxHashMap<(String, Build), Kernel>;
 
 fn loaded() -> &'static Mutex<Loaded> {
     static LOADED: OnceLock<Mutex<Loaded>> = OnceLock::new();
@@ -42,8 +53,8 @@ pub(crate) fn forget() {
 /// The plan's kernels, compiled where they are not there yet, and how many had to be compiled. Kernels are
 /// compiled together in a few sources of about equal length, at most one per core: most of a small
 /// kernel's compile time is the compiler's start.
-pub(crate) fn load(lowered: &Lowered, isa: Isa, level: OptLevel) -> Result<(Vec<Kernel>, usize), String> {
-    let key = |kernel: &KernelSource| (kernel.name.clone(), lowered.isa, level);
+pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<(Vec<Kernel>, usize), String> {
+    let key = |kernel: &KernelSource| (kernel.name.clone(), build);
     let missing: Vec<&KernelSource> = {
         let loaded = loaded().lock();
         lowered.kernels.iter().filter(|k| !loaded.contains_key(&key(k))).collect()
@@ -70,12 +81,12 @@ pub(crate) fn load(lowered: &Lowered, isa: Isa, level: OptLevel) -> Result<(Vec<
     let sources: Vec<Source> = shards
         .iter()
         .map(|kernels| {
-            let mut flags = vec![level.flag(), "-fno-strict-aliasing"];
-            flags.extend(c::FLAGS);
+            let mut flags = vec![build.level.flag(), "-fno-strict-aliasing"];
+            flags.extend(c::FLAGS.iter().chain(build.sanitize.flags()));
             if kernels.iter().any(|k| k.needs_libm) {
                 flags.push("-lm");
             }
-            Source { isa, ..Source::new(KernelSource::shard(kernels, lowered.isa), &flags) }
+            Source { isa: build.isa, ..Source::new(KernelSource::shard(kernels, lowered.isa), &flags) }
         })
         .collect();
     let mut compiled = 0;

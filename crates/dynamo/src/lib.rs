@@ -58,7 +58,7 @@ pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, explain};
 pub use interpret::{GraphValue, run_graph, run_graph_with, run_node};
 pub use options::{Compile, Mode, OptimizationLevel};
 pub use region::Region;
-pub use settings::{OptLevel, OptionInfo, Settings, list_options};
+pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
 
 /// Starts afresh: drops the recordings of every compiled function of this process, forgets the kernels it has

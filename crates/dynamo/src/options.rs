@@ -6,7 +6,7 @@ use std::str::FromStr;
 use kiln_ir::{Device, Error, Result};
 
 use crate::backend::{Backend, ChosenBackend};
-use crate::settings::Settings;
+use crate::settings::{Numerics, Settings};
 
 /// What compilation aims for.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -196,6 +196,23 @@ impl Compile {
     pub fn option(mut self, name: &str, value: impl ToString) -> Result<Compile> {
         self.settings.set(name, &value.to_string())?;
         Ok(self)
+    }
+
+    /// How near results are to eager's: the named option `numerics`.
+    ///
+    /// ```
+    /// use kiln_dynamo::{Compile, Numerics};
+    /// use kiln_tensor::{DType, Result, Tensor};
+    /// # fn main() -> Result<()> {
+    /// let x = Tensor::from_slice(&[0.1f32, 1.7, -3.3])?.to_dtype(DType::BF16)?;
+    /// let chain = || x.mul(1.1)?.exp()?.add(&x)?.tanh();
+    /// let compiled = Compile::new().numerics(Numerics::Strict).region().run(chain)?;
+    /// assert_eq!(compiled.to_vec::<f32>()?, chain()?.to_vec::<f32>()?);
+    /// # Ok(()) }
+    /// ```
+    pub fn numerics(mut self, numerics: Numerics) -> Compile {
+        self.settings.numerics = numerics;
+        self
     }
 
     /// Several named options: a map from names to values.

@@ -9,6 +9,7 @@ use kiln_aot::trace::{Event as TraceEvent, TraceArg, Variable};
 use kiln_aot::{Functional, GraphInput, Home, Joint, Survivor, Trace};
 use kiln_inductor::{Layout as InputLayout, Options, Plan as Lowered, Step, Tuning};
 use kiln_ir::{Grad, Graph, Layout, Result, Stage, Ty, Value, carries_gradient};
+use kiln_prims::Rounding;
 use kiln_runtime::{threads, warn};
 use kiln_tensor::hook::Scope;
 
@@ -22,6 +23,7 @@ use crate::options::Mode;
 use crate::region::Site;
 use crate::report;
 use crate::segment::{Backward, Code, Info, Plan, Segment, Text};
+use crate::settings::Numerics;
 use crate::trie::LiveSet;
 
 /// Compiles the segment that ends at `at`; what can't be compiled is interpreted, with the reason.
@@ -162,7 +164,11 @@ impl Stages {
         if wants_aten || backend.is(Backend::AotEager) {
             return Ok(Arc::new(graph.clone()));
         }
-        let graph = Arc::new(self.run("prims", || kiln_prims::lower(graph))?);
+        let rounding = match site.options.settings.numerics {
+            Numerics::Default => Rounding::Stored,
+            Numerics::Strict => Rounding::Kernels(kiln_tensor::has_kernel),
+        };
+        let graph = Arc::new(self.run("prims", || kiln_prims::lower_rounding(graph, rounding))?);
         self.text("prims", Log::Prims, graph.clone(), Stage::Prims)?;
         Ok(graph)
     }
@@ -183,10 +189,10 @@ impl Stages {
         if options.backend.custom().is_some() {
             return self.custom(site, graph, layouts, kind, results);
         }
-        let isa = options.settings.isa();
+        let build = options.settings.build();
         let lowering = Options {
             input_layouts: layouts.clone(),
-            isa: kernels::c_isa(isa),
+            isa: kernels::c_isa(build.isa),
             threads: threads::count(),
             tuning: options.settings.tuning(),
         };
@@ -196,12 +202,11 @@ impl Stages {
         };
         let mut lowered = self.timed("inductor", || lower(lowering.tuning))?;
         self.describe(&lowered);
-        let level = options.settings.opt_level;
-        let (mut kernels, compiled) = self.timed("compile", || kernels::load(&lowered, isa, level))?;
+        let (mut kernels, compiled) = self.timed("compile", || kernels::load(&lowered, build))?;
         self.info.compiled_kernels += compiled;
         if options.mode == Mode::MaxAutotune {
             let tuned = self.timed("autotune", || {
-                Ok(autotune::tune(graph, &lowered, kernels, &options.settings, isa, &lower))
+                Ok(autotune::tune(graph, &lowered, kernels, &options.settings, &lower))
             })?;
             self.info.compiled_kernels += tuned.compiled;
             self.info.tuned.extend(tuned.notes);

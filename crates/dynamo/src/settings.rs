@@ -5,7 +5,9 @@ use std::fmt;
 
 use kiln_inductor::Tuning;
 use kiln_ir::{Error, Result};
-use kiln_runtime::Isa;
+use kiln_runtime::{Isa, Sanitize};
+
+use crate::kernels::Build;
 
 /// How hard the C compiler works on a kernel.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
@@ -36,6 +38,32 @@ impl OptLevel {
     }
 }
 
+/// How near compiled results are to eager ones.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Numerics {
+    /// Pointwise ops on f32, f64, integers and truth values give eager's bits. Chains of half precision are
+    /// rounded where they are stored, not after every op, so they are more exact than eager; sums are added
+    /// up in another order.
+    #[default]
+    Default,
+    /// Pointwise graphs of every dtype give eager's bits: halves are rounded after every op that eager runs
+    /// as one kernel. Sums are as in `Default`.
+    Strict,
+}
+
+impl Numerics {
+    /// Both.
+    pub const ALL: [Numerics; 2] = [Numerics::Default, Numerics::Strict];
+
+    /// The name used in options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Numerics::Default => "default",
+            Numerics::Strict => "strict",
+        }
+    }
+}
+
 /// The options of the `inductor` backend and of capture, under the names that [`Compile::option`] takes.
 /// [`list_options`] tells them all.
 ///
@@ -55,6 +83,10 @@ pub struct Settings {
     pub opt_level: OptLevel,
     /// The vector instructions to write for; `None` is the machine's best.
     pub isa: Option<Isa>,
+    /// How near results are to eager's.
+    pub numerics: Numerics,
+    /// Checks that the C compiler puts into kernels; `Off` leaves it to `KILN_SANITIZE`.
+    pub sanitize: Sanitize,
     /// With more recompilations than this a function runs eagerly from then on.
     pub recompile_limit: usize,
     /// Plans are kept for this many sizes; calls with more run eagerly.
@@ -75,6 +107,8 @@ impl Default for Settings {
             stages: tuning.stages,
             opt_level: OptLevel::default(),
             isa: None,
+            numerics: Numerics::Default,
+            sanitize: Sanitize::Off,
             recompile_limit: 16,
             size_limit: 64,
             autotune_ms: 500,
@@ -151,6 +185,26 @@ const OPTIONS: &[OptionInfo] = &[
             found.is_some() || text == "best"
         },
     },
+    OptionInfo {
+        name: "numerics",
+        values: "default, strict",
+        doc: "strict: pointwise graphs of half precision give eager's bits too, rounded after every op",
+        get: |settings| settings.numerics.name().to_string(),
+        set: |settings, text| {
+            let found = Numerics::ALL.into_iter().find(|numerics| numerics.name() == text);
+            found.map(|numerics| settings.numerics = numerics).is_some()
+        },
+    },
+    OptionInfo {
+        name: "sanitize",
+        values: "off, undefined, address",
+        doc: "checks that the C compiler puts into kernels, for tests; `address` needs its library preloaded",
+        get: |settings| settings.sanitize.name().to_string(),
+        set: |settings, text| {
+            let found = Sanitize::ALL.into_iter().find(|sanitize| sanitize.name() == text);
+            found.map(|sanitize| settings.sanitize = sanitize).is_some()
+        },
+    },
     plain!(recompile_limit, COUNT, "with more recompilations than this a function runs eagerly from then on"),
     plain!(
         size_limit,
@@ -210,10 +264,12 @@ impl Settings {
         self.max_inlined_ops = wide.inlined;
     }
 
-    /// The instruction set to write for.
-    pub(crate) fn isa(&self) -> Isa {
+    /// How kernels are built.
+    pub(crate) fn build(&self) -> Build {
         // Of two sets the later in order is the smaller.
-        self.isa.map_or(Isa::best(), |wanted| wanted.max(Isa::best()))
+        let isa = self.isa.map_or(Isa::best(), |wanted| wanted.max(Isa::best()));
+        let sanitize = if self.sanitize == Sanitize::Off { Sanitize::asked() } else { self.sanitize };
+        Build { isa, level: self.opt_level, sanitize }
     }
 }
 

@@ -5,10 +5,12 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
+mod numerics;
+
 use std::sync::Mutex;
 
 use kiln_dynamo::{Backend, Compile};
-use kiln_ir::{Domain, Grad, Op, Row, Sample, SampleArg, Shape};
+use kiln_ir::{Class, Domain, Grad, Op, Row, Sample, SampleArg, Shape};
 use kiln_tensor::hook::{Arg, Output};
 use kiln_tensor::{DType, Result, Tensor, run_op};
 use kiln_testkit::{Rng, tolerance};
@@ -122,6 +124,20 @@ impl Case {
         Ok(Case { row, sample: sample.clone(), layout, tensors })
     }
 
+    /// The same call on the same numbers in f64.
+    fn exact(&self) -> Result<Case> {
+        let wide = |tensor: &Option<Tensor>| match tensor {
+            Some(tensor) if tensor.dtype() == DType::F32 => {
+                let wide = tensor.detach()?.to_dtype(DType::F64)?;
+                wide.requires_grad_(tensor.requires_grad())?;
+                Ok(Some(wide))
+            }
+            other => Ok(other.clone()),
+        };
+        let tensors = self.tensors.iter().map(wide).collect::<Result<_>>()?;
+        Ok(Case { row: self.row, sample: self.sample.clone(), layout: self.layout, tensors })
+    }
+
     fn run(&self) -> Result<Tensor> {
         let args: Vec<Arg<'_>> = self
             .sample
@@ -191,6 +207,23 @@ fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String
     Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])))
 }
 
+/// What default numerics promise: an error of at most twice eager's own, and 10⁻⁶, over the largest magnitude.
+/// `exact` is computed in f64 from the same numbers.
+fn inexact(got: &Tensor, eager: &Tensor, exact: &Tensor) -> Result<Option<String>> {
+    if got.dtype() != DType::F32 || exact.dtype() != DType::F64 {
+        return Ok(None);
+    }
+    let exact = exact.to_vec::<f64>()?;
+    let largest = exact.iter().filter(|x| x.is_finite()).fold(0.0f64, |a, x| a.max(x.abs()));
+    let error = |tensor: &Tensor| -> Result<f64> {
+        let values = tensor.to_vec::<f64>()?;
+        let finite = values.iter().zip(&exact).filter(|(_, exact)| exact.is_finite());
+        Ok(finite.fold(0.0f64, |a, (x, exact)| a.max((x - exact).abs())))
+    };
+    let (own, allowed) = (error(got)?, 2.0 * error(eager)? + 1e-6 * largest);
+    Ok((own > allowed).then(|| format!("an error of {own:e}, {allowed:e} is allowed")))
+}
+
 /// The rows' samples in a dtype, with the numbers of one call.
 fn cases(rows: &[&'static Row], dtype: DType, call: usize) -> Result<Vec<Case>> {
     let cases = rows.iter().map(|row| row_cases(row, dtype, call));
@@ -235,6 +268,17 @@ fn check(backend: Backend, rows: &[&'static Row], dtype: DType, pass: Backward) 
         }
         let want = forward(&eager, pass)?;
         backward(&want)?;
+        // Random rows would draw other numbers.
+        let is_random = rows.iter().any(|row| row.class == Class::Random);
+        let has_exact = backend == Backend::Inductor && dtype == DType::F32 && !is_random;
+        let exact = if has_exact {
+            let wide = eager.iter().map(Case::exact).collect::<Result<Vec<_>>>()?;
+            let results = forward(&wide, pass)?;
+            backward(&results)?;
+            Some((wide, results))
+        } else {
+            None
+        };
         let got = match pass {
             Backward::Inside => region.run(|| {
                 let outputs = forward(&compiled, pass)?;
@@ -264,6 +308,17 @@ fn check(backend: Backend, rows: &[&'static Row], dtype: DType, pass: Backward) 
             let involved = case.tensors.iter().flatten().chain([&want[i]]).map(|t| t.dtype());
             let through = involved.filter(|d| d.is_narrow()).map(tolerance).fold(0.0, f64::max);
             note("result", difference(&got[i], &want[i], through)?);
+            if let Some((wide, results)) = &exact {
+                note("result", inexact(&got[i], &want[i], &results[i])?);
+                let wide = wide[i].tensors.iter().flatten();
+                for ((a, b), wide) in
+                    case.tensors.iter().flatten().zip(other.tensors.iter().flatten()).zip(wide)
+                {
+                    if let (Some(a), Some(b), Some(wide)) = (a.grad(), b.grad(), wide.grad()) {
+                        note("gradient", inexact(&a, &b, &wide)?);
+                    }
+                }
+            }
             let operands = case.tensors.iter().flatten().zip(other.tensors.iter().flatten());
             for (k, (a, b)) in operands.enumerate() {
                 let what = format!("gradient of operand {k}");

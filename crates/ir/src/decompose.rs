@@ -85,8 +85,9 @@ pub(crate) fn rsqrt(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
 }
 
 pub(crate) fn relu(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
+    // Of two zeros the second is taken: −0.0 stays what it is, as in the scalar function.
     let zero = cx.number(Scalar::Int(0))?;
-    one(cx.maximum(args[0], zero))
+    one(cx.maximum(zero, args[0]))
 }
 
 /// erf form: (x·½)·(1 + erf(x·√½));  tanh form: (x·½)·(1 + tanh(√(2/π)·(x + 0.044715·x³)))

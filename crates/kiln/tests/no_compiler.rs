@@ -113,6 +113,44 @@ fn a_compiler_that_fails_is_like_none() {
     assert_eq!(text.lines().filter(|line| line.contains("warning")).count(), 1, "{text}");
 }
 
+/// A compiler that does this before it does its work.
+fn fake_compiler(folder: &Folder, before: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(&folder.0).unwrap();
+    let path = folder.0.join("cc");
+    std::fs::write(&path, format!("#!/bin/sh\n{before}\nexec cc \"$@\"\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    path.to_string_lossy().into_owned()
+}
+
+/// Lines of the C text that the compiler is given decide; the source is the one argument that ends in `.c`.
+const SOURCE: &str = "for word; do case $word in *.c) source=$word;; esac; done";
+
+#[test]
+fn a_compiler_that_crashes_on_one_kernel_leaves_the_others_compiled() {
+    let (cache, folder) = (Folder::new("crash-cache"), Folder::new("crash"));
+    // The chain has a tanh, the training step has none.
+    let crash = format!("{SOURCE}\nif grep -q tanh $source; then kill -SEGV $$; fi");
+    let compiler = fake_compiler(&folder, &crash);
+    let text = succeeded(&child_process(&cache.0).env("KILN_CC", compiler).output().unwrap());
+    assert_eq!(text.lines().filter(|line| line.contains("warning")).count(), 1, "{text}");
+    assert!(text.contains("running eagerly") && text.contains("SIGSEGV"), "{text}");
+    assert!(!cache.objects().is_empty());
+}
+
+#[test]
+fn a_compiler_that_hangs_is_given_up() {
+    let (cache, folder) = (Folder::new("hang-cache"), Folder::new("hang"));
+    let compiler = fake_compiler(&folder, &format!("{SOURCE}\nif grep -q tanh $source; then sleep 600; fi"));
+    let start = std::time::Instant::now();
+    let mut command = child_process(&cache.0);
+    let output = command.env("KILN_CC", compiler).env("KILN_CC_TIMEOUT", "4").output().unwrap();
+    let text = succeeded(&output);
+    assert_eq!(text.lines().filter(|line| line.contains("warning")).count(), 1, "{text}");
+    assert!(text.contains("stopped after 4s"), "{text}");
+    assert!(start.elapsed().as_secs() < 100, "asked once, not for every call");
+}
+
 #[test]
 fn damaged_kernels_are_compiled_again() {
     let folder = Folder::new("damaged");

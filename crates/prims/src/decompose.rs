@@ -14,6 +14,15 @@
 //! Numbers stay numbers: whoever lowers the op converts them to the tensors' dtype. The condition of `where`
 //! is broadcast but not converted. An op over lists stays one node; where its elements need different
 //! conversions, a list of converted elements takes the operand's place.
+//!
+//! Halves are computed in f32 and rounded where they are stored; with [`Rounding::Kernels`] they are rounded where
+//! eager mode rounds them, by conversions that stand in the graph:
+//! ```text
+//! %1 = sigmoid(%0) : f16[4]             %1 = to(%0) {dtype: f32} : f32[4]
+//! %2 = mul(%0, %1) : f16[4]       →     %2 = sigmoid(%1) : f32[4]
+//!                                       %3 = to(%2) {dtype: f16} : f16[4]
+//!                                       …
+//! ```
 
 use kiln_ir::{
     Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values,
@@ -21,10 +30,26 @@ use kiln_ir::{
 };
 use smallvec::{SmallVec, smallvec};
 
+/// Where results of half precision are rounded.
+#[derive(Copy, Clone, Debug, Default)]
+pub enum Rounding {
+    /// Where they are stored or converted: chains of ops are quicker, and more exact than op by op.
+    #[default]
+    Stored,
+    /// After every op that eager mode runs as one kernel; the function tells whether it does, from the op and
+    /// the number of its operands.
+    Kernels(fn(&Op, usize) -> bool),
+}
+
 /// Lowers every op to prims.
 pub fn decompose(graph: &Graph) -> Result<Graph> {
+    decompose_rounding(graph, Rounding::Stored)
+}
+
+/// [`decompose`] with halves rounded as told.
+pub fn decompose_rounding(graph: &Graph, rounding: Rounding) -> Result<Graph> {
     let (room, mut map) = Graph::with_inputs_of(graph);
-    let mut lowering = Lowering { graph: room };
+    let mut lowering = Lowering { graph: room, rounding };
     for node in &graph.nodes {
         lowering.graph.loc = node.loc;
         let args: SmallVec<[Value; 4]> = node.args.iter().map(|v| map[v.index()]).collect();
@@ -60,10 +85,55 @@ pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
 /// An emitter that lowers whatever it is given, what decompositions emit included.
 struct Lowering {
     graph: Graph,
+    /// As told, but inside an op that eager mode runs as one kernel halves are not rounded.
+    rounding: Rounding,
 }
 
 impl Emit for Lowering {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        match self.rounding {
+            Rounding::Kernels(is_kernel) if computes(&op) && is_kernel(&op, args.len()) => {
+                self.as_one_kernel(op, args)
+            }
+            Rounding::Kernels(_) | Rounding::Stored => self.lower(op, args),
+        }
+    }
+
+    fn ty(&self, value: Value) -> &Ty {
+        self.graph.ty(value)
+    }
+}
+
+impl Lowering {
+    /// An op whose halves are widened first and rounded once, at its end.
+    fn as_one_kernel(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| self.ty(v).clone()).collect();
+        let out = op.infer(&tys).map_err(|why| op.error(&tys, why, self.graph.loc))?[0].clone();
+        let mut halves = tys.iter().chain([&out]).flat_map(dtypes).filter(|&dtype| is_half(dtype));
+        let Some(half) = halves.next() else { return self.lower(op, args) };
+        if let Ty::List(_) = out
+            && tys.iter().chain([&out]).flat_map(dtypes).any(|dtype| dtype != half)
+        {
+            return self.element_by_element(&op, args);
+        }
+        // Promotion comes before widening: a tensor that becomes a half is rounded to it.
+        let mut widened = self.conform(&op, args, &tys, &out, Extent::Any)?;
+        for value in &mut widened {
+            if dtypes(self.ty(*value)).any(is_half) {
+                *value = self.to(*value, DType::F32)?;
+            }
+        }
+        let told = std::mem::take(&mut self.rounding);
+        let values = self.lower(op, &widened);
+        self.rounding = told;
+        let mut values = values?;
+        if dtypes(&out).any(is_half) {
+            values[0] = self.graph.emit(Op::To { dtype: half_of(&out, half) }, &values[..1])?[0];
+        }
+        Ok(values)
+    }
+
+    fn lower(&mut self, op: Op, args: &[Value]) -> Result<Values> {
         let outs = self.graph.infer(&op, args)?;
         if let Op::List {} = op {
             let loc = self.graph.loc;
@@ -96,12 +166,6 @@ impl Emit for Lowering {
         }
     }
 
-    fn ty(&self, value: Value) -> &Ty {
-        self.graph.ty(value)
-    }
-}
-
-impl Lowering {
     /// The operands with promotion and, if asked for, broadcasting made explicit.
     fn conform(
         &mut self,
@@ -230,6 +294,40 @@ impl Lowering {
         }
         Ok(smallvec![self.list(&results)?])
     }
+}
+
+/// Whether an op computes new numbers from its operands; others only move or convert them.
+fn computes(op: &Op) -> bool {
+    match op.row().class {
+        Class::Pointwise => !matches!(op, Op::To { .. } | Op::Clone {} | Op::Copy {} | Op::Detach {}),
+        Class::Reduction | Class::Composite => op.row().decompose.is_some(),
+        Class::View
+        | Class::Index
+        | Class::Create
+        | Class::Random
+        | Class::Contraction
+        | Class::Constant
+        | Class::List => false,
+    }
+}
+
+/// The dtypes of a value's tensors.
+fn dtypes(ty: &Ty) -> impl Iterator<Item = DType> + '_ {
+    let (one, many) = match ty {
+        Ty::Tensor(t) => (Some(t.dtype), None),
+        Ty::List(items) => (None, Some(items)),
+        Ty::Scalar(_) => (None, None),
+    };
+    one.into_iter().chain(many.into_iter().flat_map(|items| items.iter().map(|t| t.dtype)))
+}
+
+fn is_half(dtype: DType) -> bool {
+    dtype.is_narrow() && dtype.is_float()
+}
+
+/// The half in which a result is; of a list all elements have the same.
+fn half_of(out: &Ty, half: DType) -> DType {
+    dtypes(out).next().unwrap_or(half)
 }
 
 /// Whether operands are repeated to the result's shape.

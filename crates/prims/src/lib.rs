@@ -18,7 +18,7 @@ use std::borrow::Cow;
 use kiln_ir::{Graph, Result, Stage};
 
 pub use dead::remove_dead;
-pub use decompose::{decompose, is_prim};
+pub use decompose::{Rounding, decompose, decompose_rounding, is_prim};
 pub use rewrite::{Call, Rewriter, Rule};
 pub use simplify::{simplify, simplify_by};
 
@@ -35,7 +35,7 @@ pub use simplify::{simplify, simplify_by};
 /// assert_eq!(kiln_prims::lower(&graph)?.to_string(), "\
 /// graph(%0: f32[4, 3]) {
 ///   %1 = constant() {value: 0} : int
-///   %2 = maximum(%0, %1) : f32[4, 3]
+///   %2 = maximum(%1, %0) : f32[4, 3]
 ///   return %2
 /// }
 /// ");
@@ -47,7 +47,18 @@ pub fn lower(graph: &Graph) -> Result<Graph> {
 
 /// [`lower`], with every intermediate graph shown to `after` under the name of the pass that made it.
 pub fn lower_with(graph: &Graph, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
-    let passes: [(&str, fn(&Graph) -> Result<Graph>); 2] = [("decompose", decompose), ("simplify", simplify)];
+    run(graph, Rounding::Stored, after)
+}
+
+/// [`lower`], with halves rounded as told.
+pub fn lower_rounding(graph: &Graph, rounding: Rounding) -> Result<Graph> {
+    run(graph, rounding, &mut |_, _| {})
+}
+
+fn run(graph: &Graph, rounding: Rounding, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
+    type Pass<'a> = (&'a str, &'a dyn Fn(&Graph) -> Result<Graph>);
+    let passes: [Pass<'_>; 2] =
+        [("decompose", &|graph| decompose_rounding(graph, rounding)), ("simplify", &simplify)];
     let mut graph = Cow::Borrowed(graph);
     for (name, pass) in passes {
         graph = Cow::Owned(pass(&graph)?);

@@ -1,17 +1,9 @@
-//! The kernel cache: compiled sources in memory, then on disk, then from the compiler.
-//!
-//! [Note: what makes loading a file safe]
-//! A cached object becomes code of this process, so the directory must belong to the user and nobody else
-//! may write to it; anything else is refused with a reason, and the cache then works from private temporary
-//! folders. An object ends with a checksum over its bytes that is verified before loading: a truncated or
-//! damaged file is rebuilt. Objects are written under a name of their own and renamed into place, so other
-//! processes see either nothing or all of it; two that build the same object at once write the same content.
+//! The kernel cache: compiled sources in memory, then on disk, then from the compiler. What lies on disk, and
+//! why it may be loaded, is in [`directory`](crate::directory).
 
 use std::collections::HashMap;
-use std::fmt::Write;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,11 +16,8 @@ use thiserror::Error;
 
 use crate::cc::{CcError, Compiler};
 use crate::cpu::Isa;
+use crate::directory::{self, Contents, DEFAULT_LIMIT, Directory, MARK, Refused};
 use crate::kernel::KernelFn;
-
-/// Ends every object file, after its checksum; a new layout of the cache gets a new mark.
-const MARK: &[u8; 8] = b"KILNOBJ1";
-const TRAILER: usize = 32 + MARK.len();
 
 /// C text and how to compile it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,53 +139,14 @@ pub enum CacheError {
     },
 }
 
-/// Why a directory is not used.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Refused {
-    /// There is no home directory to put it in.
-    #[error("neither KILN_CACHE_DIR, XDG_CACHE_HOME nor HOME is set")]
-    NoPlace,
-    /// The path leads elsewhere.
-    #[error("{0} is a symbolic link")]
-    Symlink(PathBuf),
-    /// Something else has the name.
-    #[error("{0} is not a directory")]
-    NotADirectory(PathBuf),
-    /// Another user's.
-    #[error("{path} belongs to user {owner}, not to user {user}")]
-    OtherOwner {
-        /// The directory.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-        /// The user of this process.
-        user: u32,
-    },
-    /// Others may write to it.
-    #[error("{path} can be written by others (mode {mode:o})")]
-    Writable {
-        /// The directory.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// It is not there and can't be made.
-    #[error("{path}: {reason}")]
-    Unusable {
-        /// The directory.
-        path: PathBuf,
-        /// The system's message.
-        reason: String,
-    },
-}
-
 /// One source's place in memory; its lock makes threads that want the same source wait for the one compiling.
-type Entry = Arc<Mutex<Option<Arc<Library>>>>;
+/// A compiler that failed is not asked again for the same text.
+type Entry = Arc<Mutex<Option<Result<Arc<Library>, CacheError>>>>;
 
 /// Compiled sources, in memory and in a directory.
 #[derive(Debug)]
 pub struct KernelCache {
-    directory: Result<PathBuf, Refused>,
+    directory: Result<Directory, Refused>,
     entries: Mutex<HashMap<Key, Entry>>,
 }
 
@@ -211,16 +161,21 @@ impl KernelCache {
                 .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("kiln")))
                 .or_else(|| Some(variable("HOME")?.join(".cache/kiln")))
                 .ok_or(Refused::NoPlace);
-            KernelCache::new(directory.and_then(|path| accept(&path)))
+            KernelCache::new(directory.and_then(|path| Directory::accept(&path, limit())))
         })
     }
 
     /// A cache of its own in the given directory, which is made if it is not there.
     pub fn at(directory: &Path) -> KernelCache {
-        KernelCache::new(accept(directory))
+        KernelCache::with_limit(directory, DEFAULT_LIMIT)
     }
 
-    fn new(directory: Result<PathBuf, Refused>) -> KernelCache {
+    /// The same with another limit to the bytes in the directory; what was used least recently goes first.
+    pub fn with_limit(directory: &Path, limit: u64) -> KernelCache {
+        KernelCache::new(Directory::accept(directory, limit))
+    }
+
+    fn new(directory: Result<Directory, Refused>) -> KernelCache {
         if let Err(reason) = &directory {
             let message = format!("kernels are compiled anew by every process: {reason}");
             crate::warn::once(&message, || message.clone());
@@ -230,7 +185,27 @@ impl KernelCache {
 
     /// The directory in use, or why there is none; without one every process compiles its own kernels.
     pub fn directory(&self) -> Result<&Path, &Refused> {
-        self.directory.as_deref()
+        self.directory.as_ref().map(Directory::path)
+    }
+
+    /// How many bytes the directory may hold.
+    pub fn limit(&self) -> Result<u64, &Refused> {
+        self.directory.as_ref().map(Directory::limit)
+    }
+
+    /// What lies in the directory.
+    pub fn contents(&self) -> Result<Contents, &Refused> {
+        self.directory.as_ref().map(Directory::contents)
+    }
+
+    /// The objects on disk that are not whole; whoever wants them next has them compiled again.
+    pub fn damaged(&self) -> Result<Vec<PathBuf>, &Refused> {
+        self.directory.as_ref().map(Directory::damaged)
+    }
+
+    /// Removes what is on disk and returns what there was; what processes have loaded stays loaded.
+    pub fn clear(&self) -> Result<Contents, &Refused> {
+        self.directory.as_ref().map(Directory::clear)
     }
 
     /// A remark that was kept under a key.
@@ -245,15 +220,21 @@ impl KernelCache {
         let Some(Ok(workshop)) = path.parent().map(Workshop::new) else { return };
         let draft = workshop.path.join("remark");
         // Written apart and renamed, so that nobody reads half of it.
-        if fs::write(&draft, text).is_ok() {
-            let _ = fs::rename(&draft, &path);
+        if fs::write(&draft, text).is_ok() && fs::rename(&draft, &path).is_ok() {
+            self.added(&[&path]);
+        }
+    }
+
+    fn added(&self, files: &[&Path]) {
+        if let Ok(directory) = &self.directory {
+            directory.added(files);
         }
     }
 
     fn remark_path(&self, key: &str) -> Option<PathBuf> {
         let compiler = Compiler::find().ok()?;
         let key = Key::new(&Source::new(key, &[]), compiler.identity());
-        Some(object_path(self.directory.as_ref().ok()?, key).with_extension("txt"))
+        Some(self.directory.as_ref().ok()?.path().join(format!("{key}.txt")))
     }
 
     /// The library of a source: from memory, from disk, or compiled now.
@@ -262,11 +243,14 @@ impl KernelCache {
         let (key, entry) = self.entry(source)?;
         let mut place = entry.lock();
         if let Some(found) = self.look_up(key, &mut place, start) {
-            return Ok(found);
+            return found;
         }
-        let library = Arc::new(self.build(key, source)?);
-        *place = Some(library.clone());
-        Ok(Loaded { library, origin: Origin::Compiler, time: start.elapsed() })
+        let built = self.build(key, source).map(Arc::new);
+        // What the compiler makes of a text does not change; what the system had no room for may.
+        let lasts =
+            !matches!(built, Err(CacheError::Compiler(CcError::System { .. }) | CacheError::Load { .. }));
+        *place = lasts.then(|| built.clone());
+        Ok(Loaded { library: built?, origin: Origin::Compiler, time: start.elapsed() })
     }
 
     /// Loads several sources; those that have to be compiled run side by side, one compiler for each core.
@@ -305,7 +289,7 @@ impl KernelCache {
         let start = Instant::now();
         match self.entry(source) {
             Err(error) => Some(Err(error)),
-            Ok((key, entry)) => self.look_up(key, &mut entry.lock(), start).map(Ok),
+            Ok((key, entry)) => self.look_up(key, &mut entry.lock(), start),
         }
     }
 
@@ -315,34 +299,44 @@ impl KernelCache {
         Ok((key, self.entries.lock().entry(key).or_default().clone()))
     }
 
-    fn look_up(&self, key: Key, place: &mut Option<Arc<Library>>, start: Instant) -> Option<Loaded> {
-        if let Some(library) = place {
-            return Some(Loaded { library: library.clone(), origin: Origin::Memory, time: start.elapsed() });
+    fn look_up(
+        &self,
+        key: Key,
+        place: &mut Option<Result<Arc<Library>, CacheError>>,
+        start: Instant,
+    ) -> Option<Result<Loaded, CacheError>> {
+        let loaded = |library: &Arc<Library>, origin| {
+            Ok(Loaded { library: library.clone(), origin, time: start.elapsed() })
+        };
+        match place {
+            Some(Ok(library)) => return Some(loaded(library, Origin::Memory)),
+            Some(Err(error)) => return Some(Err(error.clone())),
+            None => {}
         }
-        let path = object_path(self.directory.as_ref().ok()?, key);
-        if !fs::read(&path).is_ok_and(|bytes| is_whole(&bytes)) {
-            return None;
-        }
+        let path = self.directory.as_ref().ok()?.find(&format!("{key}.so"))?;
         // An intact object that will not load (another system's, say) is rebuilt like a damaged one.
         let library = Arc::new(Library::open(&path).ok()?);
-        *place = Some(library.clone());
-        Some(Loaded { library, origin: Origin::Disk, time: start.elapsed() })
+        *place = Some(Ok(library.clone()));
+        Some(loaded(&library, Origin::Disk))
     }
 
     /// Compiles, seals, publishes and loads. A directory that can't be written to is done without.
     fn build(&self, key: Key, source: &Source) -> Result<Library, CacheError> {
         let compiler = Compiler::find()?;
         if let Ok(directory) = &self.directory
-            && let Ok(workshop) = Workshop::new(directory)
+            && let Ok(workshop) = Workshop::new(directory.path())
         {
             let object = workshop.compile(compiler, source)?;
-            let published = object_path(directory, key);
+            let published = directory.path().join(format!("{key}.so"));
+            let text = published.with_extension("c");
             // The text stays beside the object for people to read; losing it does no harm.
-            let _ = fs::rename(object.with_extension("c"), published.with_extension("c"));
-            if fs::rename(&object, &published).is_ok() {
-                return Library::open(&published);
+            let _ = fs::rename(object.with_extension("c"), &text);
+            if fs::rename(&object, &published).is_err() {
+                return Library::open(&object);
             }
-            return Library::open(&object);
+            let library = Library::open(&published);
+            directory.added(&[&published, &text]);
+            return library;
         }
         let temporary = std::env::temp_dir();
         let workshop = Workshop::new(&temporary)
@@ -350,6 +344,19 @@ impl KernelCache {
         // Once loaded, the code no longer needs its file.
         Library::open(&workshop.compile(compiler, source)?)
     }
+}
+
+/// The bytes that `KILN_CACHE_SIZE` allows.
+fn limit() -> u64 {
+    let Some(text) = std::env::var("KILN_CACHE_SIZE").ok().filter(|text| !text.is_empty()) else {
+        return DEFAULT_LIMIT;
+    };
+    directory::parse_size(&text).unwrap_or_else(|| {
+        crate::warn::once("KILN_CACHE_SIZE", || {
+            format!("KILN_CACHE_SIZE={text} is no size (such as 500M or 2G): using 1G")
+        });
+        DEFAULT_LIMIT
+    })
 }
 
 /// A private folder that a compilation works in; removed when done, unless a failed source was kept in it.
@@ -387,7 +394,7 @@ impl Workshop {
             self.keep.set(matches!(error, CcError::Failed { .. } | CcError::TimedOut { .. }));
             return Err(error);
         }
-        seal(&object).map_err(|error| CcError::system("seal", &object, error))?;
+        directory::seal(&object).map_err(|error| CcError::system("seal", &object, error))?;
         Ok(object)
     }
 }
@@ -398,53 +405,5 @@ impl Drop for Workshop {
             // Only litter if it fails.
             let _ = fs::remove_dir_all(&self.path);
         }
-    }
-}
-
-fn object_path(directory: &Path, key: Key) -> PathBuf {
-    let mut name = String::with_capacity(67);
-    // Writing to a string does not fail.
-    let _ = write!(name, "{key}.so");
-    directory.join(name)
-}
-
-/// Appends the checksum; loaders ignore what follows an object's own tables.
-fn seal(object: &Path) -> std::io::Result<()> {
-    let sum = Sha256::digest(fs::read(object)?);
-    let mut file = OpenOptions::new().append(true).open(object)?;
-    file.write_all(&[sum.as_slice(), MARK].concat())
-}
-
-fn is_whole(bytes: &[u8]) -> bool {
-    let Some((object, trailer)) = bytes.split_last_chunk::<TRAILER>() else { return false };
-    trailer[32..] == *MARK && Sha256::digest(object).as_slice() == &trailer[..32]
-}
-
-/// Makes sure of a directory that is ours alone.
-fn accept(path: &Path) -> Result<PathBuf, Refused> {
-    let unusable =
-        |reason: std::io::Error| Refused::Unusable { path: path.to_owned(), reason: reason.to_string() };
-    // Without a slash at the end, through which a link would be followed.
-    let plain: PathBuf = path.components().collect();
-    let data = match fs::symlink_metadata(&plain) {
-        Ok(data) => data,
-        Err(_) => {
-            DirBuilder::new().recursive(true).mode(0o700).create(&plain).map_err(unusable)?;
-            fs::symlink_metadata(&plain).map_err(unusable)?
-        }
-    };
-    // SAFETY: geteuid has no preconditions.
-    let user = unsafe { libc::geteuid() };
-    let (owner, mode) = (data.uid(), data.mode() & 0o7777);
-    if data.is_symlink() {
-        Err(Refused::Symlink(plain))
-    } else if !data.is_dir() {
-        Err(Refused::NotADirectory(plain))
-    } else if owner != user {
-        Err(Refused::OtherOwner { path: plain, owner, user })
-    } else if mode & 0o022 != 0 {
-        Err(Refused::Writable { path: plain, mode })
-    } else {
-        std::path::absolute(&plain).map_err(unusable)
     }
 }

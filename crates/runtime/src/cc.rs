@@ -38,6 +38,67 @@ const FLAGS: &[&str] = &[
     "-fno-stack-protector",
 ];
 
+/// Checks that the C compiler puts into kernels, to find faults of the text that Kiln writes. They cost time,
+/// so they are for tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Sanitize {
+    /// None.
+    #[default]
+    Off,
+    /// What C leaves undefined ends the process at once, with an illegal instruction: nothing has to be linked.
+    Undefined,
+    /// Accesses outside of allocated memory as well; the process must have the sanitizer's library from its
+    /// start (`LD_PRELOAD=$(gcc -print-file-name=libasan.so)`). Instructions written as assembler are not
+    /// checked, so this is for the plain instruction set.
+    Address,
+}
+
+impl Sanitize {
+    /// All of them.
+    pub const ALL: [Sanitize; 3] = [Sanitize::Off, Sanitize::Undefined, Sanitize::Address];
+
+    /// The name that `KILN_SANITIZE` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Sanitize::Off => "off",
+            Sanitize::Undefined => "undefined",
+            Sanitize::Address => "address",
+        }
+    }
+
+    /// The compiler's flags. Floats that no integer holds are undefined too, but not among what the general
+    /// name covers.
+    pub const fn flags(self) -> &'static [&'static str] {
+        match self {
+            Sanitize::Off => &[],
+            Sanitize::Undefined => {
+                &["-fsanitize=undefined,float-cast-overflow", "-fsanitize-undefined-trap-on-error"]
+            }
+            Sanitize::Address => &[
+                "-fsanitize=address,undefined,float-cast-overflow",
+                "-fsanitize-undefined-trap-on-error",
+                "-fno-omit-frame-pointer",
+                "-g",
+            ],
+        }
+    }
+
+    /// What `KILN_SANITIZE` asks for. Looked for once.
+    pub fn asked() -> Sanitize {
+        static ASKED: OnceLock<Sanitize> = OnceLock::new();
+        *ASKED.get_or_init(|| {
+            let text = std::env::var("KILN_SANITIZE").unwrap_or_default();
+            let found = Sanitize::ALL.into_iter().find(|sanitize| sanitize.name() == text);
+            if found.is_none() && !text.is_empty() {
+                crate::warn::once("KILN_SANITIZE", || {
+                    format!("KILN_SANITIZE={text} is none of off, undefined, address: off")
+                });
+            }
+            found.unwrap_or_default()
+        })
+    }
+}
+
 /// Why there is no object to load.
 #[derive(Debug, Clone, Error)]
 pub enum CcError {
@@ -101,22 +162,24 @@ pub struct Compiler {
 
 impl Compiler {
     /// The machine's compiler: `KILN_CC` (`none` for none), `CC`, then cc, gcc, clang. Looked for once.
+    /// `KILN_CC_TIMEOUT` is its time limit in seconds.
     pub fn find() -> Result<&'static Compiler, CcError> {
         static FOUND: OnceLock<Result<Compiler, CcError>> = OnceLock::new();
         FOUND.get_or_init(Compiler::search).as_ref().map_err(Clone::clone)
     }
 
     fn search() -> Result<Compiler, CcError> {
+        let limited = |compiler: Compiler| compiler.with_time_limit(time_limit());
         match std::env::var("KILN_CC") {
             Ok(command) if command == "none" => return Err(CcError::Disabled),
             // Who names a compiler does not want another one in its place.
-            Ok(command) if !command.is_empty() => return Compiler::named(&command),
+            Ok(command) if !command.is_empty() => return Compiler::named(&command).map(limited),
             _ => {}
         }
         let asked = std::env::var("CC").ok().filter(|command| !command.is_empty());
         let names: Vec<&str> = asked.as_deref().into_iter().chain(["cc", "gcc", "clang"]).collect();
         let found = names.iter().find_map(|name| Compiler::named(name).ok());
-        found.ok_or_else(|| CcError::Missing { tried: names.join(", ") })
+        found.map(limited).ok_or_else(|| CcError::Missing { tried: names.join(", ") })
     }
 
     /// The compiler started by `command`: a name on the path or a file, and arguments after it.
@@ -187,6 +250,20 @@ impl Compiler {
             }
         }
     }
+}
+
+/// What `KILN_CC_TIMEOUT` allows, in seconds.
+fn time_limit() -> Duration {
+    let Some(text) = std::env::var("KILN_CC_TIMEOUT").ok().filter(|text| !text.is_empty()) else {
+        return TIME_LIMIT;
+    };
+    let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.unwrap_or_else(|| {
+        crate::warn::once("KILN_CC_TIMEOUT", || {
+            format!("KILN_CC_TIMEOUT={text} is no number of seconds: using {}", TIME_LIMIT.as_secs())
+        });
+        TIME_LIMIT
+    })
 }
 
 /// Waits for the process; after `limit` its whole group is killed and the answer is `None`.

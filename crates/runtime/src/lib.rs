@@ -12,6 +12,7 @@
 //! | [`random`]  | Philox                                                            |
 //! | [`cc`]      | the C compiler                                                    |
 //! | [`cache`]   | the kernel cache, memory then disk: [`KernelCache`]               |
+//! | [`directory`] | the cache on disk: whose it may be, what goes when it is full      |
 //! | [`kernel`]  | the signature of compiled functions and their launch: [`Kernel`]  |
 //! | [`program`] | lists of launches and library calls over a table of buffers       |
 //! | [`owner`]   | a lock for data that one thread uses almost always                |
@@ -50,6 +51,7 @@ pub mod cc;
 pub mod contract;
 pub mod convolution;
 pub mod cpu;
+pub mod directory;
 pub mod gemm;
 pub mod kernel;
 pub mod owner;
@@ -65,7 +67,7 @@ pub mod threads;
 pub mod warn;
 
 pub use cache::{CacheError, KernelCache, Library, Loaded, Origin, Source};
-pub use cc::{CcError, Compiler};
+pub use cc::{CcError, Compiler, Sanitize};
 pub use cpu::{Isa, prefetch};
 pub use kernel::{Args, Kernel, KernelFn};
 pub use pool::{AllocError, Buffer};

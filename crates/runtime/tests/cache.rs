@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kiln_runtime::cache::Refused;
+use kiln_runtime::directory::{Contents, Refused};
 use kiln_runtime::{Args, CacheError, CcError, Kernel, KernelCache, Origin, Source, warn};
 
 /// A private directory, removed at the end of the test.
@@ -143,6 +144,120 @@ fn unsafe_directories_are_refused() {
     assert!(warn::taken().iter().any(|message| message.contains("is a symbolic link")));
 }
 
+/// The user whom nothing belongs to.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn another_users_directory_is_refused() {
+    let before = warn::set_sink(|_| {});
+    let folder = Folder::new("foreign");
+    // Only the superuser can give a folder away; for others the root of the system is another's.
+    let own = fs::metadata(&folder.0).unwrap().uid();
+    let (path, owner) = if own == 0 { (folder.0.clone(), NOBODY) } else { (PathBuf::from("/"), 0) };
+    if own == 0 {
+        chown(&path, Some(NOBODY), None).unwrap();
+    }
+    assert_eq!(refused(&path), Refused::OtherOwner { path: path.clone(), owner, user: own });
+    assert!(own != 0 || folder.files("").is_empty());
+    warn::set_sink(before);
+}
+
+/// Objects of a read-only directory serve, new ones are done without. The superuser may write anywhere, so
+/// then the job is another user's.
+#[test]
+fn a_read_only_directory_serves_what_it_has() {
+    let folder = Folder::new("read-only");
+    let set = |mode| fs::set_permissions(&folder.0, fs::Permissions::from_mode(mode)).unwrap();
+    let is_root = fs::metadata(&folder.0).unwrap().uid() == 0;
+    let job = |job: &str| {
+        let mut command = child_process(&folder, job);
+        if is_root {
+            command.uid(NOBODY);
+        }
+        command.output()
+    };
+    if is_root {
+        chown(&folder.0, Some(NOBODY), None).unwrap();
+    }
+    let Ok(output) = job("load") else { return }; // nobody can't reach this binary
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    set(0o500);
+    let output = job("read only").unwrap();
+    set(0o700);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(folder.files("").len(), 16);
+}
+
+#[test]
+fn what_was_used_least_recently_goes_first() {
+    let folder = Folder::new("limit");
+    let cache = KernelCache::at(&folder.0);
+    (0..3).for_each(|number| assert_eq!(load(&cache, number), Origin::Compiler));
+    let three = cache.contents().unwrap().bytes;
+    // Older than anything that is written now, in another order than they were made in.
+    for (number, age) in [(0, 10), (1, 30), (2, 20)] {
+        let path = folder
+            .files(".so")
+            .into_iter()
+            .find(|path| fs::read_to_string(path.with_extension("c")).unwrap() == source(number).text);
+        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(age * 1000);
+        for path in [path.as_ref().unwrap(), &path.as_ref().unwrap().with_extension("c")] {
+            let times = fs::FileTimes::new().set_accessed(then).set_modified(then);
+            fs::File::options().append(true).open(path).unwrap().set_times(times).unwrap();
+        }
+    }
+    // 1 is the oldest but used again; then 2 is the one that was used least recently.
+    assert_eq!(load(&KernelCache::at(&folder.0), 1), Origin::Disk);
+    let full = KernelCache::with_limit(&folder.0, three + three / 6);
+    assert_eq!(load(&full, 3), Origin::Compiler);
+    assert!(full.contents().unwrap().bytes <= full.limit().unwrap());
+    let again = KernelCache::at(&folder.0);
+    let origins: Vec<Origin> = [1, 3, 0, 2].map(|number| load(&again, number)).into();
+    assert_eq!(origins, [Origin::Disk, Origin::Disk, Origin::Disk, Origin::Compiler]);
+    // No room at all: kernels work, nothing stays.
+    let none = KernelCache::with_limit(&folder.0, 0);
+    assert_eq!(load(&none, 4), Origin::Compiler);
+    assert_eq!((load(&none, 4), none.contents().unwrap()), (Origin::Memory, Contents::default()));
+}
+
+#[test]
+fn contents_damage_and_clearing() {
+    let folder = Folder::new("contents");
+    let cache = KernelCache::at(&folder.0);
+    (0..2).for_each(|number| _ = load(&cache, number));
+    cache.keep_remark("measured", "7");
+    fs::write(folder.0.join("notes.txt"), "the user's own").unwrap();
+    let leftover = folder.0.join("kiln-1-0-abc");
+    fs::create_dir(&leftover).unwrap();
+    let contents = cache.contents().unwrap();
+    assert_eq!((contents.objects, contents.texts, contents.remarks, contents.folders), (2, 2, 1, 1));
+    assert!(cache.damaged().unwrap().is_empty());
+    let object = folder.files(".so").remove(0);
+    fs::write(&object, "short").unwrap();
+    assert_eq!(cache.damaged().unwrap(), [object]);
+    // A folder that was just made may be that of a compilation that runs; one that is old is not.
+    cache.clear().unwrap();
+    assert_eq!(folder.files("").len(), 2);
+    let then = std::time::SystemTime::now() - std::time::Duration::from_secs(100_000);
+    let times = fs::FileTimes::new().set_accessed(then).set_modified(then);
+    fs::File::open(&leftover).unwrap().set_times(times).unwrap();
+    cache.clear().unwrap();
+    assert_eq!(folder.files(""), [folder.0.join("notes.txt")]);
+    assert_eq!(load(&cache, 0), Origin::Memory);
+    assert_eq!(load(&KernelCache::at(&folder.0), 0), Origin::Compiler);
+}
+
+#[test]
+fn a_compiler_that_failed_is_not_asked_again() {
+    let folder = Folder::new("failed");
+    let cache = KernelCache::at(&folder.0);
+    let bad = Source::new("not C", &[]);
+    let first = cache.load(&bad).unwrap_err().to_string();
+    assert_eq!(cache.load(&bad).unwrap_err().to_string(), first);
+    assert!(cache.load_many(&[bad])[0].is_err());
+    assert_eq!(cache.contents().unwrap().folders, 1, "one text that failed");
+}
+
 #[test]
 fn a_directory_that_cannot_be_written_is_done_without() {
     let before = warn::set_sink(|_| {});
@@ -185,6 +300,14 @@ fn child_process(folder: &Folder, job: &str) -> Command {
 fn child() {
     match std::env::var("KILN_TEST_JOB").as_deref() {
         Ok("load") => (0..8).for_each(|number| _ = load(KernelCache::global(), number)),
+        Ok("read only") => {
+            assert_eq!(load(KernelCache::global(), 3), Origin::Disk);
+            assert_eq!(load(KernelCache::global(), 99), Origin::Compiler);
+            assert_eq!(
+                load(&KernelCache::at(KernelCache::global().directory().unwrap()), 99),
+                Origin::Compiler
+            );
+        }
         Ok("no compiler") => {
             let error = KernelCache::global().load(&source(1)).unwrap_err();
             assert!(matches!(error, CacheError::Compiler(CcError::Disabled)), "{error}");

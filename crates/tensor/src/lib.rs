@@ -52,6 +52,7 @@ pub use dispatch::{
     check_in_place, check_in_place_target, check_in_place_types, execute, run_op, with_module,
 };
 pub use dynamic::DynamicDim;
+pub use eager::has_kernel;
 pub use expr::Expr;
 pub use host::Element;
 pub use indexing::{Ellipsis, IndexOp, Indexer, NewAxis};

@@ -18,19 +18,60 @@ use naive::{Tensor, Val};
 const FENCE: usize = 128;
 const CANARY: u8 = 0xA5;
 
-/// Memory aligned to 64 bytes with a fence on either side.
+/// Checks that the C compiler puts into kernels: `KILN_SANITIZE`, as in the runtime.
+fn sanitizer() -> &'static [&'static str] {
+    match std::env::var("KILN_SANITIZE").as_deref() {
+        Ok("undefined") => {
+            &["-fsanitize=undefined,float-cast-overflow", "-fsanitize-undefined-trap-on-error"]
+        }
+        Ok("address") => &[
+            "-fsanitize=address,undefined,float-cast-overflow",
+            "-fsanitize-undefined-trap-on-error",
+            "-fno-omit-frame-pointer",
+            "-g",
+        ],
+        _ => &[],
+    }
+}
+
+/// Memory aligned to 64 bytes with a fence on either side; with the address sanitizer it is a bare allocation,
+/// whose ends the sanitizer guards.
 pub struct Memory {
-    bytes: Vec<u8>,
+    bytes: Box<[u8]>,
     start: usize,
     len: usize,
+    bare: bool,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.bare {
+            let bytes = Box::leak(std::mem::take(&mut self.bytes));
+            // SAFETY: allocated in `new` with this layout, and not freed by the box.
+            unsafe { std::alloc::dealloc(bytes.as_mut_ptr(), Memory::layout(self.len)) };
+        }
+    }
 }
 
 impl Memory {
     pub fn new(len: usize) -> Memory {
-        let mut bytes = vec![CANARY; len + 2 * FENCE + 64];
+        if len > 0 && sanitizer().iter().any(|flag| flag.contains("address")) {
+            // SAFETY: the layout is not empty; the memory is filled before it is read.
+            let bytes = unsafe {
+                let pointer = std::alloc::alloc(Memory::layout(len));
+                pointer.write_bytes(0xEE, len);
+                Box::from_raw(std::ptr::slice_from_raw_parts_mut(pointer, len))
+            };
+            return Memory { bytes, start: 0, len, bare: true };
+        }
+        let mut bytes = vec![CANARY; len + 2 * FENCE + 64].into_boxed_slice();
         let start = (bytes.as_ptr() as usize + FENCE).next_multiple_of(64) - bytes.as_ptr() as usize;
         bytes[start..start + len].fill(0xEE);
-        Memory { bytes, start, len }
+        Memory { bytes, start, len, bare: false }
+    }
+
+    fn layout(len: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(len, 64).unwrap()
     }
 
     pub fn pointer(&mut self) -> *mut u8 {
@@ -85,8 +126,17 @@ fn positions(shape: &Shape, strides: &Strides) -> Vec<usize> {
     out
 }
 
-/// The best instruction set of this machine.
+/// The best instruction set of this machine, or the one that `KILN_ISA` asks for.
 pub fn best_isa() -> CIsa {
+    let best = detect();
+    match std::env::var("KILN_ISA").as_deref() {
+        Ok("avx2") => best.max(CIsa::Avx2),
+        Ok("plain") => CIsa::Plain,
+        _ => best,
+    }
+}
+
+fn detect() -> CIsa {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f")
@@ -135,6 +185,7 @@ pub fn compile(plan: &Plan) -> Option<Compiled> {
         let output = Command::new("cc")
             .args(FLAGS)
             .args(plan.isa.flags())
+            .args(sanitizer())
             .args(["-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing", "-o"])
             .arg(&object)
             .arg(&source)

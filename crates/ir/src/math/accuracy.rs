@@ -26,7 +26,7 @@ fn ulps(got: f64, expected: f64, rounded: f64, lowest: i32, mantissa: i32) -> f6
     ((got - expected) / f64::from(exponent - mantissa).exp2()).abs()
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(super) fn sigmoid(x: f64) -> f64 {
     let z = (-x.abs()).exp();
     if x < 0.0 { z / (1.0 + z) } else { 1.0 / (1.0 + z) }
 }
@@ -36,7 +36,7 @@ fn erf(x: f64) -> f64 {
 }
 
 /// The standard library's loses digits next to 1 and beyond the root of the largest number.
-fn acosh(x: f64) -> f64 {
+pub(super) fn acosh(x: f64) -> f64 {
     let t = x - 1.0;
     match x {
         x if x < 1.0 => f64::NAN,
@@ -49,7 +49,7 @@ fn asinh(x: f64) -> f64 {
     if x.abs() < 1e150 { x.asinh() } else { (x.abs().ln() + std::f64::consts::LN_2).copysign(x) }
 }
 
-fn atanh(x: f64) -> f64 {
+pub(super) fn atanh(x: f64) -> f64 {
     (0.5 * (2.0 * x.abs() / (1.0 - x.abs())).ln_1p()).copysign(x)
 }
 

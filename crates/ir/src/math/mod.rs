@@ -24,6 +24,8 @@ pub mod special;
 
 #[cfg(test)]
 mod accuracy;
+#[cfg(test)]
+mod sweep;
 
 pub use function::Function;
 pub use lane::{Lane, Libm, Whole, Width};

@@ -152,19 +152,21 @@ pub const ARITHMETIC: &[Rule] = &[
     },
     Rule {
         name: "extreme_of_same",
-        law: "max(x, x) → x, max(max(x, y), y) → max(x, y); min alike",
+        law: "max(x, x) → x, max(max(x, y), y) → max(x, y), max(x, max(x, y)) → max(x, y); min alike",
         apply: |cx, call| {
             let (Op::Maximum {} | Op::Minimum {}, &[x, y]) = (call.op, call.args) else { return NO };
             if x == y {
                 return Ok(Some(x));
             }
-            match cx.producer(x) {
-                Some((op, inner)) if op == *call.op && inner[1] == y => Ok(Some(x)),
+            match (cx.producer(x), cx.producer(y)) {
+                (Some((op, inner)), _) if op == *call.op && inner[1] == y => Ok(Some(x)),
+                (_, Some((op, inner))) if op == *call.op && inner[0] == x => Ok(Some(y)),
                 _ => NO,
             }
         },
         examples: &[
             "graph(%0: f32[9]) { %1 = maximum(%0, %0) : f32[9] return %1 }",
+            "graph(%0: f32[9], %1: f32[9]) { %2 = maximum(%0, %1) : f32[9] %3 = maximum(%0, %2) : f32[9] return %3 }",
             "graph(%0: f32[9], %1: f32[9]) { %2 = minimum(%0, %1) : f32[9] %3 = minimum(%2, %1) : f32[9] return %3 }",
         ],
     },

@@ -48,8 +48,9 @@ pub(crate) fn function(op: &Op, operands: usize) -> Option<Function> {
     (function.arity() == operands).then_some(function)
 }
 
-/// Whether an op with this many operands has a kernel of its own; the others run by their decomposition.
-pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
+/// Whether an op with this many operands has a kernel of its own; the others run by their decomposition, each
+/// step of which rounds to the dtype of its result.
+pub fn has_kernel(op: &Op, operands: usize) -> bool {
     op.row().decompose.is_none()
         || function(op, operands).is_some()
         || matches!(

@@ -1,0 +1,233 @@
+//! The accuracy of every function over f32, as `docs/numerics.md` tells it.
+//!
+//! The test goes over f32 in wide strides and holds every function to what the page says. The page is made from a
+//! dense sweep, about a minute's work: `BLESS=1 cargo test -p kiln-ir documented_accuracy`. Bit patterns are what is
+//! counted, so all magnitudes are swept alike.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Function;
+
+/// The stride of the page.
+const DENSE: u64 = 499;
+
+/// The stride of the test: its numbers are among those of the page.
+const WIDE: u64 = 200 * DENSE;
+
+/// What a function is compared with: doubles, exact or good to their last places.
+enum Reference {
+    One(fn(f64) -> f64),
+    Two(fn(f64, f64) -> f64),
+    /// Of one argument; the error is counted in units of the argument, since the function cancels.
+    OfArgument(fn(f64) -> f64),
+    /// Made of operations that each round once: the formula is the definition.
+    Formula,
+}
+
+const ROOT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
+
+fn reference(function: Function) -> Reference {
+    use Reference::{Formula, OfArgument, One, Two};
+    match function {
+        Function::Add => Two(|x, y| x + y),
+        Function::Sub => Two(|x, y| x - y),
+        Function::Mul => Two(|x, y| x * y),
+        Function::Div => Two(|x, y| x / y),
+        Function::Neg => One(|x| -x),
+        Function::Abs => One(f64::abs),
+        Function::Square => One(|x| x * x),
+        Function::Sqrt => One(f64::sqrt),
+        Function::Rsqrt => One(|x| 1.0 / x.sqrt()),
+        Function::Reciprocal => One(|x| 1.0 / x),
+        Function::Exp => One(f64::exp),
+        Function::Expm1 => One(f64::exp_m1),
+        Function::Exp2 => One(f64::exp2),
+        Function::Log => One(f64::ln),
+        Function::Log1p => One(f64::ln_1p),
+        Function::Log2 => One(f64::log2),
+        Function::Log10 => One(f64::log10),
+        Function::Sin => One(f64::sin),
+        Function::Cos => One(f64::cos),
+        Function::Tan => One(f64::tan),
+        Function::Asin => One(f64::asin),
+        Function::Acos => One(f64::acos),
+        Function::Atan => One(f64::atan),
+        Function::Atan2 => Two(f64::atan2),
+        Function::Sinh => One(f64::sinh),
+        Function::Cosh => One(f64::cosh),
+        Function::Tanh => One(f64::tanh),
+        Function::Asinh => One(f64::asinh),
+        Function::Acosh => One(super::accuracy::acosh),
+        Function::Atanh => One(super::accuracy::atanh),
+        Function::Erf => One(|x| Function::Erf.eval_f64(&[x])),
+        Function::Erfc => One(|x| Function::Erfc.eval_f64(&[x])),
+        Function::Erfinv => One(|x| Function::Erfinv.eval_f64(&[x])),
+        Function::Sigmoid => One(super::accuracy::sigmoid),
+        Function::Gelu => OfArgument(|x| 0.5 * x * Function::Erfc.eval_f64(&[-x * ROOT_HALF])),
+        Function::GeluTanh => OfArgument(|x| {
+            x * super::accuracy::sigmoid(2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x))
+        }),
+        Function::Relu => One(|x| if x > 0.0 || x.is_nan() { x } else { 0.0 }),
+        Function::Floor => One(f64::floor),
+        Function::Ceil => One(f64::ceil),
+        Function::Round => One(f64::round_ties_even),
+        Function::Trunc => One(f64::trunc),
+        Function::Copysign => Two(f64::copysign),
+        Function::Fmod => Two(|x, y| x % y),
+        Function::Maximum => Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.max(y) }),
+        Function::Minimum => Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.min(y) }),
+        Function::Pow => Two(f64::powf),
+        Function::Remainder
+        | Function::FloorDivide
+        | Function::DivTrunc
+        | Function::Lerp
+        | Function::Addcmul
+        | Function::Addcdiv
+        | Function::AddAlpha
+        | Function::SubAlpha => Formula,
+    }
+}
+
+/// Distance from the exact value in units in the last place of an f32 as large as `unit_of`; half a unit is as
+/// near as an f32 can be. What is too large for f32 counts as the power of two that follows the largest.
+fn ulps(got: f32, exact: f64, unit_of: f64) -> f64 {
+    if exact.is_nan() || got.is_nan() {
+        return if exact.is_nan() && got.is_nan() { 0.0 } else { f64::INFINITY };
+    }
+    let beyond = 128f64.exp2();
+    let bounded = |x: f64| x.clamp(-beyond, beyond);
+    let exponent = if unit_of == 0.0 { -126 } else { (exponent(unit_of)).clamp(-126, 127) };
+    ((bounded(f64::from(got)) - bounded(exact)) / f64::from(exponent - 23).exp2()).abs()
+}
+
+/// ⌊log₂|x|⌋ of a normal double.
+fn exponent(x: f64) -> i32 {
+    (x.to_bits() >> 52 & 0x7ff) as i32 - 1023
+}
+
+/// The largest error and where it was.
+#[derive(Copy, Clone, Default)]
+struct Worst {
+    ulps: f64,
+    at: [f32; 2],
+}
+
+impl Worst {
+    fn note(&mut self, ulps: f64, at: [f32; 2]) {
+        if ulps > self.ulps {
+            *self = Worst { ulps, at };
+        }
+    }
+}
+
+/// Every `stride`th bit pattern of a part of f32. The second argument of two goes its own way.
+fn sweep(function: Function, patterns: std::ops::Range<u64>, stride: u64) -> Worst {
+    let mut worst = Worst::default();
+    let first = patterns.start.next_multiple_of(stride);
+    for bits in (first..patterns.end).step_by(stride as usize) {
+        let x = f32::from_bits(bits as u32);
+        match reference(function) {
+            Reference::One(exact) => {
+                let exact = exact(f64::from(x));
+                worst.note(ulps(function.eval_f32(&[x]), exact, exact), [x, 0.0]);
+            }
+            Reference::OfArgument(exact) => {
+                let exact = exact(f64::from(x));
+                worst.note(ulps(function.eval_f32(&[x]), exact, f64::from(x)), [x, 0.0]);
+            }
+            Reference::Two(exact) => {
+                // All magnitudes, and then one near the first argument's, where results are not 0 or ∞.
+                let mixed = (bits as u32).wrapping_mul(0x9e37_79b9).rotate_left(13).wrapping_mul(0x85eb_ca6b);
+                let near = 0x3f80_0000 + (mixed % 0x0300_0000) - 0x0180_0000;
+                for y in [f32::from_bits(mixed), f32::from_bits(near | mixed & 0x8000_0000)] {
+                    let exact = exact(f64::from(x), f64::from(y));
+                    worst.note(ulps(function.eval_f32(&[x, y]), exact, exact), [x, y]);
+                }
+            }
+            Reference::Formula => return worst,
+        }
+    }
+    worst
+}
+
+/// The worst of each function, threads sharing the parts.
+fn measure(stride: u64) -> BTreeMap<&'static str, Worst> {
+    const PART: u64 = 1 << 27;
+    let measured: Vec<Function> =
+        Function::ALL.iter().copied().filter(|&f| !matches!(reference(f), Reference::Formula)).collect();
+    let parts = measured.len() as u64 * ((1 << 32) / PART);
+    let (next, worst) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()));
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let part = next.fetch_add(1, Ordering::Relaxed);
+                    if part >= parts {
+                        return;
+                    }
+                    let function = measured[part as usize % measured.len()];
+                    let start = part / measured.len() as u64 * PART;
+                    let found = sweep(function, start..start + PART, stride);
+                    let mut worst = worst.lock().unwrap();
+                    let known: &mut Worst = worst.entry(function.name()).or_default();
+                    known.note(found.ulps, found.at);
+                }
+            });
+        }
+    });
+    worst.into_inner().unwrap()
+}
+
+const START: &str = "<!-- accuracy: from the test documented_accuracy -->\n";
+const END: &str = "<!-- accuracy ends -->\n";
+
+fn table(worst: &BTreeMap<&'static str, Worst>) -> String {
+    let mut text = String::from("| function | largest error in ulp | at | |\n|---|---|---|---|\n");
+    for &function in Function::ALL {
+        let Some(worst) = worst.get(function.name()) else { continue };
+        let note = match (reference(function), function.calls_library()) {
+            (Reference::OfArgument(_), _) => "in ulp of x, since it cancels left of 0",
+            (_, true) => "the C library's",
+            _ if worst.ulps == 0.0 => "exact",
+            _ if worst.ulps <= 0.5 => "correctly rounded",
+            _ => "",
+        };
+        let at = match (worst.ulps, function.arity()) {
+            (0.0, _) => String::new(),
+            (_, 1) => format!("{:e}", worst.at[0]),
+            _ => format!("{:e}, {:e}", worst.at[0], worst.at[1]),
+        };
+        // Rounded up: the page promises.
+        let ulps = (worst.ulps * 100.0).ceil() / 100.0;
+        text += &format!("| `{}` | {ulps:.2} | {at} | {note} |\n", function.name());
+    }
+    text
+}
+
+#[test]
+fn documented_accuracy() {
+    let bless = std::env::var_os("BLESS").is_some();
+    let worst = measure(if bless { DENSE } else { WIDE });
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/numerics.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = page.split_once(START).expect("the page has a table");
+    let (old, after) = rest.split_once(END).expect("the table ends");
+    if bless {
+        std::fs::write(path, format!("{before}{START}{}{END}{after}", table(&worst))).unwrap();
+        return;
+    }
+    let mut rows = old.lines().skip(2).map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+    for &function in Function::ALL.iter().filter(|f| worst.contains_key(f.name())) {
+        let row = rows.next().unwrap_or_default();
+        assert_eq!(row.get(1), Some(&format!("`{}`", function.name()).as_str()), "the page's rows");
+        let promised: f64 = row[2].parse().unwrap();
+        let Worst { ulps, at } = worst[function.name()];
+        // The C library's own functions are as good as the library that is here.
+        let promised = if function.calls_library() { promised.max(4.0) } else { promised };
+        assert!(ulps <= promised, "{}{at:?}: {ulps} ulp, docs/numerics.md says {promised}", function.name());
+    }
+    assert_eq!(rows.next(), None, "rows of functions that are not there");
+}

@@ -1,0 +1,327 @@
+//! The kernel cache's directory: whose it may be, objects that prove themselves whole, and what goes when it
+//! is full.
+//!
+//! [Note: what makes loading a file safe]
+//! A cached object becomes code of this process, so the directory must belong to the user and nobody else
+//! may write to it; anything else is refused with a reason, and the cache then works from private temporary
+//! folders. An object ends with a checksum over its bytes that is verified before loading: a truncated or
+//! damaged file is rebuilt. Objects are written under a name of their own and renamed into place, so other
+//! processes see either nothing or all of it; two that build the same object at once write the same content.
+//!
+//! [Note: what goes when the directory is full]
+//! What was used least recently. Using an object sets its access time (explicitly: file systems that are
+//! mounted without access times keep what they are told). The directory is walked when this process has first
+//! published something and whenever its own count of bytes passes the limit, so the limit may be exceeded by
+//! what other processes wrote meanwhile. Objects in use stay mapped when their files go.
+
+use std::fs::{self, DirBuilder, File, FileTimes, Metadata, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+/// Ends every object file, after its checksum; a new layout of the cache gets a new mark.
+pub(crate) const MARK: &[u8; 8] = b"KILNOBJ1";
+const TRAILER: usize = 32 + MARK.len();
+
+/// Bytes that a directory may hold unless `KILN_CACHE_SIZE` says otherwise.
+pub const DEFAULT_LIMIT: u64 = 1 << 30;
+
+/// A full directory is emptied to this many tenths of its limit, so that it is not full again at once.
+const TENTHS_KEPT: u64 = 9;
+
+/// A compilation's folder that nobody has touched for this long is a leftover of a process that is gone.
+const LEFTOVER: Duration = Duration::from_secs(24 * 3600);
+
+/// Why a directory is not used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Refused {
+    /// There is no home directory to put it in.
+    #[error("neither KILN_CACHE_DIR, XDG_CACHE_HOME nor HOME is set")]
+    NoPlace,
+    /// The path leads elsewhere.
+    #[error("{0} is a symbolic link")]
+    Symlink(PathBuf),
+    /// Something else has the name.
+    #[error("{0} is not a directory")]
+    NotADirectory(PathBuf),
+    /// Another user's.
+    #[error("{path} belongs to user {owner}, not to user {user}")]
+    OtherOwner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// The user of this process.
+        user: u32,
+    },
+    /// Others may write to it.
+    #[error("{path} can be written by others (mode {mode:o})")]
+    Writable {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// It is not there and can't be made.
+    #[error("{path}: {reason}")]
+    Unusable {
+        /// The directory.
+        path: PathBuf,
+        /// The system's message.
+        reason: String,
+    },
+}
+
+/// What lies in a cache directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Compiled objects.
+    pub objects: usize,
+    /// C texts beside them, for people to read.
+    pub texts: usize,
+    /// What was measured.
+    pub remarks: usize,
+    /// Folders of compilations that run, failed (with the text that failed) or were cut off.
+    pub folders: usize,
+    /// All bytes.
+    pub bytes: u64,
+}
+
+/// A directory that is this user's alone.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    limit: u64,
+    /// Bytes in it as far as this process knows; `None` until it has looked.
+    bytes: Mutex<Option<u64>>,
+}
+
+impl Directory {
+    /// Makes sure of a directory that is ours alone; it is made if it is not there.
+    pub fn accept(path: &Path, limit: u64) -> Result<Directory, Refused> {
+        let unusable =
+            |reason: std::io::Error| Refused::Unusable { path: path.to_owned(), reason: reason.to_string() };
+        // Without a slash at the end, through which a link would be followed.
+        let plain: PathBuf = path.components().collect();
+        let data = match fs::symlink_metadata(&plain) {
+            Ok(data) => data,
+            Err(_) => {
+                DirBuilder::new().recursive(true).mode(0o700).create(&plain).map_err(unusable)?;
+                fs::symlink_metadata(&plain).map_err(unusable)?
+            }
+        };
+        // SAFETY: geteuid has no preconditions.
+        let user = unsafe { libc::geteuid() };
+        let (owner, mode) = (data.uid(), data.mode() & 0o7777);
+        if data.is_symlink() {
+            Err(Refused::Symlink(plain))
+        } else if !data.is_dir() {
+            Err(Refused::NotADirectory(plain))
+        } else if owner != user {
+            Err(Refused::OtherOwner { path: plain, owner, user })
+        } else if mode & 0o022 != 0 {
+            Err(Refused::Writable { path: plain, mode })
+        } else {
+            let path = std::path::absolute(&plain).map_err(unusable)?;
+            Ok(Directory { path, limit, bytes: Mutex::new(None) })
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The object of this name, if it is there and whole; it counts as used now.
+    pub fn find(&self, name: &str) -> Option<PathBuf> {
+        let path = self.path.join(name);
+        if !is_whole(&fs::read(&path).ok()?) {
+            return None;
+        }
+        touch(&path);
+        Some(path)
+    }
+
+    /// Counts what was just put into the directory, and makes room if that was too much.
+    pub fn added(&self, files: &[&Path]) {
+        let mut known = self.bytes.lock();
+        let new: u64 = files.iter().filter_map(|path| fs::metadata(path).ok()).map(|data| data.len()).sum();
+        let bytes = match *known {
+            Some(bytes) => bytes + new,
+            // The walk finds the new files too.
+            None => self.entries().iter().map(|entry| entry.bytes).sum(),
+        };
+        *known = Some(if bytes > self.limit { self.make_room() } else { bytes });
+    }
+
+    /// Removes what was used least recently until the rest is well below the limit; returns the rest's bytes.
+    fn make_room(&self) -> u64 {
+        let mut entries = self.entries();
+        let mut bytes: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        entries.sort_by_key(|entry| entry.used);
+        for entry in &entries {
+            if bytes <= self.limit / 10 * TENTHS_KEPT {
+                break;
+            }
+            if entry.is_removable() {
+                entry.remove();
+                bytes -= entry.bytes;
+            }
+        }
+        bytes
+    }
+
+    pub fn contents(&self) -> Contents {
+        let mut contents = Contents::default();
+        for entry in self.entries() {
+            contents.bytes += entry.bytes;
+            contents.objects += entry.count("so");
+            contents.texts += entry.count("c");
+            contents.remarks += entry.count("txt");
+            contents.folders += usize::from(entry.is_folder);
+        }
+        contents
+    }
+
+    /// Objects that would be rebuilt because they are not whole.
+    pub fn damaged(&self) -> Vec<PathBuf> {
+        let objects = self.entries().into_iter().flat_map(|entry| entry.files);
+        let objects = objects.filter(|path| path.extension().is_some_and(|ending| ending == "so"));
+        objects.filter(|path| fs::read(path).is_ok_and(|bytes| !is_whole(&bytes))).collect()
+    }
+
+    /// Removes everything that is the cache's, but for the folders of compilations that may still run;
+    /// returns what there was.
+    pub fn clear(&self) -> Contents {
+        let before = self.contents();
+        for entry in self.entries().iter().filter(|entry| entry.is_removable()) {
+            entry.remove();
+        }
+        *self.bytes.lock() = None;
+        before
+    }
+
+    /// What the cache has put here. Files that it can't have made are left alone.
+    fn entries(&self) -> Vec<Entry> {
+        let mut entries: std::collections::BTreeMap<PathBuf, Entry> = Default::default();
+        for file in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            // Another process may have removed it meanwhile.
+            let (path, Ok(data)) = (file.path(), file.metadata()) else { continue };
+            let name = file.file_name();
+            let Some((stem, ending)) = name.to_str().map(|name| name.rsplit_once('.').unwrap_or((name, "")))
+            else {
+                continue;
+            };
+            let is_key = stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let is_folder = data.is_dir() && stem.starts_with("kiln-") && ending.is_empty();
+            if !is_folder && !(data.is_file() && is_key && ["so", "c", "txt"].contains(&ending)) {
+                continue;
+            }
+            // An object and its text come and go together.
+            let entry = entries.entry(self.path.join(stem)).or_insert_with(|| Entry::new(is_folder));
+            entry.bytes += if is_folder { folder_bytes(&path) } else { data.len() };
+            entry.used = entry.used.max(used(&data, is_folder));
+            entry.files.push(path);
+        }
+        entries.into_values().collect()
+    }
+}
+
+/// Files that belong together, or the folder of a compilation.
+struct Entry {
+    files: Vec<PathBuf>,
+    bytes: u64,
+    used: SystemTime,
+    is_folder: bool,
+}
+
+impl Entry {
+    fn new(is_folder: bool) -> Entry {
+        Entry { files: Vec::new(), bytes: 0, used: SystemTime::UNIX_EPOCH, is_folder }
+    }
+
+    fn count(&self, ending: &str) -> usize {
+        self.files.iter().filter(|path| path.extension().is_some_and(|own| own == ending)).count()
+    }
+
+    /// A compilation may still run in a folder that is not old.
+    fn is_removable(&self) -> bool {
+        !self.is_folder || self.used.elapsed().is_ok_and(|age| age > LEFTOVER)
+    }
+
+    fn remove(&self) {
+        for path in &self.files {
+            // Another process may be doing the same.
+            let _ = if self.is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        }
+    }
+}
+
+fn folder_bytes(folder: &Path) -> u64 {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    files.filter_map(|file| file.metadata().ok()).map(|data| data.len()).sum()
+}
+
+/// Looking into a folder is no use of it.
+fn used(data: &Metadata, is_folder: bool) -> SystemTime {
+    let changed = data.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    if is_folder { changed } else { data.accessed().map_or(changed, |accessed| accessed.max(changed)) }
+}
+
+/// Says that a file was used now. One that can't be told is only forgotten earlier.
+fn touch(path: &Path) {
+    if let Ok(file) = File::open(path) {
+        let _ = file.set_times(FileTimes::new().set_accessed(SystemTime::now()));
+    }
+}
+
+/// Appends the checksum; loaders ignore what follows an object's own tables.
+pub(crate) fn seal(object: &Path) -> std::io::Result<()> {
+    let sum = Sha256::digest(fs::read(object)?);
+    let mut file = OpenOptions::new().append(true).open(object)?;
+    file.write_all(&[sum.as_slice(), MARK].concat())
+}
+
+fn is_whole(bytes: &[u8]) -> bool {
+    let Some((object, trailer)) = bytes.split_last_chunk::<TRAILER>() else { return false };
+    trailer[32..] == *MARK && Sha256::digest(object).as_slice() == &trailer[..32]
+}
+
+/// A number of bytes as `KILN_CACHE_SIZE` has it: `500M`, `2G`, `1000000`.
+pub(crate) fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "K" | "KB" | "KIB" => 1 << 10,
+        "M" | "MB" | "MIB" => 1 << 20,
+        "G" | "GB" | "GIB" => 1 << 30,
+        _ => return None,
+    };
+    digits.trim().parse::<u64>().ok()?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("0", 0), ("1000", 1000), ("3k", 3 << 10), ("500 MiB", 500 << 20), ("2G", 2 << 30)]
+        {
+            assert_eq!(parse_size(text), Some(bytes), "{text}");
+        }
+        for text in ["", "M", "-1", "1.5G", "many", "99999999999G"] {
+            assert_eq!(parse_size(text), None, "{text}");
+        }
+    }
+}
