@@ -392,6 +392,7 @@ impl Recorder for Run {
     fn apply(&self, application: Application<'_>) -> Result<()> {
         let mut state = self.state.lock();
         if state.eager {
+            drop(state);
             application.put_on_tape();
             return Ok(());
         }
@@ -403,6 +404,7 @@ impl Recorder for Run {
             }
             Err(Leave::Eager(reason)) => {
                 self.leave(&mut state, reason, application.loc)?;
+                drop(state);
                 application.put_on_tape();
                 Ok(())
             }
