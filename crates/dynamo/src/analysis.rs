@@ -142,7 +142,7 @@ impl Analysis {
                 told.push((self.calls.len(), on));
                 self.variables[variable].requires_grad = on;
             }
-            Mark::Retain => {
+            Mark::Retain | Mark::Watch => {
                 let maker = self.history[variable].last().copied();
                 self.retained.extend(maker.map(|maker| (event.variable, maker)));
             }
@@ -507,16 +507,17 @@ impl Analysis {
         variables.into_iter().any(changed)
     }
 
-    /// Whether a tape meets what a compiled backward can't do: a custom function, a gradient to be retained, a
+    /// Whether the tape of a result meets what a compiled backward can't do: a custom function, a gradient to be retained, a
     /// leaf that was made inside or told something.
-    pub(crate) fn stays_inside(&self, reach: &Reach) -> Option<&'static str> {
+    pub(crate) fn stays_inside(&self, variable: Variable, reach: &Reach) -> Option<&'static str> {
         if !self.functions_on(&reach.calls).is_empty() {
             return Some(
                 "a result leaves the compiled function whose gradient flows through a custom function",
             );
         }
-        if self.retained.iter().any(|(_, maker)| reach.calls.contains(maker)) {
-            return Some("a result leaves the compiled function whose gradient is retained on its way");
+        // Its own gradient arrives from outside, where it is looked at.
+        if self.retained.iter().any(|(v, maker)| *v != variable && reach.calls.contains(maker)) {
+            return Some("a result leaves the compiled function whose gradient is looked at on its way");
         }
         let told = reach.inputs.iter().any(|v| self.told.contains_key(v));
         told.then_some("a result leaves the compiled function whose gradient reaches a leaf told so inside")
@@ -616,7 +617,7 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 Mark::RequiresGrad(on) => {
                     TraceEvent::RequiresGrad { variable: *variable, on: *on, loc: *loc }
                 }
-                Mark::Retain => TraceEvent::Retain { variable: *variable, loc: *loc },
+                Mark::Retain | Mark::Watch => TraceEvent::Retain { variable: *variable, loc: *loc },
             }),
             Event::Apply(event) => {
                 add_inputs(&mut trace, &event.guards);

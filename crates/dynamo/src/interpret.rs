@@ -87,6 +87,7 @@ fn mark(event: &MarkEvent, state: &State) -> Result<()> {
         Mark::RequiresGrad(on) => tensor.mark_requires_grad(on),
         // Passes in steps see to what is retained themselves; others are the tape's.
         Mark::Retain => tensor.watch_for_retained(),
+        Mark::Watch => {}
     }
     Ok(())
 }
