@@ -495,16 +495,18 @@ impl Analysis {
         &self.functions[function].outputs
     }
 
-    /// Whether one of these variables was changed since a function was applied.
+    /// Whether one of these variables was changed, or told something, since a function was applied.
     pub(crate) fn changed_since(
         &self,
         function: usize,
         variables: impl IntoIterator<Item = Variable>,
     ) -> bool {
         let call = self.functions[function].call;
-        let changed =
+        let written =
             |v: Variable| self.written.get(&self.variables[v as usize].base).is_some_and(|at| *at > call);
-        variables.into_iter().any(changed)
+        let told =
+            |v: Variable| self.told.get(&v).is_some_and(|told| told.iter().any(|(from, _)| *from > call));
+        variables.into_iter().any(|v| written(v) || told(v))
     }
 
     /// Whether the tape of a result meets what a compiled backward can't do: a custom function, a gradient to be retained, a
