@@ -127,7 +127,7 @@ impl Analysis {
                 told.push((self.calls.len(), on));
                 self.variables[variable].requires_grad = on;
             }
-            Mark::Retain => {
+            Mark::Retain | Mark::Watch => {
                 let maker = self.history[variable].last().copied();
                 self.retained.extend(maker.map(|maker| (event.variable, maker)));
             }
@@ -503,7 +503,7 @@ impl Analysis {
         &self.functions[function].outputs
     }
 
-    /// Whether one of these variables was changed since a function was applied.
+    /// Whether one of these variables was changed, or told something, since a function was applied.
     pub(crate) fn changed_since(
         &self,
         function: usize,
@@ -511,20 +511,23 @@ impl Analysis {
     ) -> bool {
         let call = self.functions[function].call;
         let base = |v: Variable| self.variables[v as usize].base;
-        let changed = |v: Variable| self.variables[base(v) as usize].written.is_some_and(|at| at > call);
-        variables.into_iter().any(changed)
+        let written = |v: Variable| self.variables[base(v) as usize].written.is_some_and(|at| at > call);
+        let told =
+            |v: Variable| self.told.get(&v).is_some_and(|told| told.iter().any(|(from, _)| *from > call));
+        variables.into_iter().any(|v| written(v) || told(v))
     }
 
-    /// Whether a tape meets what a compiled backward can't do: a custom function, a gradient to be retained, a
-    /// leaf that was made inside or told something.
-    pub(crate) fn stays_inside(&self, reach: &Reach) -> Option<&'static str> {
+    /// Whether the tape of a result meets what a compiled backward can't do: a custom function, a gradient to be
+    /// retained, a leaf that was made inside or told something.
+    pub(crate) fn stays_inside(&self, variable: Variable, reach: &Reach) -> Option<&'static str> {
         if !self.functions_on(&reach.calls).is_empty() {
             return Some(
                 "a result leaves the compiled function whose gradient flows through a custom function",
             );
         }
-        if self.retained.iter().any(|(_, maker)| reach.calls.contains(maker)) {
-            return Some("a result leaves the compiled function whose gradient is retained on its way");
+        // Its own gradient arrives from outside, where it is looked at.
+        if self.retained.iter().any(|(v, maker)| *v != variable && reach.calls.contains(maker)) {
+            return Some("a result leaves the compiled function whose gradient is looked at on its way");
         }
         let told = reach.inputs.iter().any(|v| self.told.contains_key(v));
         told.then_some("a result leaves the compiled function whose gradient reaches a leaf told so inside")
@@ -624,7 +627,7 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 Mark::RequiresGrad(on) => {
                     TraceEvent::RequiresGrad { variable: *variable, on: *on, loc: *loc }
                 }
-                Mark::Retain => TraceEvent::Retain { variable: *variable, loc: *loc },
+                Mark::Retain | Mark::Watch => TraceEvent::Retain { variable: *variable, loc: *loc },
             }),
             Event::Apply(event) => {
                 add_inputs(&mut trace, &event.guards);

@@ -60,14 +60,6 @@ pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
         drop_lazy_gradients(state);
     }
     told.iter().for_each(|(leaf, on)| leaf.mark_requires_grad(*on));
-    // Passes inside saw to what they retained; from now on the tape does.
-    for index in path {
-        if let Event::Mark(MarkEvent { mark: Mark::Retain, variable, .. }) = &*trie.node(index).event
-            && let Some(tensor) = state.held(*variable)
-        {
-            tensor.watch_for_retained();
-        }
-    }
     state.walked |= walked;
     outcome
 }
@@ -90,8 +82,12 @@ fn forget_told(trie: &Trie, path: &[u32], state: &State) -> Vec<(Tensor, bool)> 
 }
 
 fn mark(event: &MarkEvent, state: &State) -> Result<()> {
-    if let Mark::RequiresGrad(on) = event.mark {
-        tensor(state, event.variable)?.mark_requires_grad(on);
+    let tensor = tensor(state, event.variable)?;
+    match event.mark {
+        Mark::RequiresGrad(on) => tensor.mark_requires_grad(on),
+        // Passes in steps see to what is retained themselves; others are the tape's.
+        Mark::Retain => tensor.watch_for_retained(),
+        Mark::Watch => {}
     }
     Ok(())
 }

@@ -401,7 +401,9 @@ fn leaving(
     if leaving.iter().any(|s| s.twice) {
         return Err("a gradient leaves the compiled function with its own tape".into());
     }
-    if let Some(reason) = leaving.iter().find_map(|s| tape.stays_inside(&tape.reach(&[s.variable]))) {
+    if let Some(reason) =
+        leaving.iter().find_map(|s| tape.stays_inside(s.variable, &tape.reach(&[s.variable])))
+    {
         site.split();
         return Err(format!("{reason}; from the next call on the graph ends there"));
     }

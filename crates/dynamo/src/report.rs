@@ -36,7 +36,7 @@ impl Break {
         // What each reason begins with or says.
         const ADVICE: &[(&str, &str)] = &[
             ("is needed outside", "call `backward()` inside the compiled function, too"),
-            ("retain_grad needs", "call `backward()` inside the compiled function, too"),
+            ("is retained for", "call `backward()` inside the compiled function, too"),
             ("requires_grad_ needs", "call `backward()` inside the compiled function, too"),
             ("register_hook needs", "put what the hook does into a custom `Function`, or hook a leaf"),
             ("custom function needs a value", "keep it a tensor (`where_self` instead of a branch)"),

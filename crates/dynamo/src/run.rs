@@ -361,11 +361,15 @@ impl Recorder for Run {
 
     fn retain_grad(&self, tensor: &Tensor, loc: Loc) -> Result<bool> {
         let mut state = self.state.lock();
-        if state.eager || self.site.splits() || !tensor.is_lazy() || tensor.tag().run() != state.id {
+        if state.eager || !tensor.is_lazy() || tensor.tag().run() != state.id {
             drop(state);
             return self.access(tensor, Access::State, "retain_grad", loc).map(|()| false);
         }
         match state.mark(&self.site, tensor.tag().variable(), Mark::Retain, loc) {
+            Ok(()) if self.site.splits() => {
+                self.break_graph(&mut state, "a gradient is retained for a pass outside", loc)?;
+                Ok(false) // its tape is there now
+            }
             Ok(()) => Ok(true),
             Err(Leave::Error(error)) => Err(error),
             Err(Leave::Eager(reason)) => self.leave(&mut state, reason, loc).map(|()| false),
@@ -392,6 +396,7 @@ impl Recorder for Run {
     fn apply(&self, application: Application<'_>) -> Result<()> {
         let mut state = self.state.lock();
         if state.eager {
+            drop(state);
             application.put_on_tape();
             return Ok(());
         }
@@ -403,6 +408,7 @@ impl Recorder for Run {
             }
             Err(Leave::Eager(reason)) => {
                 self.leave(&mut state, reason, application.loc)?;
+                drop(state);
                 application.put_on_tape();
                 Ok(())
             }
@@ -420,7 +426,18 @@ impl Recorder for Run {
                 let reason = format!("{what} with create_graph needs the tape of every op");
                 self.break_graph_by(Run::flush_by_interpreter, &mut state, &reason, loc)
             }
-            (true, _) => self.break_graph(&mut state, &format!("{what} needs the value"), loc),
+            (true, _) => {
+                // A compiled backward is one node: what is looked at on the way through it would not be seen.
+                if access == Access::State && tensor.is_lazy() && tensor.requires_grad() && !tensor.is_leaf()
+                {
+                    match state.mark(&self.site, tensor.tag().variable(), Mark::Watch, loc) {
+                        Ok(()) => {}
+                        Err(Leave::Error(error)) => return Err(error),
+                        Err(Leave::Eager(reason)) => return self.leave(&mut state, reason, loc),
+                    }
+                }
+                self.break_graph(&mut state, &format!("{what} needs the value"), loc)
+            }
         }
     }
 

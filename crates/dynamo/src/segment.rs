@@ -338,6 +338,7 @@ fn attach(backward: &Arc<Backward>, inputs: &[GraphInput], state: &State, result
     let kept = Mutex::new(Kept { saved, freed: FxHashSet::default() });
     let function = CompiledBackward { backward: backward.clone(), kept };
     autograd::attach(Arc::new(function), &differentiated, &outputs, Loc::UNKNOWN);
+    outputs.iter().for_each(Tensor::watch_for_retained);
     Ok(())
 }
 

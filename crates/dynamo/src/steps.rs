@@ -91,9 +91,12 @@ impl State {
         let inputs: SmallVec<[Variable; 2]> =
             inputs.iter().map(|input| self.number_of(input)).collect::<Result<_>>()?;
         let all = outputs.iter().map(|output| self.number_of(output)).collect::<Result<Vec<Variable>>>()?;
-        let carries = |(_, output): &(&Variable, &Tensor)| output.dtype().is_float();
-        let made: SmallVec<[Variable; 1]> =
-            all.iter().zip(*outputs).filter(carries).map(|(variable, _)| *variable).collect();
+        let tys = |tensors: &mut dyn Iterator<Item = &Tensor>| -> Result<Vec<TensorTy>> {
+            tensors.map(|tensor| self.tensor_ty(site, tensor)).collect()
+        };
+        let types = (tys(&mut application.inputs.iter().copied())?, tys(&mut outputs.iter())?);
+        let carries = |place: &usize| types.1[*place].dtype.is_float();
+        let made: SmallVec<[Variable; 1]> = (0..all.len()).filter(carries).map(|place| all[place]).collect();
         if all.iter().any(|&output| self.input(output).is_some()) {
             return Err(Leave::Eager("a custom function returns a tensor that was there before"));
         }
@@ -122,12 +125,8 @@ impl State {
             _ => Kept::Tensor(tensor.clone()),
         };
         let saved = context.saved().iter().map(keep).collect();
-        let types =
-            (application.inputs.iter().map(|t| t.ty()).collect(), outputs.iter().map(Tensor::ty).collect());
         let context = context.with_saved(Vec::new());
-        for (_, output) in all.iter().zip(*outputs).filter(carries) {
-            output.mark_requires_grad(true);
-        }
+        (0..all.len()).filter(carries).for_each(|place| outputs[place].mark_requires_grad(true));
         let function = function.clone();
         self.functions.push(Applied {
             function,
@@ -280,9 +279,12 @@ impl State {
                 });
                 let read: Vec<Variable> = saved.collect();
                 let analysis = self.analysis(site);
-                let read = read.into_iter().chain(analysis.inputs_of(function));
-                if analysis.changed_since(function, read) {
-                    return Err(Leave::Eager("what a custom function read or saved was changed in place"));
+                let used = read.into_iter().chain(analysis.inputs_of(function));
+                let used = used.chain(analysis.outputs_of(function).iter().copied());
+                if analysis.changed_since(function, used) {
+                    return Err(Leave::Eager(
+                        "what a custom function read, saved or made was changed in place",
+                    ));
                 }
                 SmallVec::from_slice(analysis.outputs_of(function))
             }

@@ -230,6 +230,8 @@ pub(crate) enum Mark {
     RequiresGrad(bool),
     /// `retain_grad()`.
     Retain,
+    /// Somebody will look at the gradient from outside: a hook, or a `grad()` that is not captured.
+    Watch,
 }
 
 impl Mark {
@@ -237,6 +239,7 @@ impl Mark {
         match self {
             Mark::RequiresGrad(_) => "requires_grad_",
             Mark::Retain => "retain_grad",
+            Mark::Watch => "watch",
         }
     }
 }

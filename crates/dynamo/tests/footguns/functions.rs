@@ -289,6 +289,25 @@ fn what_was_saved_is_changed_and_the_tape_is_used_up() -> Result<()> {
 }
 
 #[test]
+fn an_input_of_a_function_that_is_frozen_afterwards() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[0.4, -0.6]);
+        for _ in 0..3 {
+            w.set_grad(None);
+            lab.run(|| {
+                let y = ExpAndSquare.apply_all(&[&w])?.remove(0).sum()?;
+                w.requires_grad_(false)?;
+                y.backward()
+            })?;
+            lab.see_grad("w", &w)?;
+            w.requires_grad_(true)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
 fn without_gradients_a_function_is_its_forward() -> Result<()> {
     one_graph(check(|lab| {
         let (w, x) = (leaf(&[0.4, -0.6]), t(&[1.4, 0.6]));

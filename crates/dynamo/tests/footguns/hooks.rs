@@ -53,6 +53,32 @@ fn a_hook_set_inside() -> Result<()> {
 }
 
 #[test]
+fn a_hook_and_a_retained_gradient_set_after_the_tensor_was_used() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[1.0, -2.0]);
+        for round in 1..5 {
+            w.set_grad(None);
+            let (loss, kept) = lab.run(|| {
+                let (hidden, kept) = (w.exp()?, w.tanh()?);
+                let (used, also) = (hidden.mul(3.0)?, kept.mul(2.0)?);
+                hidden.register_hook(move |grad| grad.mul(round).map(Some))?;
+                kept.retain_grad()?;
+                let loss = (used + also + hidden.mul(2.0)?).ok()?.sum()?;
+                if round % 2 == 0 {
+                    loss.backward_with(None, true)?;
+                }
+                Ok((loss, kept))
+            })?;
+            loss.backward()?;
+            lab.see_grad("gradient", &w)?;
+            lab.see_grad("kept", &kept)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
 fn a_retained_gradient() -> Result<()> {
     check(|lab| {
         let w = leaf(&[1.0, -2.0]);

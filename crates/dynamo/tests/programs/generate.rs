@@ -307,7 +307,8 @@ impl Generator {
             63..65 => {
                 Do::RequiresGrad(self.of_shape(|t| t.dtype().is_float() && t.is_leaf()), !self.rng.one_in(4))
             }
-            65..67 => Do::RetainGrad(self.of_shape(|t| t.requires_grad() && !t.is_leaf())),
+            // Of what was made just now: nothing has used it yet.
+            65..67 => Do::RetainGrad(self.variables.keys().last().copied().unwrap_or(x)),
             67 => Do::Hook(self.of_shape(|t| t.requires_grad() && t.is_leaf())),
             56 => Do::ZeroGrad(self.of_shape(|t| t.requires_grad() && t.is_leaf())),
             _ => Do::UseGrad(self.of_shape(|t| t.grad().is_some())),
