@@ -525,8 +525,10 @@ impl Analysis {
                 "a result leaves the compiled function whose gradient flows through a custom function",
             );
         }
-        // Its own gradient arrives from outside, where it is looked at.
-        if self.retained.iter().any(|(v, maker)| *v != variable && reach.calls.contains(maker)) {
+        // Its own gradient arrives from outside, where it is looked at, unless it was changed since it was asked for.
+        let arrives =
+            |v: Variable, maker: usize| v == variable && self.history[v as usize].last() == Some(&maker);
+        if self.retained.iter().any(|&(v, maker)| !arrives(v, maker) && reach.calls.contains(&maker)) {
             return Some("a result leaves the compiled function whose gradient is looked at on its way");
         }
         let told = reach.inputs.iter().any(|v| self.told.contains_key(v));

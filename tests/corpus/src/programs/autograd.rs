@@ -150,7 +150,7 @@ impl Function for Sign {
 /// A network whose weights are −1 and 1 when it computes, trained by a straight-through estimator.
 fn binary_weights(step: &Step) -> Result<Record> {
     let (first, second) = (weight([16, 6], 0.5)?, weight([3, 16], 0.5)?);
-    let optimizer = optim::Adam::new(vec![first.clone(), second.clone()], 0.02)?;
+    let optimizer = optim::SGD::new(vec![first.clone(), second.clone()], 0.1)?;
     let (x, y) = samples(12, 6, 3)?;
     let mut record = Record::new();
     for _ in 0..5 {
