@@ -275,6 +275,20 @@ fn conversion_is_seen_by_a_compiled_model() -> Result<()> {
         let (got, want) = (compiled.forward(&x)?, model.forward(&x)?);
         assert_eq!((got.dtype(), got.to_vec::<f64>()?), (dtype, want.to_vec::<f64>()?));
     }
+    // In the middle of a call, too: what was recorded before does not hold for what comes after.
+    let region = Compile::new().region();
+    for _ in 0..3 {
+        model.to(DType::F32)?;
+        let (first, second) = region.run(|| {
+            let first = model.forward(&x)?;
+            model.to(DType::F64)?;
+            Ok::<_, kiln::Error>((first, model.forward(&x.to_dtype(DType::F64)?)?))
+        })?;
+        assert_eq!((first.dtype(), second.dtype()), (DType::F32, DType::F64));
+        for (a, b) in first.to_vec::<f64>()?.iter().zip(second.to_vec::<f64>()?) {
+            assert!((a - b).abs() < 1e-5, "{a} and {b}");
+        }
+    }
     Ok(())
 }
 

@@ -242,7 +242,7 @@ impl Direction {
     }
 
     /// The hidden state's part of the gates.
-    fn from_hidden(&self, hidden: &Tensor) -> Result<Tensor> {
+    fn hidden_part(&self, hidden: &Tensor) -> Result<Tensor> {
         hidden.linear(&self.weight_hh, self.bias(true))
     }
 
@@ -285,7 +285,7 @@ fn parts<const N: usize>(gates: &Tensor) -> Result<[Tensor; N]> {
 }
 
 fn lstm_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-    let [input, forget, cell, output] = parts(&x.add(&direction.from_hidden(&states[0])?)?)?;
+    let [input, forget, cell, output] = parts(&x.add(&direction.hidden_part(&states[0])?)?)?;
     let kept = forget.sigmoid()?.mul(&states[1])?;
     let cell = kept.add(&input.sigmoid()?.mul(&cell.tanh()?)?)?;
     Ok(vec![output.sigmoid()?.mul(&cell.tanh()?)?, cell])
@@ -293,7 +293,7 @@ fn lstm_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec
 
 fn gru_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
     let [reset, update, new] = parts(x)?;
-    let [hidden_reset, hidden_update, hidden_new] = parts(&direction.from_hidden(&states[0])?)?;
+    let [hidden_reset, hidden_update, hidden_new] = parts(&direction.hidden_part(&states[0])?)?;
     let reset = reset.add(&hidden_reset)?.sigmoid()?;
     let update = update.add(&hidden_update)?.sigmoid()?;
     let new = new.add(&reset.mul(&hidden_new)?)?.tanh()?;
@@ -302,7 +302,7 @@ fn gru_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<
 }
 
 fn rnn_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-    Ok(vec![x.add(&direction.from_hidden(&states[0])?)?.tanh()?])
+    Ok(vec![x.add(&direction.hidden_part(&states[0])?)?.tanh()?])
 }
 
 macro_rules! recurrent {

@@ -346,7 +346,7 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
             eager::compute_in_place(call.op, call.args, tys, result_ty, target, call.loc)?;
             Ok(target.clone())
         }
-        None => Ok(Tensor::from_ready(match view(call)? {
+        None => Ok(Tensor::from_ready(match view(call, tys)? {
             Some(ready) => ready,
             None => eager::compute(call.op, call.args, tys, result_ty, call.loc)?,
         })),
@@ -396,12 +396,12 @@ fn numbers_alone(call: &Call<'_>, tys: &[Ty]) -> Result<Tensor> {
 }
 
 /// A view shares its base's memory.
-fn view(call: &Call<'_>) -> Result<Option<Ready>> {
+fn view(call: &Call<'_>, tys: &[Ty]) -> Result<Option<Ready>> {
     if call.op.row().class != Class::View {
         return Ok(None);
     }
     let [Arg::Tensor(base)] = call.args else { return Ok(None) };
-    let ready = base.ready()?;
+    let ready = base.ready_as(tys.first(), call.op, call.loc)?;
     let layout: Option<Layout> = ready.layout.view(call.op);
     // A view of a view has its history from then on; one of a leaf begins anew.
     let inherited = if base.is_leaf() { None } else { ready.view_version };

@@ -2,7 +2,7 @@
 //! here first. While a recorder is set on the thread, ops are handed to it instead of being executed.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -179,9 +179,29 @@ pub fn with_current<R>(body: impl FnOnce(Option<&dyn Recorder>) -> R) -> R {
     body(CURRENT.get().map(|recorder| unsafe { &*recorder }))
 }
 
+/// How often any tensor's data was replaced.
+static REPLACEMENTS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The count when this thread's recorder was set, if one is (switched off or not).
+    static SINCE: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// A tensor's data is about to be replaced.
+pub(crate) fn note_replacement() {
+    REPLACEMENTS.fetch_add(1, Ordering::Release);
+}
+
+/// Whether any data was replaced since this thread's recorder was set: what it checked of its inputs may no longer
+/// be true. To be asked after the inputs' memory was looked up.
+pub(crate) fn replaced_meanwhile() -> bool {
+    SINCE.get().is_some_and(|since| REPLACEMENTS.load(Ordering::Acquire) != since)
+}
+
 /// Sets a recorder on this thread for as long as the value lives; scopes nest.
 pub struct Scope {
     previous: Current,
+    since: Option<u64>,
     /// Keeps the recorder alive; `None` for a scope that switches recording off.
     recorder: Option<Arc<dyn Recorder>>,
     /// Which of the open scopes it is.
@@ -203,9 +223,14 @@ impl Scope {
 
     fn begin(recorder: Option<Arc<dyn Recorder>>) -> Scope {
         let previous = CURRENT.replace(recorder.as_ref().map(Arc::as_ptr));
+        let since = SINCE.get();
+        // A scope that records nothing checks nothing: the one around it counts on.
+        if recorder.is_some() {
+            SINCE.set(Some(REPLACEMENTS.load(Ordering::Acquire)));
+        }
         let depth = DEPTH.get() + 1;
         DEPTH.set(depth);
-        Scope { previous, recorder, depth, _not_send: std::marker::PhantomData }
+        Scope { previous, since, recorder, depth, _not_send: std::marker::PhantomData }
     }
 }
 
@@ -219,6 +244,7 @@ impl Drop for Scope {
             std::mem::forget(self.recorder.take());
         }
         CURRENT.set(self.previous);
+        SINCE.set(self.since);
         DEPTH.set(DEPTH.get() - 1);
     }
 }

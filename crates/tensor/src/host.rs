@@ -115,10 +115,12 @@ impl Tensor {
 
 pub(crate) fn read<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) -> Result<Vec<T>> {
     hook::host_access(tensor, Access::Read, what, loc)?;
-    let ready = tensor.ready()?;
+    // Looked at once: its data may be replaced at any time.
+    let ready = tensor.ready()?.clone();
     let dense = match ready.layout.is_contiguous() && ready.dtype == T::DTYPE {
-        true => tensor.clone(),
+        true => Tensor::from_ready(ready),
         false => {
+            let tensor = &Tensor::from_ready(ready.clone());
             let converted = match ready.dtype == T::DTYPE {
                 true => tensor.clone(),
                 false => execute_tensor(&Op::To { dtype: T::DTYPE }, &[Arg::Tensor(tensor)], loc)?,

@@ -150,7 +150,12 @@ fn cut(sizes: &[usize], places: Range<usize>, room: usize) -> Vec<Vec<Part>> {
 impl Part {
     fn of(&self, tensor: &Tensor) -> Tensor {
         match tensor.try_ready() {
-            Some(ready) if self.count < ready.layout.shape.numel() => {
+            // Less than the whole, which is still what was cut: data may be replaced at any time.
+            Some(ready)
+                if self.count < ready.layout.shape.numel()
+                    && self.begin + self.count <= ready.layout.shape.numel()
+                    && ready.layout.is_contiguous() =>
+            {
                 let offset = ready.layout.offset + self.begin;
                 let layout = Layout { offset, ..Layout::contiguous(Shape::from([self.count])) };
                 Tensor::from_ready(Ready { layout, view_version: None, ..ready.clone() })

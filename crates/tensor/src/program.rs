@@ -10,7 +10,7 @@ use kiln_runtime::program::{Program, Stopped, Workspace};
 
 use crate::create::allocate;
 use crate::eager::compute_into;
-use crate::hook::Scope;
+use crate::hook::{Scope, replaced_meanwhile};
 use crate::kernels::{self, Operand};
 use crate::storage::{Room, Storage};
 use crate::tensor::Ready;
@@ -178,6 +178,12 @@ impl Executable {
                 }
                 None => kept.inputs.push(std::ptr::null_mut()),
             }
+        }
+        if replaced_meanwhile() {
+            drop(uses);
+            results.truncate(first);
+            let why = Why::Other("an input was given other data meanwhile".into());
+            return Err(Failure::Refused(Error::op("compiled program", why, Loc::UNKNOWN)));
         }
         let locked = kept.locks.lock(uses);
         // SAFETY: inputs are locked for what the program does with them and have the layouts it was made for

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use kiln_ir::{DType, Device, Error, Layout, Loc, Result, Shape, Strides, TensorTy, Why};
+use kiln_ir::{DType, Device, Error, Layout, Loc, Op, Result, Shape, Strides, TensorTy, Ty, Why};
 
 use crate::autograd::{GradNode, Record};
 use crate::handle::{Handle, Recycle, free_list};
@@ -198,6 +198,20 @@ impl Tensor {
         unsafe { &*self.slot.replaced.load(Ordering::Acquire) }
     }
 
+    /// The ready state, for an op that was checked with the tensor being of this type: data may be replaced at any
+    /// time, and kernels trust the types.
+    #[inline]
+    pub(crate) fn ready_as(&self, ty: Option<&Ty>, op: &Op, loc: Loc) -> Result<&Ready> {
+        let ready = self.ready()?;
+        match self.slot.status.load(Ordering::Acquire) == REPLACED && ty != Some(&Ty::Tensor(ready.ty())) {
+            false => Ok(ready),
+            true => {
+                let why = Why::Other("an operand was given other data while the op began".into());
+                Err(Error::op(op.name(), why, loc))
+            }
+        }
+    }
+
     /// The tensor gets other memory, and with it another dtype, shape or layout, and stays the same tensor for
     /// everybody who has it: PyTorch's `x.data = data`. Both share their memory from now on. Only for leaves,
     /// on the device they are on. Memory it had before is given back with the tensor: others may be reading it.
@@ -225,6 +239,8 @@ impl Tensor {
         let data = Arc::new(Ready { view_version: None, ..data.ready()?.clone() });
         // Under the record's lock: of two that come at once the later one counts.
         self.with_meta(|meta| {
+            // First: who sees the new data sees that some was replaced.
+            hook::note_replacement();
             self.slot.replaced.store(Arc::as_ptr(&data).cast_mut(), Ordering::Release);
             self.slot.status.store(REPLACED, Ordering::Release);
             meta.data.push(data);

@@ -169,3 +169,49 @@ fn printing_reads_like_pytorch() -> Result<()> {
     assert_eq!(Tensor::arange(0, 3, &CPU)?.to_string(), "tensor([0, 1, 2])");
     Ok(())
 }
+
+#[test]
+fn data_is_replaced_and_the_tensor_stays() -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, 2.0])?;
+    x.requires_grad_(true)?;
+    let same = x.clone();
+    let y = x.mul(&x)?.sum()?;
+    x.set_data(&Tensor::from_slice(&[3.0f64, 4.0, 5.0])?)?;
+    assert_eq!((same.dtype(), same.to_vec::<f64>()?), (DType::F64, vec![3.0, 4.0, 5.0]));
+    assert!(same.same(&x) && same.requires_grad() && same.is_leaf());
+    x.mul(&x)?.sum()?.backward()?;
+    assert_eq!(x.grad().map(|g| g.to_vec::<f64>()).transpose()?, Some(vec![6.0, 8.0, 10.0]));
+    // What was computed before keeps what it was computed from.
+    assert_eq!(y.item::<f32>()?, 5.0);
+    assert!(y.set_data(&x).is_err(), "not a leaf");
+    assert!(x.set_data(&Tensor::from_slice(&[1i64])?).is_err(), "integers have no gradient");
+
+    // Readers see one or the other, whenever it happens.
+    let shared = Tensor::from_slice(&[1.0f32; 100])?;
+    let (one, two) = (Tensor::from_slice(&[1.0f32; 100])?, Tensor::from_slice(&[2.0f32; 50])?);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let seen = shared.to_vec::<f32>().expect("ready");
+                    assert!(seen == [1.0; 100] || seen == [2.0; 50]);
+                }
+            });
+        }
+        for i in 0..500 {
+            shared.set_data(if i % 2 == 0 { &two } else { &one }).expect("a leaf");
+        }
+    });
+    Ok(())
+}
+
+#[test]
+fn bytes_are_what_files_hold() -> Result<()> {
+    let x = Tensor::from_bytes(&[0, 1, 2, 255], [2, 2], DType::Bool)?;
+    assert_eq!(x.to_vec::<bool>()?, [false, true, true, true]);
+    assert_eq!(x.t()?.to_bytes()?, [0, 1, 1, 1]);
+    assert_eq!(Tensor::from_slice(&[1.0f32, -2.0])?.to_bytes()?, [0, 0, 128, 63, 0, 0, 0, 192]);
+    assert!(Tensor::from_bytes(&[0; 7], [2], DType::F32).is_err());
+    assert_eq!(Tensor::from_bytes(&[], [0, 2], DType::F64)?.shape().to_vec(), [0, 2]);
+    Ok(())
+}

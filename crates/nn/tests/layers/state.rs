@@ -148,6 +148,62 @@ fn broken_files_are_errors() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn pytorchs_files_are_read() -> Result<()> {
+    let _turn = crate::turn();
+    use torch_file::Value;
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint.pt");
+    let all = torch_file::load_value(&path)?;
+    let tensor = |value: Option<&Value>| match value {
+        Some(Value::Tensor(tensor)) => tensor.clone(),
+        _ => panic!("a tensor"),
+    };
+    let state = all.get("model").and_then(Value::state_dict).expect("a state");
+    let model = seq![Linear::new(3, 2)?, BatchNorm1d::new(2)?];
+    model.load_state_dict(&state, true)?;
+    assert_eq!(state.get("0.weight").expect("it").to_vec::<f32>()?, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    assert_eq!(state.get("0.bias").expect("it").to_vec::<f32>()?, [6.0, 7.0]);
+    let Some(Value::List(kinds)) = all.get("kinds") else { panic!("a list") };
+    let kinds: Vec<Tensor> = kinds.iter().map(|kind| tensor(Some(kind))).collect();
+    let dtypes: Vec<DType> = kinds.iter().map(Tensor::dtype).collect();
+    let others: Vec<DType> = DType::ALL.into_iter().filter(|dtype| *dtype != DType::F32).collect();
+    assert_eq!(dtypes, others);
+    assert!(kinds[1..].iter().all(|t| t.to_vec::<f64>().is_ok_and(|v| v == [0.0, 1.0, 2.0])));
+    assert_eq!(kinds[0].to_vec::<bool>()?, [false, true, true]);
+    let turned = tensor(all.get("turned"));
+    assert_eq!(turned.shape().to_vec(), [4, 3]);
+    assert_eq!(turned.to_vec::<f32>()?[..4], [0.0, 4.0, 8.0, 1.0]);
+    assert_eq!(tensor(all.get("part")).to_vec::<f32>()?, [4.0, 5.0, 6.0, 7.0]);
+    assert_eq!(tensor(all.get("parameter")).to_vec::<f32>()?, [0.0, 1.0]);
+    assert_eq!(tensor(all.get("empty")).shape().to_vec(), [0, 3]);
+    assert!(matches!(all.get("epoch"), Some(Value::Int(3))));
+    assert!(matches!(all.get("large"), Some(Value::Int(number)) if *number == 1 << 40));
+    assert!(matches!(all.get("negative"), Some(Value::Int(-7))));
+    assert!(matches!(all.get("loss"), Some(Value::Float(loss)) if *loss == 0.5));
+    assert!(matches!(all.get("name"), Some(Value::Text(name)) if name == "run"));
+    assert!(matches!(all.get("flags"), Some(Value::List(flags)) if flags.len() == 3));
+    assert!(message(torch_file::load(&path)).contains("no dict of named tensors"));
+
+    let folder = folder("torch");
+    let mut state = StateDict::new();
+    kinds.iter().for_each(|t| state.insert(&t.dtype().to_string(), t.clone()));
+    state.insert("turned", turned);
+    state.insert("scalar", Tensor::from_vec(vec![1.5f64], [0usize; 0])?);
+    state.insert("empty", Tensor::zeros([0, 3], &CPU)?);
+    torch_file::save(&state, folder.join("state.pt"))?;
+    // For a look at it by PyTorch itself.
+    if let Some(path) = std::env::var_os("KILN_KEEP_PT") {
+        torch_file::save(&state, path)?;
+    }
+    let loaded = torch_file::load(folder.join("state.pt"))?;
+    for (name, tensor) in state.iter() {
+        let got = loaded.get(name).expect("the name");
+        assert_eq!((got.ty(), got.to_bytes()?), (tensor.ty(), tensor.to_bytes()?), "{name}");
+    }
+    std::fs::remove_dir_all(&folder).expect("the folder");
+    Ok(())
+}
+
 /// A small network with everything that has a state: parameters, running statistics, dropout.
 struct Run<O> {
     model: Sequential,

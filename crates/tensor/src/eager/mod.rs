@@ -91,7 +91,7 @@ pub fn has_kernel(op: &Op, operands: usize) -> bool {
 /// Runs an op into fresh memory.
 pub(crate) fn compute(op: &Op, args: &[Arg<'_>], tys: &[Ty], result: &TensorTy, loc: Loc) -> Result<Ready> {
     let out = allocate(result, op.name(), loc)?;
-    let inputs = inputs(args)?;
+    let inputs = inputs(op, args, tys, loc)?;
     let _lock = lock(&inputs, None);
     Job { op, tys, loc }.run(&out, &inputs)?;
     Ok(out)
@@ -113,9 +113,9 @@ pub(crate) fn compute_in_place(
     target: &Tensor,
     loc: Loc,
 ) -> Result<()> {
-    let target = target.ready()?;
+    let target = target.ready_as(tys.first(), op, loc)?;
     let temporary;
-    let mut inputs = inputs(args)?;
+    let mut inputs = inputs(op, args, tys, loc)?;
     let job = Job { op, tys, loc };
     // `copy_` does not read its target, so only the source can overlap it.
     let first_read = if matches!(op, Op::Copy {}) { 1 } else { 0 };
@@ -156,11 +156,11 @@ pub(crate) fn overlaps(input: &Ready, target: &Ready) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-fn inputs<'a>(args: &[Arg<'a>]) -> Result<SmallVec<[Input<'a>; 4]>> {
+fn inputs<'a>(op: &Op, args: &[Arg<'a>], tys: &[Ty], loc: Loc) -> Result<SmallVec<[Input<'a>; 4]>> {
     let mut inputs = SmallVec::new();
-    for arg in args {
+    for (i, arg) in args.iter().enumerate() {
         inputs.push(match arg {
-            Arg::Tensor(t) => Input::Tensor(t.ready()?),
+            Arg::Tensor(t) => Input::Tensor(t.ready_as(tys.get(i), op, loc)?),
             Arg::Number(x) => Input::Number(*x),
             Arg::List(_) => Input::Number(Scalar::Int(0)),
         });
