@@ -249,7 +249,11 @@ pub(super) fn check(tensors: &[Tensor]) -> Result<()> {
     while let Some(Waiting(node)) = queue.pop() {
         match &node.rule {
             Rule::Op(_) => node.saved(true).map(drop)?,
-            Rule::Custom(custom) => custom.check(node.loc)?,
+            // Which inputs it gives gradients to, only its own code knows.
+            Rule::Custom(custom) => {
+                custom.check(node.loc)?;
+                continue;
+            }
             Rule::Function(_) => continue,
         }
         node.edges.iter().for_each(|edge| visit(edge, &mut queue, &mut seen));
