@@ -222,7 +222,8 @@ impl Directory {
             };
             let is_key = stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
             let is_folder = data.is_dir() && stem.starts_with("kiln-") && ending.is_empty();
-            if !is_folder && !(data.is_file() && is_key && ["so", "c", "txt"].contains(&ending)) {
+            let is_file = data.is_file() && is_key && ["so", "c", "txt"].contains(&ending);
+            if !is_folder && !is_file {
                 continue;
             }
             // An object and its text come and go together.
