@@ -55,7 +55,13 @@ fn rules_agree_with_finite_differences(from: usize) {
                 continue;
             }
             let mut rng = Rng::new(i as u64);
-            let program = sample_program(&mut rng, sample, DType::F64).unwrap();
+            let program = match sample_program(&mut rng, sample, DType::F64) {
+                Ok(program) => program,
+                Err(why) => {
+                    failures.push(format!("{} sample {i}: {why}", row.name));
+                    continue;
+                }
+            };
             match check(&program, &mut rng) {
                 Ok(count) => checked += count,
                 Err(why) => failures.push(format!("{} sample {i}: {why}\n{}", row.name, program.graph)),

@@ -93,6 +93,13 @@ fn many_at_once() {
     assert!(cache.load_many(&[]).is_empty());
 }
 
+/// Another file in the place of one that may be loaded: what is loaded must not change under the program.
+fn replace(path: &Path, bytes: &[u8]) {
+    let draft = path.with_extension("draft");
+    fs::write(&draft, bytes).unwrap();
+    fs::rename(draft, path).unwrap();
+}
+
 #[test]
 fn damaged_objects_are_rebuilt() {
     let folder = Folder::new("damaged");
@@ -108,7 +115,7 @@ fn damaged_objects_are_rebuilt() {
         let path = &folder.files(".so")[0];
         let mut bytes = fs::read(path).unwrap();
         damage(&mut bytes);
-        fs::write(path, bytes).unwrap();
+        replace(path, &bytes);
         assert_eq!(load(&KernelCache::at(&folder.0), 7), Origin::Compiler);
         assert_eq!(load(&KernelCache::at(&folder.0), 7), Origin::Disk);
     }
@@ -233,7 +240,7 @@ fn contents_damage_and_clearing() {
     assert_eq!((contents.objects, contents.texts, contents.remarks, contents.folders), (2, 2, 1, 1));
     assert!(cache.damaged().unwrap().is_empty());
     let object = folder.files(".so").remove(0);
-    fs::write(&object, "short").unwrap();
+    replace(&object, b"short");
     assert_eq!(cache.damaged().unwrap(), [object]);
     // A folder that was just made may be that of a compilation that runs; one that is old is not.
     cache.clear().unwrap();

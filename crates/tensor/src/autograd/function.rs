@@ -306,7 +306,10 @@ fn apply(mut function: impl Function, inputs: &[&Tensor], loc: Loc) -> Result<Ve
     match taken {
         true => hook::with_current(|recorder| match recorder {
             Some(recorder) => recorder.apply(application),
-            None => Ok(application.put_on_tape()),
+            None => {
+                application.put_on_tape();
+                Ok(())
+            }
         })?,
         false => application.put_on_tape(),
     }
