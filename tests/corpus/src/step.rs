@@ -26,7 +26,12 @@ impl Step {
     }
 
     fn in_region(&self, name: &str) -> Step {
-        let region = Compile::new().name(name).backend(self.backend).region();
+        // It is capture that counts here, not speed: the C compiler need not take its time.
+        let mut options = Compile::new().name(name).backend(self.backend);
+        if let Ok(quick) = options.clone().option("opt_level", 0) {
+            options = quick;
+        }
+        let region = options.region();
         self.all.borrow_mut().push(region.clone());
         Step { region: Some(region), all: self.all.clone(), backend: self.backend }
     }

@@ -76,6 +76,38 @@ impl Function for Wrong {
     }
 }
 
+/// Only the first input gets a gradient.
+struct First;
+
+impl Function for First {
+    fn forward(&mut self, _: &mut Context, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![inputs[0].add(inputs[1])?])
+    }
+
+    fn backward(&self, _: &Context, grads: &[Tensor]) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(grads[0].clone()), None])
+    }
+}
+
+/// The tape of an input that gets no gradient may be used up.
+#[test]
+fn an_input_without_a_gradient() -> Result<()> {
+    check(|lab| {
+        for _ in 0..3 {
+            let w = leaf(&[1.0, -2.0, 3.0]);
+            let used = w.exp()?;
+            used.sum()?.backward()?;
+            lab.run(|| {
+                let y = First.apply(&[&w, &used])?;
+                backward_all(&[&y.sum()?, &y.mean()?], &[None, None], GradOptions::default())
+            })?;
+            lab.see_grad("w", &w)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
 #[test]
 fn a_straight_through_estimator() -> Result<()> {
     one_graph(check(|lab| {

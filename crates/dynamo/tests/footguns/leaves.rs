@@ -270,6 +270,27 @@ fn a_view_and_a_changed_tensor_that_are_retained() -> Result<()> {
 }
 
 #[test]
+fn a_changed_tensor_that_is_retained_and_leaves() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[0.5, -2.0, 1.0, 3.0]);
+        for _ in 0..3 {
+            w.set_grad(None);
+            let kept = lab.run(|| {
+                let changed = w.mul(2.0)?;
+                changed.retain_grad()?;
+                changed.div_(&changed)?;
+                Ok(changed)
+            })?;
+            kept.sum()?.backward()?;
+            lab.see_grad("changed", &kept)?;
+            lab.see_grad("leaf", &w)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
 fn several_losses_at_once() -> Result<()> {
     one_graph(check(|lab| {
         let (w, v) = (leaf(&[1.0, -2.0]), leaf(&[0.5, 0.25]));
