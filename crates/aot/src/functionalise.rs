@@ -292,7 +292,10 @@ impl Translator<'_> {
         match self.bases[base].stored {
             Stored::Value(value) => Ok(value),
             Stored::Element(list, index) => {
+                // The change that put it there is not on the tape, and neither is taking it out.
+                let recording = std::mem::replace(&mut self.recording, false);
                 let value = self.emit(Op::ListGet { index }, &[list])?;
+                self.recording = recording;
                 self.requires[value.index()] = self.bases[base].is_leaf;
                 self.bases[base].stored = Stored::Value(value);
                 if self.bases[base].is_leaf {

@@ -387,6 +387,8 @@ struct Walk {
     seeds: Vec<(Tensor, Option<Tensor>)>,
     /// Those functions.
     done: Vec<usize>,
+    /// Those of them that a gradient reached: their backward was run.
+    reached: Vec<usize>,
     /// Their results.
     closed: Vec<Tensor>,
 }
@@ -405,7 +407,7 @@ impl Run {
             let (function, grads) = match state.step_on(self.site(), &walk.seeds, request, &walk.done)? {
                 Step::Function(function, grads) => (function, grads),
                 Step::Last(whose, grads) => {
-                    for &function in walk.done.iter().filter(|_| !request.retain_graph) {
+                    for &function in walk.reached.iter().filter(|_| !request.retain_graph) {
                         state.functions[function].used_up = true;
                     }
                     return Ok((whose, grads));
@@ -427,6 +429,7 @@ impl Run {
             if grads.iter().all(Option::is_none) {
                 continue;
             }
+            walk.reached.push(function);
             let results = {
                 let _mode = if request.create_graph { enable_grad() } else { no_grad() };
                 autograd::gradients_of(&*code, &context, &grads, (&types.0, &types.1), loc)?

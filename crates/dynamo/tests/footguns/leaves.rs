@@ -1,7 +1,7 @@
 //! Leaves made inside a compiled program, leaves told otherwise in the middle of it, gradients retained and passes
 //! from several tensors: all of it is part of the graph.
 
-use kiln_tensor::{GradOptions, Result, Tensor, backward_all, grad, no_grad};
+use kiln_tensor::{GradOptions, Result, Tensor, TensorList, backward_all, foreach, grad, no_grad};
 
 use crate::lab::{check, leaf, matrix, one_graph, t};
 
@@ -284,6 +284,29 @@ fn a_changed_tensor_that_is_retained_and_leaves() -> Result<()> {
             kept.sum()?.backward()?;
             lab.see_grad("changed", &kept)?;
             lab.see_grad("leaf", &w)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// A leaf that an optimizer changed as one of a list: what is computed from it after `backward` has a tape of its own.
+#[test]
+fn a_leaf_of_a_changed_list_is_used_on() -> Result<()> {
+    check(|lab| {
+        let (w, step) = (leaf(&[1.0, -2.0, 3.0]), t(&[0.5, 0.5, 0.25]));
+        for _ in 0..3 {
+            w.set_grad(None);
+            let y = lab.run(|| {
+                {
+                    let _off = no_grad();
+                    foreach::sub_(&TensorList::new(vec![w.clone()]), &TensorList::new(vec![step.clone()]))?;
+                }
+                w.sum()?.backward()?;
+                step.div(&w)
+            })?;
+            y.sum()?.backward()?;
+            lab.see_grad("w", &w)?;
         }
         Ok(())
     })?;
