@@ -156,10 +156,12 @@ impl Analysis {
         }
     }
 
-    /// Whether gradients end in a variable: an input, or a leaf that was made inside.
-    fn is_source(&self, variable: Variable) -> bool {
+    /// Whether gradients end in a variable as it was before a call: an input, or a leaf that was made inside and not
+    /// changed by an op on the tape.
+    fn is_source(&self, variable: Variable, before: usize) -> bool {
         let arrived = self.variables[variable as usize].info.input.as_ref();
-        arrived.is_some_and(|input| input.requires_grad) || self.told.contains_key(&variable)
+        let changed = || self.history[variable as usize].iter().any(|&call| call < before);
+        arrived.is_some_and(|input| input.requires_grad) || (self.told.contains_key(&variable) && !changed())
     }
 
     fn add_call(&mut self, call: &CallEvent) {
@@ -416,7 +418,7 @@ impl Analysis {
                 continue;
             }
             seen.insert(variable, end);
-            if before.is_none() && self.is_source(variable) {
+            if before.is_none() && self.is_source(variable, end) {
                 reach.inputs.push(variable);
             }
             for &index in self.history[variable as usize].iter().filter(|&&index| index < end) {
@@ -449,7 +451,8 @@ impl Analysis {
     pub(crate) fn is_leaf(&self, variable: Variable) -> bool {
         match &self.variables[variable as usize].info.input {
             Some(input) => input.leaf,
-            None => self.told.contains_key(&variable),
+            // What was changed by an op on the tape has a history, whatever it was told before.
+            None => self.told.contains_key(&variable) && self.history[variable as usize].is_empty(),
         }
     }
 

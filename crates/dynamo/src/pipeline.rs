@@ -394,11 +394,7 @@ fn leaving(
     functional: &Functional,
 ) -> Result<(Vec<Variable>, Option<Gradients>), String> {
     let mut outputs = Vec::new();
-    // Which of its inputs' tapes a custom function goes on to, only its own code knows.
-    let is_used_up = |s: &&Survivor| {
-        let reach = tape.reach(&[s.variable]);
-        (s.used_up || reach.freed) && tape.functions_on(&reach.calls).is_empty()
-    };
+    let is_used_up = |s: &&Survivor| s.used_up || tape.reach(&[s.variable]).freed;
     let (used_up, leaving): (Vec<&Survivor>, Vec<&Survivor>) =
         functional.survivors.iter().filter(|s| s.requires_grad).partition(is_used_up);
     let used_up = used_up.iter().map(|s| s.variable).collect();

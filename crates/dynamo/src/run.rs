@@ -344,8 +344,8 @@ impl Recorder for Run {
         let known = if state.eager { None } else { self.known(&state, tensor) };
         match known.map(|variable| state.mark(&self.site, variable, Mark::RequiresGrad(on), loc)) {
             Some(Ok(())) => {
-                if on && tensor.is_lazy() {
-                    tensor.mark_lazy_leaf();
+                if tensor.is_lazy() {
+                    tensor.mark_lazy_leaf(on);
                 }
                 Ok(())
             }

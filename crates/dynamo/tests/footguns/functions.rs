@@ -108,25 +108,6 @@ fn an_input_without_a_gradient() -> Result<()> {
     Ok(())
 }
 
-/// So may that of one that leaves.
-#[test]
-fn an_input_without_a_gradient_that_leaves() -> Result<()> {
-    check(|lab| {
-        for _ in 0..3 {
-            let w = leaf(&[1.0, -2.0, 3.0]);
-            let kept = lab.run(|| {
-                let first = First.apply(&[&w, &w])?;
-                First.apply(&[&w, &first])?.sum()?.backward()?;
-                Ok(first)
-            })?;
-            kept.sum()?.backward()?;
-            lab.see_grad("w", &w)?;
-        }
-        Ok(())
-    })?;
-    Ok(())
-}
-
 #[test]
 fn a_straight_through_estimator() -> Result<()> {
     one_graph(check(|lab| {

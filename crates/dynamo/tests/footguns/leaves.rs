@@ -290,6 +290,27 @@ fn a_changed_tensor_that_is_retained_and_leaves() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_leaf_that_was_let_go_is_changed_twice() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[1.0, -2.0, 3.0]);
+        for _ in 0..3 {
+            w.set_grad(None);
+            lab.run(|| {
+                let x = w.detach()?.mul(2.0)?;
+                x.requires_grad_(true)?;
+                x.requires_grad_(false)?;
+                x.maximum_(&w)?;
+                x.mul_(&w)?;
+                x.sum()?.backward()
+            })?;
+            lab.see_grad("w", &w)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
 /// A leaf that an optimizer changed as one of a list: what is computed from it after `backward` has a tape of its own.
 #[test]
 fn a_leaf_of_a_changed_list_is_used_on() -> Result<()> {

@@ -135,9 +135,9 @@ impl Tensor {
     }
 
     /// Sets the flag of a leaf that a run is yet to make: for that run.
-    pub fn mark_lazy_leaf(&self) {
-        self.with_meta(|meta| meta.lazy_leaf = true);
-        self.mark_requires_grad(true);
+    pub fn mark_lazy_leaf(&self, on: bool) {
+        self.with_meta(|meta| meta.lazy_leaf = on);
+        self.mark_requires_grad(on);
     }
 
     /// The gradient that `backward` left, if any.
