@@ -12,7 +12,9 @@
 //! values that depend on something whose gradient is asked for. A node under `no_grad` and a row with
 //! gradient `Zero` stop it; a row without a gradient is an error if the gradient really has to pass it.
 
-use kiln_ir::{Emit, EmitExt, Error, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why};
+use std::ops::Range;
+
+use kiln_ir::{Def, Emit, EmitExt, Error, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why};
 use smallvec::SmallVec;
 
 /// Why gradients don't flow through the `foreach_…` forms.
@@ -197,6 +199,12 @@ fn copy_nodes(graph: &Graph, result: &mut Graph, mut map: Vec<Value>) -> Result<
 /// One graph that computes the forward results and, from gradients of some of them, the gradients of some
 /// inputs. Its inputs are the forward's, then the tangents; its results are the forward's, then the
 /// gradients.
+///
+/// [Note: parts of a backward]
+/// A result that another result was computed from is a place where gradients are met: somebody outside may ask
+/// for its gradient, hook it, or change it on its way. So the backward of the later result ends there, and what
+/// arrives goes on, together with what comes from outside, through the backward of the earlier one. Results that
+/// don't depend on each other share a part.
 #[derive(Clone, Debug)]
 pub struct Joint {
     /// The graph.
@@ -205,7 +213,17 @@ pub struct Joint {
     pub forward_inputs: usize,
     /// How many of the results are the forward's; the rest are gradients.
     pub forward_outputs: usize,
-    /// For each input whose gradient was asked for: the result that holds it, if there is any.
+    /// The parts of the backward, from the inputs on.
+    pub parts: Vec<Part>,
+}
+
+/// A part of a backward: from gradients of some results, those of inputs and of results of earlier parts.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Which tangents it takes.
+    pub tangents: Range<usize>,
+    /// For each input whose gradient was asked for, then for each result of the parts before: the result that
+    /// holds what this part gives, if it gives any.
     pub grads: Vec<Option<usize>>,
 }
 
@@ -221,34 +239,52 @@ impl Joint {
     }
 }
 
-/// Builds the joint graph of a functional graph: gradients arrive for the results `outputs_with_grad` and
-/// leave for the inputs `inputs_with_grad` (both by position). See [`differentiate`] for `recorded`.
+/// Builds the joint graph of a functional graph: gradients arrive for the results `outputs_with_grad`, part by
+/// part, and leave for the inputs `inputs_with_grad` (all by position). A part's results may depend on those of
+/// earlier parts only. See [`differentiate`] for `recorded`.
 pub fn joint(
     graph: &Graph,
-    outputs_with_grad: &[usize],
+    outputs_with_grad: &[&[usize]],
     inputs_with_grad: &[usize],
     recorded: &dyn Fn(usize) -> bool,
 ) -> Result<Joint> {
     let mut result = Graph::new();
     let map = copy_inputs(graph, &mut result);
     let forward_inputs = result.inputs.len();
-    let tangents: Vec<Value> =
-        outputs_with_grad.iter().map(|&i| result.input(graph.ty(graph.outputs[i]).clone())).collect();
+    let tangents: Vec<Value> = outputs_with_grad
+        .iter()
+        .flat_map(|part| part.iter())
+        .map(|&i| result.input(graph.ty(graph.outputs[i]).clone()))
+        .collect();
     let origins = copy_nodes(graph, &mut result, map)?;
     let forward_outputs = result.outputs.len();
-    let seeds: Vec<(Value, Value)> =
-        outputs_with_grad.iter().zip(&tangents).map(|(&i, &tangent)| (result.outputs[i], tangent)).collect();
-    let wanted: Vec<Value> = inputs_with_grad.iter().map(|&i| result.inputs[i]).collect();
-    let found = differentiate(&mut result, &seeds, &wanted, &|node| recorded(origins[node]))?;
-    let mut grads = Vec::with_capacity(found.len());
-    for grad in found {
-        grads.push(grad.map(|grad| {
-            result.outputs.push(grad);
-            result.outputs.len() - 1
-        }));
+    let mut wanted: Vec<Value> = inputs_with_grad.iter().map(|&i| result.inputs[i]).collect();
+    let mut ends = vec![false; origins.len()];
+    let mut parts = Vec::with_capacity(outputs_with_grad.len());
+    let mut first = 0;
+    for outputs in outputs_with_grad {
+        let values: Vec<Value> = outputs.iter().map(|&i| result.outputs[i]).collect();
+        let taken = first..first + values.len();
+        first = taken.end;
+        let seeds: Vec<(Value, Value)> =
+            values.iter().copied().zip(tangents[taken.clone()].iter().copied()).collect();
+        // What earlier parts emitted is no part of the forward.
+        let forward = |node: usize| node < origins.len() && !ends[node] && recorded(origins[node]);
+        let found = differentiate(&mut result, &seeds, &wanted, &forward)?;
+        let grads = found.into_iter().map(|grad| {
+            result.outputs.push(grad?);
+            Some(result.outputs.len() - 1)
+        });
+        parts.push(Part { tangents: taken, grads: grads.collect() });
+        for value in values {
+            if let Def::Node { node, .. } = result.def(value) {
+                ends[node as usize] = true;
+            }
+            wanted.push(value);
+        }
     }
     if cfg!(debug_assertions) {
         result.verify(kiln_ir::Stage::Functional, "joint")?;
     }
-    Ok(Joint { graph: result, forward_inputs, forward_outputs, grads })
+    Ok(Joint { graph: result, forward_inputs, forward_outputs, parts })
 }

@@ -9,7 +9,7 @@ mod passes;
 pub mod trace;
 
 pub use functionalise::{Functional, GraphInput, Home, Survivor, functionalise};
-pub use joint::{Joint, differentiate, expand_decomposed, joint};
-pub use partition::{Partition, Report, Saved, Source, partition};
+pub use joint::{Joint, Part, differentiate, expand_decomposed, joint};
+pub use partition::{BackwardPart, Partition, Report, Saved, Source, partition};
 pub use passes::{Output, Survey, survey_backward, survey_grad};
 pub use trace::Trace;

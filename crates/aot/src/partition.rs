@@ -8,7 +8,7 @@
 //! cuts the one with the least work done twice wins. A chain of cheap nodes beyond [`MOST_WORK`] is not run
 //! again whatever it saves.
 
-use kiln_ir::{Class, Def, Graph, Op, Result, Stage, Ty, Value, Write};
+use kiln_ir::{Class, Def, Graph, Node, Op, Result, Stage, Ty, Value, Write};
 
 use crate::Joint;
 
@@ -22,14 +22,21 @@ pub struct Partition {
     pub forward: Graph,
     /// How many of the forward's results are the program's own.
     pub forward_outputs: usize,
-    /// From the saved values, then the tangents: the gradients.
-    pub backward: Graph,
-    /// Where each of backward's first inputs comes from.
-    pub saved: Vec<Saved>,
-    /// For each input whose gradient was asked for: the result of backward that holds it, if there is any.
-    pub grads: Vec<Option<usize>>,
+    /// The parts of the backward, as in the joint graph.
+    pub backward: Vec<BackwardPart>,
     /// What it costs.
     pub report: Report,
+}
+
+/// A part of the backward, as a graph.
+#[derive(Clone, Debug)]
+pub struct BackwardPart {
+    /// From the saved values, then the tangents: the gradients.
+    pub graph: Graph,
+    /// Where each of its first inputs comes from.
+    pub saved: Vec<Saved>,
+    /// As in [`Part`](crate::Part): the results of this graph.
+    pub grads: Vec<Option<usize>>,
 }
 
 /// A value that backward takes over.
@@ -69,7 +76,7 @@ pub fn partition(joint: &Joint) -> Result<Partition> {
     let graph = &joint.graph;
     let facts = Facts::of(joint);
     let saved = facts.cut(graph);
-    let (outputs, gradients) = graph.outputs.split_at(joint.forward_outputs);
+    let outputs = &graph.outputs[..joint.forward_outputs];
 
     // Where each saved value comes from.
     let mut fresh = Vec::new();
@@ -92,32 +99,71 @@ pub fn partition(joint: &Joint) -> Result<Partition> {
     let forward_results: Vec<Value> = outputs.iter().chain(&fresh).copied().collect();
     let forward_inputs = &graph.inputs[..joint.forward_inputs];
     let forward = extract(graph, forward_inputs, &forward_results, &graph.writes);
-    let backward_inputs: Vec<Value> = saved.iter().chain(joint.tangents()).copied().collect();
-    let backward = extract(graph, &backward_inputs, gradients, &[]);
+    let saved: Vec<(Value, Saved)> = saved.into_iter().zip(sources).collect();
+    let mut again = vec![false; graph.nodes.len()];
+    let mut backward = Vec::with_capacity(joint.parts.len());
+    for part in &joint.parts {
+        let gradients: Vec<Value> = part.grads.iter().flatten().map(|&i| graph.outputs[i]).collect();
+        let tangents = &joint.tangents()[part.tangents.clone()];
+        let need = Need::of(graph, saved.iter().map(|(v, _)| v), &gradients);
+        let saved: Vec<&(Value, Saved)> = saved.iter().filter(|(v, _)| need.values[v.index()]).collect();
+        let inputs: Vec<Value> = saved.iter().map(|(v, _)| *v).chain(tangents.iter().copied()).collect();
+        let extract = extract(graph, &inputs, &gradients, &[]);
+        extract.taken.iter().zip(&mut again).for_each(|(taken, again)| *again |= taken);
+        let mut next = 0..;
+        backward.push(BackwardPart {
+            graph: extract.graph,
+            saved: saved.into_iter().map(|(_, saved)| saved.clone()).collect(),
+            grads: part.grads.iter().map(|grad| grad.and_then(|_| next.next())).collect(),
+        });
+    }
     if cfg!(debug_assertions) {
         forward.graph.verify(Stage::Functional, "partition (forward)")?;
-        backward.graph.verify(Stage::Functional, "partition (backward)")?;
+        for part in &backward {
+            part.graph.verify(Stage::Functional, "partition (backward)")?;
+        }
     }
 
     let twice: Vec<usize> = (0..graph.nodes.len())
-        .filter(|&n| {
-            forward.taken[n] && backward.taken[n] && !matches!(graph.nodes[n].op, Op::Constant { .. })
-        })
+        .filter(|&n| forward.taken[n] && again[n] && !matches!(graph.nodes[n].op, Op::Constant { .. }))
         .collect();
     let report = Report {
         bytes_saved: fresh.iter().map(|&v| bytes(graph.ty(v))).sum(),
         bytes_recomputed: twice.iter().flat_map(|&n| &graph.nodes[n].outs).map(|&v| bytes(graph.ty(v))).sum(),
         nodes_recomputed: twice.len(),
     };
-    let grads = joint.grads.iter().map(|g| g.map(|i| i - joint.forward_outputs)).collect();
-    Ok(Partition {
-        forward: forward.graph,
-        forward_outputs: joint.forward_outputs,
-        backward: backward.graph,
-        saved: sources,
-        grads,
-        report,
-    })
+    Ok(Partition { forward: forward.graph, forward_outputs: joint.forward_outputs, backward, report })
+}
+
+/// What some results are computed from, given some values.
+struct Need {
+    given: Vec<bool>,
+    values: Vec<bool>,
+}
+
+impl Need {
+    fn of<'a>(
+        graph: &Graph,
+        given_values: impl IntoIterator<Item = &'a Value>,
+        results: impl IntoIterator<Item = &'a Value>,
+    ) -> Need {
+        let mut given = vec![false; graph.value_count()];
+        given_values.into_iter().for_each(|v| given[v.index()] = true);
+        let mut values = vec![false; graph.value_count()];
+        results.into_iter().for_each(|v| values[v.index()] = true);
+        let mut need = Need { given, values };
+        for node in graph.nodes.iter().rev() {
+            if need.runs(node) {
+                node.args.iter().for_each(|v| need.values[v.index()] = true);
+            }
+        }
+        need
+    }
+
+    /// Whether a node has to run.
+    fn runs(&self, node: &Node) -> bool {
+        node.outs.iter().any(|v| self.values[v.index()] && !self.given[v.index()])
+    }
 }
 
 struct Extract {
@@ -128,17 +174,8 @@ struct Extract {
 
 /// The part of a graph that computes `results` from `inputs`.
 fn extract(graph: &Graph, inputs: &[Value], results: &[Value], writes: &[Write]) -> Extract {
-    let mut given = vec![false; graph.value_count()];
-    inputs.iter().for_each(|v| given[v.index()] = true);
-    let mut needed = vec![false; graph.value_count()];
-    results.iter().chain(writes.iter().map(|w| &w.value)).for_each(|v| needed[v.index()] = true);
-    let mut taken = vec![false; graph.nodes.len()];
-    for (n, node) in graph.nodes.iter().enumerate().rev() {
-        if node.outs.iter().any(|v| needed[v.index()] && !given[v.index()]) {
-            taken[n] = true;
-            node.args.iter().for_each(|v| needed[v.index()] = true);
-        }
-    }
+    let need = Need::of(graph, inputs, results.iter().chain(writes.iter().map(|w| &w.value)));
+    let taken: Vec<bool> = graph.nodes.iter().map(|node| need.runs(node)).collect();
     let mut result = Graph::new();
     let mut map = vec![Value(u32::MAX); graph.value_count()];
     for &input in inputs {
@@ -148,7 +185,7 @@ fn extract(graph: &Graph, inputs: &[Value], results: &[Value], writes: &[Write])
         let args: Vec<Value> = node.args.iter().map(|v| map[v.index()]).collect();
         let tys = node.outs.iter().map(|&v| graph.ty(v).clone());
         let outs = result.push(node.op.clone(), &args, tys, false, node.loc);
-        for (from, to) in node.outs.iter().zip(outs).filter(|(from, _)| !given[from.index()]) {
+        for (from, to) in node.outs.iter().zip(outs).filter(|(from, _)| !need.given[from.index()]) {
             map[from.index()] = to;
         }
     }

@@ -12,7 +12,7 @@ fn check(program: &Program, rng: &mut Rng) -> Result<usize, String> {
     let carries = |v: &kiln_ir::Value| kiln_ir::carries_gradient(graph.ty(*v));
     let outputs: Vec<usize> = (0..graph.outputs.len()).filter(|&i| carries(&graph.outputs[i])).collect();
     let inputs: Vec<usize> = (0..graph.inputs.len()).filter(|&i| carries(&graph.inputs[i])).collect();
-    let joint = joint(graph, &outputs, &inputs, &|_| true).map_err(|e| e.to_string())?;
+    let joint = joint(graph, &[&outputs], &inputs, &|_| true).map_err(|e| e.to_string())?;
     let mut weights: Vec<Option<Array>> = vec![None; graph.outputs.len()];
     let mut arguments = program.inputs.clone();
     for &i in &outputs {
@@ -22,7 +22,7 @@ fn check(program: &Program, rng: &mut Rng) -> Result<usize, String> {
         weights[i] = Some(tangent);
     }
     let outcome = Evaluator::exact().run(&joint.graph, &arguments).map_err(|e| e.to_string())?;
-    for (&i, &grad) in inputs.iter().zip(&joint.grads) {
+    for (&i, &grad) in inputs.iter().zip(&joint.parts[0].grads) {
         let numeric = numeric_gradient(graph, &program.inputs, &weights, i).map_err(|e| e.to_string())?;
         let ty: TensorTy = numeric.ty();
         let zero = Argument::Tensor(Array::floats(DType::F64, &ty.shape, |_| 0.0));
@@ -105,8 +105,8 @@ fn detached_and_unrecorded_nodes_stop_the_gradient() {
       return %4 }"
         .parse()
         .unwrap();
-    assert_eq!(joint(&graph, &[0], &[0, 1], &|_| true).unwrap().grads, [None, Some(1)]);
-    assert_eq!(joint(&graph, &[0], &[0, 1], &|node| node != 2).unwrap().grads, [None, None]);
+    assert_eq!(joint(&graph, &[&[0]], &[0, 1], &|_| true).unwrap().parts[0].grads, [None, Some(1)]);
+    assert_eq!(joint(&graph, &[&[0]], &[0, 1], &|node| node != 2).unwrap().parts[0].grads, [None, None]);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_missing_rule_is_an_error_only_where_the_gradient_must_pass() {
       return %5 }"
         .parse()
         .unwrap();
-    assert_eq!(joint(&graph, &[0], &[1], &|_| true).unwrap().grads, [Some(1)]);
-    let error = joint(&graph, &[0], &[0], &|_| true).unwrap_err().to_string();
+    assert_eq!(joint(&graph, &[&[0]], &[1], &|_| true).unwrap().parts[0].grads, [Some(1)]);
+    let error = joint(&graph, &[&[0]], &[0], &|_| true).unwrap_err().to_string();
     assert!(error.contains("not differentiable: lists of tensors"), "{error}");
 }

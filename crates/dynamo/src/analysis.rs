@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use kiln_aot::trace::{Event as TraceEvent, GradTarget, Trace, TraceArg, Variable, VariableInfo};
-use kiln_ir::{Class, Grad, Layout, Op, Ty};
+use kiln_ir::{Class, Grad, Layout, Loc, Op, Ty};
 
 use crate::trie::{
     ApplyEvent, BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Made, Mark, MarkEvent, Trie,
@@ -33,6 +33,7 @@ struct Done {
     args: SmallVec<[KeyArg; 4]>,
     /// The variable it made.
     out: Option<Variable>,
+    loc: Loc,
 }
 
 /// The state of a recording, rebuilt from the trie when recording begins and kept up to date after.
@@ -59,6 +60,8 @@ pub(crate) struct Analysis {
     retained: Vec<(Variable, usize)>,
     /// The custom functions that were applied.
     functions: Vec<Applied>,
+    /// Those of them that gradients reached in the pass that is going on.
+    reached: Vec<u32>,
 }
 
 /// A custom function, as a call.
@@ -83,6 +86,7 @@ impl Analysis {
             told: FxHashMap::default(),
             retained: Vec::new(),
             functions: Vec::new(),
+            reached: Vec::new(),
         };
         for index in trie.path(at) {
             analysis.add(&trie.node(index).event);
@@ -140,7 +144,7 @@ impl Analysis {
         }
         let call = self.calls.len();
         let args = event.inputs.iter().map(|&input| KeyArg::Variable(input)).collect();
-        self.calls.push(Done { op: None, args, out: None });
+        self.calls.push(Done { op: None, args, out: None, loc: event.loc });
         for &output in &event.outputs {
             self.variables[output as usize].requires_grad = true;
             self.history[output as usize].push(call);
@@ -215,7 +219,7 @@ impl Analysis {
                 Some(out)
             }
         };
-        self.calls.push(Done { op: Some(call.op.clone()), args: call.args.clone(), out });
+        self.calls.push(Done { op: Some(call.op.clone()), args: call.args.clone(), out, loc: call.loc });
     }
 
     fn write(&mut self, target: Variable) {
@@ -277,13 +281,10 @@ impl Analysis {
             self.add_input(guard);
         }
         self.delivered |= event.key.step.as_ref().is_some_and(|step| step.toward.is_none());
-        if !event.key.retain_graph {
-            let visited = self.visited(&event.key.outputs, &event.key.inputs);
-            self.freed.extend(visited);
-        }
+        self.free(event);
         if event.key.create_graph {
             self.twice = true;
-            self.calls.push(Done { op: None, args: SmallVec::new(), out: None });
+            self.calls.push(Done { op: None, args: SmallVec::new(), out: None, loc: event.loc });
         }
         for (&input, found) in event.key.inputs.iter().zip(&event.found) {
             let Some(requires_grad) = *found else { continue };
@@ -297,8 +298,28 @@ impl Analysis {
         }
     }
 
-    /// The calls that `grad` differentiates: those between what it differentiates and what it is asked for.
-    fn visited(&self, outputs: &[(Variable, Option<Variable>)], inputs: &[Variable]) -> Vec<usize> {
+    /// Takes note of what a pass uses up. A function on its way is, only if a gradient reached it; what is behind
+    /// it is, if its backward gave gradients: they are outputs then, from which the last step goes on.
+    fn free(&mut self, event: &GradEvent) {
+        let function = event.key.step.as_ref().and_then(|step| step.function);
+        if function.is_some() && event.found.iter().any(Option::is_some) {
+            self.reached.extend(function);
+        }
+        if function.is_none() {
+            let reached = std::mem::take(&mut self.reached);
+            if !event.key.retain_graph {
+                let roots = event.key.outputs.iter().map(|(output, _)| *output).collect::<Vec<_>>();
+                let mut calls = self.reach_as_far(&roots, Far::Functions).calls;
+                let leads = self.leads(&event.key.inputs);
+                calls.retain(|call| leads.contains(call) && !self.functions.iter().any(|f| f.call == *call));
+                self.freed.extend(calls);
+                self.freed.extend(reached.into_iter().map(|k| self.functions[k as usize].call));
+            }
+        }
+    }
+
+    /// The calls that lead to some variables.
+    fn leads(&self, inputs: &[Variable]) -> FxHashSet<usize> {
         let mut leads = FxHashSet::default();
         for (index, call) in self.calls.iter().enumerate() {
             let useful = call.args.iter().any(|arg| match arg {
@@ -312,8 +333,14 @@ impl Analysis {
                 leads.insert(index);
             }
         }
-        let reached = outputs.iter().flat_map(|&(output, _)| self.reach(&[output]).calls);
-        reached.filter(|call| leads.contains(call)).collect()
+        leads
+    }
+
+    /// The calls that `grad` differentiates: those between what it differentiates and what it is asked for.
+    fn visited(&self, outputs: &[(Variable, Option<Variable>)], inputs: &[Variable]) -> Vec<usize> {
+        let leads = self.leads(inputs);
+        let roots: Vec<Variable> = outputs.iter().map(|(output, _)| *output).collect();
+        self.reach(&roots).calls.into_iter().filter(|call| leads.contains(call)).collect()
     }
 
     /// Whether `grad` would meet tape that was used up, as far as it is known here.
@@ -408,6 +435,16 @@ impl Analysis {
 
     /// The calls and inputs that gradients of some variables flow through.
     pub(crate) fn reach(&self, roots: &[Variable]) -> Reach {
+        self.reach_as_far(roots, Far::All)
+    }
+
+    /// The call that made a variable what it is now.
+    pub(crate) fn maker(&self, variable: Variable) -> Option<usize> {
+        self.history[variable as usize].last().copied()
+    }
+
+    /// The calls and inputs that gradients of some variables flow through, to a certain point.
+    pub(crate) fn reach_as_far(&self, roots: &[Variable], far: Far<'_>) -> Reach {
         let mut reach = Reach::default();
         // What a call read has the history that it had then: a later change in place is not on its way.
         let mut seen: FxHashMap<Variable, usize> = FxHashMap::default();
@@ -422,7 +459,17 @@ impl Analysis {
                 reach.inputs.push(variable);
             }
             for &index in self.history[variable as usize].iter().filter(|&&index| index < end) {
+                if let Far::Makers(makers) = far
+                    && let Some(&made) = makers.get(&index)
+                    && !roots.contains(&made)
+                {
+                    reach.inputs.push(made);
+                    continue;
+                }
                 reach.calls.insert(index);
+                if matches!(far, Far::Functions) && self.functions.iter().any(|f| f.call == index) {
+                    continue;
+                }
                 let call = &self.calls[index];
                 if let Some(op) = &call.op
                     && let Grad::NotDifferentiable(reason) = op.row().grad
@@ -439,8 +486,22 @@ impl Analysis {
             }
         }
         reach.inputs.sort_unstable();
+        reach.inputs.dedup();
         reach.freed = reach.calls.iter().any(|call| self.freed.contains(call));
         reach
+    }
+
+    /// What a pass that comes from a variable meets first of the tape that was used up.
+    pub(crate) fn first_used_up(&self, variable: Variable) -> Option<TapeCall> {
+        let calls = self.reach_as_far(&[variable], Far::Functions).calls;
+        let call = calls.into_iter().filter(|call| self.freed.contains(call)).max()?;
+        Some(self.tape_call(call))
+    }
+
+    /// A call, as errors name it.
+    pub(crate) fn tape_call(&self, call: usize) -> TapeCall {
+        let Done { op, loc, .. } = &self.calls[call];
+        TapeCall { op: op.as_ref().map(Op::name), loc: *loc }
     }
 
     /// Whether a `backward` before put gradients into leaves.
@@ -548,6 +609,24 @@ impl Analysis {
     pub(crate) fn next(&self) -> Variable {
         self.variables.len() as Variable
     }
+}
+
+/// A call on the tape: its op (`None`: user code, or a pass) and the user's line.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct TapeCall {
+    pub(crate) op: Option<&'static str>,
+    pub(crate) loc: Loc,
+}
+
+/// How far gradients are followed.
+#[derive(Copy, Clone)]
+pub(crate) enum Far<'a> {
+    /// To the end.
+    All,
+    /// To custom functions: what flows on from them, only their own code knows.
+    Functions,
+    /// To the calls that made these variables, unless one of them is where it begins.
+    Makers(&'a FxHashMap<usize, Variable>),
 }
 
 /// What gradients of a variable flow through.

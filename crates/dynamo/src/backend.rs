@@ -36,7 +36,8 @@ pub type CompiledGraph = Box<dyn Fn(&[GraphValue]) -> Result<Vec<Tensor>> + Send
 ///
 /// The graph is what the program did between two points where values were needed, after ahead-of-time
 /// autograd: no in-place changes, no views that share memory, `backward()` expanded into ops. Where results
-/// leave with gradients there are two graphs, the forward and the backward. Inputs are tensors and numbers;
+/// leave with gradients there are the forward and the backward (several, one after the other, where results
+/// that leave were computed from each other). Inputs are tensors and numbers;
 /// a learning rate is a number, so that it may change from call to call. Lists of tensors are packed inside
 /// the graph by the op `list`.
 ///

@@ -272,7 +272,7 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
     let info = &segment.info;
     let (interpreted, has_backward) = match &segment.plan {
         Plan::Interpreted(reason) => (Some(reason.clone()), false),
-        Plan::Compiled { backward, .. } => (None, backward.is_some()),
+        Plan::Compiled { backward, .. } => (None, !backward.is_empty()),
     };
     let names: FxHashMap<u32, &String> = info.names.iter().map(|(v, name)| (*v, name)).collect();
     let mut guards: Vec<GuardInfo> = Vec::new();

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_aot::trace::{Event as TraceEvent, TraceArg, Variable};
-use kiln_aot::{Functional, GraphInput, Home, Joint, Survivor, Trace};
+use kiln_aot::{Functional, GraphInput, Home, Joint, Partition, Survivor, Trace};
 use kiln_inductor::{Layout as InputLayout, Options, Plan as Lowered, Step, Tuning};
-use kiln_ir::{Grad, Graph, Layout, Result, Stage, Ty, Value, carries_gradient};
+use kiln_ir::{Grad, Graph, Layout, Loc, Result, Stage, Ty, Value, carries_gradient};
 use kiln_prims::Rounding;
 use kiln_runtime::{threads, warn};
 use kiln_tensor::hook::Scope;
 
-use crate::analysis::{self, Analysis};
+use crate::analysis::{self, Analysis, Far, TapeCall};
 use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
@@ -22,7 +22,7 @@ use crate::logs::{self, Log};
 use crate::options::Mode;
 use crate::region::Site;
 use crate::report;
-use crate::segment::{Backward, Code, Info, Plan, Segment, Text};
+use crate::segment::{Backward, Code, Info, Plan, Segment, Tape, Text};
 use crate::settings::Numerics;
 use crate::trie::LiveSet;
 
@@ -92,7 +92,7 @@ fn plan(
         None => {
             let graph = stages.prims(site, &functional.graph)?;
             let layouts = layouts(trace, &functional.inputs);
-            (stages.lower(site, &graph, &layouts, GraphKind::Whole, results)?, None)
+            (stages.lower(site, &graph, &layouts, GraphKind::Whole, results)?, Vec::new())
         }
         Some(gradients) => {
             let joint = stages.run("joint", || gradients.joint(&functional))?;
@@ -105,21 +105,8 @@ fn plan(
             let forward = layouts(trace, &functional.inputs);
             let results = parts.forward_outputs;
             let forward = stages.lower(site, &parts.forward, &forward, GraphKind::Forward, results)?;
-            let saved = gradients.backward_layouts(trace, &functional.inputs, &parts);
-            let results = parts.backward.outputs.len();
-            let code = stages.lower(site, &parts.backward, &saved, GraphKind::Backward, results)?;
-            let partial = (gradients.outputs.len() > 1).then_some(parts.backward);
-            let grads = gradients.inputs.iter().map(|&(_, v)| v).zip(parts.grads).collect();
-            let backward = Backward {
-                code,
-                partial,
-                saved: parts.saved,
-                grads,
-                tapes: gradients.outputs.iter().map(|&(v, _)| tape.reach(&[v]).into()).collect(),
-                tangents: gradients.outputs.clone(),
-                forward_outputs: parts.forward_outputs,
-            };
-            (forward, Some(Arc::new(backward)))
+            let backward = stages.backward(site, trace, tape, &functional, &gradients, parts)?;
+            (forward, backward)
         }
     };
     let (code, backward) = compiled;
@@ -215,6 +202,43 @@ impl Stages {
         let program = self.timed("bind", || kernels::bind(graph, &lowered, &kernels, options.mode))?;
         self.info.stages.push(("total", self.started.elapsed()));
         Ok(Code::Program(program))
+    }
+
+    /// Makes the parts of a backward run.
+    fn backward(
+        &mut self,
+        site: &Site,
+        trace: &Trace,
+        tape: &Analysis,
+        functional: &Functional,
+        gradients: &Gradients,
+        partition: Partition,
+    ) -> Result<Vec<Arc<Backward>>, String> {
+        // Gradients are for inputs, and for the results of parts that come before.
+        let mut targets: Vec<Variable> = gradients.inputs.iter().map(|&(_, v)| v).collect();
+        let mut ends: FxHashMap<usize, Variable> = FxHashMap::default();
+        let mut parts = Vec::with_capacity(partition.backward.len());
+        for (outputs, part) in gradients.outputs.iter().zip(partition.backward) {
+            let layouts = backward_layouts(trace, &functional.inputs, &part);
+            let results = part.graph.outputs.len();
+            let code = self.lower(site, &part.graph, &layouts, GraphKind::Backward, results)?;
+            let tape_of = |v: Variable| Tape::new(tape, tape.reach_as_far(&[v], Far::Makers(&ends)));
+            let given = targets.iter().zip(part.grads).filter_map(|(&v, result)| Some((v, result?)));
+            parts.push(Arc::new(Backward {
+                code,
+                saved: part.saved.into_iter().zip(lines(&part.graph)).collect(),
+                partial: (outputs.len() > 1).then_some(part.graph),
+                grads: given.collect(),
+                tapes: outputs.iter().map(|&(v, _)| tape_of(v)).collect(),
+                tangents: outputs.clone(),
+                forward_outputs: partition.forward_outputs,
+            }));
+            for &(variable, _) in outputs {
+                targets.push(variable);
+                ends.extend(tape.maker(variable).map(|maker| (maker, variable)));
+            }
+        }
+        Ok(parts)
     }
 
     /// Has the user's backend make a graph run.
@@ -378,10 +402,14 @@ fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Arc<[InputLayout]> {
         .collect()
 }
 
+/// Results whose tape was used up, and what of it a pass would meet first.
+type UsedUp = Vec<(Variable, Option<TapeCall>)>;
+
 /// Which results leave with gradients, and which inputs those reach.
 struct Gradients {
-    /// Survivors: variable and output.
-    outputs: Vec<(Variable, usize)>,
+    /// Survivors, variable and output, by the part of the backward that begins at them: those that depend on
+    /// others come later.
+    outputs: Vec<Vec<(Variable, usize)>>,
     /// Graph inputs: position and variable.
     inputs: Vec<(usize, Variable)>,
 }
@@ -392,12 +420,13 @@ fn leaving(
     trace: &Trace,
     tape: &Analysis,
     functional: &Functional,
-) -> Result<(Vec<Variable>, Option<Gradients>), String> {
+) -> Result<(UsedUp, Option<Gradients>), String> {
     let mut outputs = Vec::new();
-    let is_used_up = |s: &&Survivor| s.used_up || tape.reach(&[s.variable]).freed;
+    // Behind a custom function nothing is sure: a pass that comes may not get there.
+    let is_used_up = |s: &&Survivor| s.used_up || tape.reach_as_far(&[s.variable], Far::Functions).freed;
     let (used_up, leaving): (Vec<&Survivor>, Vec<&Survivor>) =
         functional.survivors.iter().filter(|s| s.requires_grad).partition(is_used_up);
-    let used_up = used_up.iter().map(|s| s.variable).collect();
+    let used_up = used_up.iter().map(|s| (s.variable, tape.first_used_up(s.variable))).collect();
     if leaving.iter().any(|s| s.twice) {
         return Err("a gradient leaves the compiled function with its own tape".into());
     }
@@ -435,7 +464,63 @@ fn leaving(
     if inputs.iter().any(|&(i, _)| targets.contains(&graph.inputs[i])) {
         return Err("a leaf is changed in place and results leave with gradients".into());
     }
+    let outputs = in_parts(tape, functional, outputs)?;
     Ok((used_up, Some(Gradients { outputs, inputs })))
+}
+
+/// Results that leave with gradients, in parts: one that was computed from another comes in a later part.
+fn in_parts(
+    tape: &Analysis,
+    functional: &Functional,
+    mut outputs: Vec<(Variable, usize)>,
+) -> Result<Vec<Vec<(Variable, usize)>>, String> {
+    outputs.sort_by_key(|&(v, _)| tape.maker(v));
+    let mut parts: Vec<Vec<(Variable, usize)>> = Vec::new();
+    for &(variable, output) in &outputs {
+        let calls = tape.reach(&[variable]).calls;
+        let before = |&(v, _): &(Variable, usize)| {
+            v != variable && tape.maker(v).is_some_and(|maker| calls.contains(&maker))
+        };
+        let part = parts.iter().rposition(|part| part.iter().any(before)).map_or(0, |part| part + 1);
+        // Gradients flow over values of the graph: they must be met where the tape has them.
+        let graph = &functional.graph;
+        let met = differentiated(functional, graph.outputs[output]);
+        let agrees = |(v, o): &(Variable, usize)| {
+            *v == variable || before(&(*v, *o)) == met[graph.outputs[*o].index()]
+        };
+        if parts.iter().flatten().any(|other| !agrees(other)) {
+            return Err("a result that leaves is the same value as another whose gradient is its own".into());
+        }
+        match parts.get_mut(part) {
+            Some(part) => part.push((variable, output)),
+            None => parts.push(vec![(variable, output)]),
+        }
+    }
+    Ok(parts)
+}
+
+/// The values that gradients of a value flow to.
+fn differentiated(functional: &Functional, value: Value) -> Vec<bool> {
+    let graph = &functional.graph;
+    let mut met = vec![false; graph.value_count()];
+    met[value.index()] = true;
+    for (index, node) in graph.nodes.iter().enumerate().rev() {
+        let recorded = functional.recorded.get(index).copied().unwrap_or(false);
+        let flows = recorded && !matches!(node.op.row().grad, Grad::Zero);
+        if flows && node.outs.iter().any(|out| met[out.index()]) {
+            node.args.iter().for_each(|arg| met[arg.index()] |= carries_gradient(graph.ty(*arg)));
+        }
+    }
+    met
+}
+
+/// For each input of a graph the user's line that it is first read for.
+fn lines(graph: &Graph) -> Vec<Loc> {
+    let mut lines = vec![Loc::UNKNOWN; graph.value_count()];
+    for node in graph.nodes.iter().rev() {
+        node.args.iter().for_each(|arg| lines[arg.index()] = node.loc);
+    }
+    graph.inputs.iter().map(|input| lines[input.index()]).collect()
 }
 
 /// Whether a layout covers an output as it is, not as a view.
@@ -447,33 +532,33 @@ fn is_whole(functional: &Functional, output: usize, layout: &Layout) -> bool {
 
 impl Gradients {
     fn joint(&self, functional: &Functional) -> Result<Joint> {
-        let outputs: Vec<usize> = self.outputs.iter().map(|(_, o)| *o).collect();
+        let outputs: Vec<Vec<usize>> =
+            self.outputs.iter().map(|part| part.iter().map(|(_, o)| *o).collect()).collect();
+        let outputs: Vec<&[usize]> = outputs.iter().map(Vec::as_slice).collect();
         let inputs: Vec<usize> = self.inputs.iter().map(|(i, _)| *i).collect();
         let recorded = |node: usize| functional.recorded.get(node).copied().unwrap_or(false);
         kiln_aot::joint(&functional.graph, &outputs, &inputs, &recorded)
     }
+}
 
-    /// How backward's inputs lie: saved inputs as they came, everything else dense.
-    fn backward_layouts(
-        &self,
-        trace: &Trace,
-        inputs: &[GraphInput],
-        parts: &kiln_aot::Partition,
-    ) -> Arc<[InputLayout]> {
-        let forward = layouts(trace, inputs);
-        let dense = |ty: &Ty| {
-            let strides = ty.as_tensor().map(|t| t.shape.contiguous_strides());
-            InputLayout { strides: strides.unwrap_or_default() }
-        };
-        parts
-            .backward
-            .inputs
-            .iter()
-            .enumerate()
-            .map(|(i, &value)| match parts.saved.get(i).map(|s| s.what) {
-                Some(kiln_aot::Source::Input(k)) => forward[k].clone(),
-                _ => dense(parts.backward.ty(value)),
-            })
-            .collect()
-    }
+/// How the inputs of a part of a backward lie: saved inputs as they came, everything else dense.
+fn backward_layouts(
+    trace: &Trace,
+    inputs: &[GraphInput],
+    part: &kiln_aot::BackwardPart,
+) -> Arc<[InputLayout]> {
+    let forward = layouts(trace, inputs);
+    let dense = |ty: &Ty| {
+        let strides = ty.as_tensor().map(|t| t.shape.contiguous_strides());
+        InputLayout { strides: strides.unwrap_or_default() }
+    };
+    part.graph
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, &value)| match part.saved.get(i).map(|s| s.what) {
+            Some(kiln_aot::Source::Input(k)) => forward[k].clone(),
+            _ => dense(part.graph.ty(value)),
+        })
+        .collect()
 }

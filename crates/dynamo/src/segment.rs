@@ -1,5 +1,6 @@
 //! Segments: what was captured between two points where values were needed, ready to run.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use kiln_tensor::autograd::{self, TapeFunction};
 use kiln_tensor::program::{Executable, Failure};
 use kiln_tensor::{Ready, Tensor};
 
-use crate::analysis::Reach;
+use crate::analysis::{Analysis, Reach, TapeCall};
 use crate::backend::Custom;
 use crate::interpret::{self, GraphValue};
 use crate::region::Site;
@@ -79,16 +80,17 @@ impl Numbers {
     }
 }
 
-/// The compiled backward of a segment whose results leave with gradients.
+/// The compiled backward of a segment whose results leave with gradients, or a part of it (see `kiln_aot::Joint`).
 pub(crate) struct Backward {
     pub(crate) code: Code,
     /// The graph, where gradients may arrive for some results only. It is run op by op then: to fill in zeros
     /// would make 0 · NaN of what was never asked for.
     pub(crate) partial: Option<Graph>,
-    /// Where backward's first inputs come from.
-    pub(crate) saved: Vec<Saved>,
-    /// For each differentiated input variable: which result of backward is its gradient.
-    pub(crate) grads: Vec<(Variable, Option<usize>)>,
+    /// Where backward's first inputs come from, and the user's lines that they are read for.
+    pub(crate) saved: Vec<(Saved, Loc)>,
+    /// The variables that it gives gradients to (inputs, and results of earlier parts), and which of its results
+    /// those are.
+    pub(crate) grads: Vec<(Variable, usize)>,
     /// The survivors that gradients arrive for, in the order of the tangents: variable and output.
     pub(crate) tangents: Vec<(Variable, usize)>,
     /// What eager's tape of each of them is.
@@ -97,15 +99,23 @@ pub(crate) struct Backward {
     pub(crate) forward_outputs: usize,
 }
 
-/// The tape that eager would have for a result: gradients reach these inputs through these calls.
+/// The tape that eager would have for a result, as far as this part: gradients reach these variables through
+/// these calls.
 pub(crate) struct Tape {
-    calls: FxHashSet<usize>,
+    calls: BTreeMap<usize, TapeCall>,
     inputs: Vec<Variable>,
 }
 
-impl From<Reach> for Tape {
-    fn from(reach: Reach) -> Tape {
-        Tape { calls: reach.calls, inputs: reach.inputs }
+impl Tape {
+    pub(crate) fn new(analysis: &Analysis, reach: Reach) -> Tape {
+        let calls = reach.calls.iter().map(|&call| (call, analysis.tape_call(call)));
+        Tape { calls: calls.collect(), inputs: reach.inputs }
+    }
+
+    /// Of the calls that were used up, the one that a pass meets first.
+    fn first_of(&self, freed: &FxHashSet<usize>) -> Option<(usize, TapeCall)> {
+        let met = self.calls.iter().rev().find(|(call, _)| freed.contains(call));
+        met.map(|(&index, &call)| (index, call))
     }
 }
 
@@ -116,9 +126,10 @@ pub(crate) enum Plan {
         code: Box<Code>,
         inputs: Vec<GraphInput>,
         survivors: Vec<Survivor>,
-        backward: Option<Arc<Backward>>,
-        /// Results whose tape a `backward` inside used up.
-        used_up: Vec<Variable>,
+        /// In the order of its parts.
+        backward: Vec<Arc<Backward>>,
+        /// Results whose tape a `backward` inside used up, and what of it a pass would meet first.
+        used_up: Vec<(Variable, Option<TapeCall>)>,
     },
 }
 
@@ -195,11 +206,12 @@ impl Segment {
             };
         }
         publish(survivors, state, &results);
-        if let Some(backward) = backward {
-            attach(backward, inputs, state, &results)?;
+        for part in backward {
+            attach(part, inputs, state, &results)?;
         }
-        for tensor in used_up.iter().filter_map(|&v| held(state, v)) {
-            autograd::attach(Arc::new(UsedUp), &[], std::slice::from_ref(tensor), Loc::UNKNOWN);
+        for (tensor, call) in used_up.iter().filter_map(|(v, call)| Some((held(state, *v)?, call))) {
+            let function = Arc::new(UsedUp(*call));
+            autograd::attach(function, &[], std::slice::from_ref(tensor), Loc::UNKNOWN);
         }
         results.clear();
         state.results = results;
@@ -317,7 +329,7 @@ fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) {
 /// Puts the compiled backward on the tape of the results.
 fn attach(backward: &Arc<Backward>, inputs: &[GraphInput], state: &State, results: &[Ready]) -> Result<()> {
     let mut saved = Vec::with_capacity(backward.saved.len());
-    for value in &backward.saved {
+    for (value, _) in &backward.saved {
         saved.push(match value.what {
             Source::Input(i) => match inputs[i] {
                 GraphInput::Number(hole) => SavedValue::Number(state.numbers[hole as usize]),
@@ -371,23 +383,33 @@ struct Kept {
 
 impl Kept {
     /// What backward reads, if eager could go through these tapes, too; frees them unless told to keep them.
-    fn take(&mut self, all: &[Tape], wanted: &[&Tape], retain_graph: bool) -> Result<Vec<SavedValue>, Why> {
-        if wanted.iter().any(|tape| !tape.calls.is_disjoint(&self.freed)) {
-            return Err(Why::Freed);
+    fn take(&mut self, all: &[Tape], wanted: &[&Tape], retain_graph: bool) -> Result<Vec<SavedValue>> {
+        let met = wanted.iter().filter_map(|tape| tape.first_of(&self.freed));
+        if let Some((_, call)) = met.max_by_key(|(index, _)| *index) {
+            return Err(used_up(Some(call)));
         }
         if retain_graph {
             return Ok(self.saved.clone());
         }
-        self.freed.extend(wanted.iter().flat_map(|tape| &tape.calls));
-        match all.iter().all(|tape| !tape.calls.is_disjoint(&self.freed)) {
+        self.freed.extend(wanted.iter().flat_map(|tape| tape.calls.keys()));
+        match all.iter().all(|tape| tape.first_of(&self.freed).is_some()) {
             true => Ok(std::mem::take(&mut self.saved)),
             false => Ok(self.saved.clone()),
         }
     }
 }
 
-/// The node on the tape of a result whose own tape was used up inside the segment.
-struct UsedUp;
+/// The error that eager gives where a pass comes to tape that was used up.
+fn used_up(call: Option<TapeCall>) -> Error {
+    match call {
+        Some(TapeCall { op: Some(op), loc }) => Error::op(&format!("backward of {op}"), Why::Freed, loc),
+        Some(TapeCall { op: None, loc }) => Error::op("compiled backward", Why::Freed, loc),
+        None => Error::op("compiled backward", Why::Freed, Loc::UNKNOWN),
+    }
+}
+
+/// The node on the tape of a result whose own tape was used up inside the segment, there first.
+struct UsedUp(Option<TapeCall>);
 
 impl TapeFunction for UsedUp {
     fn name(&self) -> &str {
@@ -395,7 +417,11 @@ impl TapeFunction for UsedUp {
     }
 
     fn backward(&self, _: &[Option<Tensor>], _: bool) -> Result<Vec<Option<Tensor>>> {
-        Err(Error::op(self.name(), Why::Freed, Loc::UNKNOWN))
+        Err(used_up(self.0))
+    }
+
+    fn check(&self) -> Result<()> {
+        Err(used_up(self.0))
     }
 }
 
@@ -408,12 +434,14 @@ impl TapeFunction for CompiledBackward {
         let tapes = &self.backward.tapes;
         let given = tapes.iter().zip(grads).filter(|(_, grad)| grad.is_some());
         let wanted: Vec<&Tape> = given.map(|(tape, _)| tape).collect();
-        let fail = |why| Error::op("compiled backward", why, Loc::UNKNOWN);
-        let saved = self.kept.lock().take(tapes, &wanted, retain_graph).map_err(fail)?;
+        let saved = self.kept.lock().take(tapes, &wanted, retain_graph)?;
         let read = |i: usize| match &saved[i] {
             SavedValue::Number(x) => Ok(GraphValue::Number(*x)),
             SavedValue::Tensor(tensor, version) => match tensor.ready()?.storage.version() {
-                now if now != *version => Err(fail(Why::Version { saved: *version, now })),
+                now if now != *version => {
+                    let (why, (_, loc)) = (Why::Version { saved: *version, now }, &self.backward.saved[i]);
+                    Err(Error::op("compiled backward", why, *loc))
+                }
                 _ => Ok(GraphValue::Tensor(tensor.clone())),
             },
         };
@@ -421,8 +449,8 @@ impl TapeFunction for CompiledBackward {
             let results = interpret::sparse_graph(graph, saved.len(), &read, grads)?;
             // An input that only other results were computed from gets no gradient, rather than zeros.
             let reached = |variable: &Variable| wanted.iter().any(|tape| tape.inputs.contains(variable));
-            let gradient = |(variable, result): &(Variable, Option<usize>)| {
-                result.filter(|_| reached(variable)).and_then(|i| results[i].clone())
+            let gradient = |(variable, result): &(Variable, usize)| {
+                reached(variable).then(|| results[*result].clone()).flatten()
             };
             return Ok(self.backward.grads.iter().map(gradient).collect());
         }
@@ -433,7 +461,7 @@ impl TapeFunction for CompiledBackward {
             values.push(GraphValue::Tensor(if dense { grad.clone() } else { grad.clone_tensor()? }));
         }
         let results = run_on_values(&self.backward.code, &values)?;
-        Ok(self.backward.grads.iter().map(|(_, result)| result.map(|i| results[i].clone())).collect())
+        Ok(self.backward.grads.iter().map(|(_, result)| Some(results[*result].clone())).collect())
     }
 }
 

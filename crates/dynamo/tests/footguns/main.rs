@@ -11,6 +11,7 @@ mod grads;
 mod hooks;
 mod lab;
 mod leaves;
+mod leaving;
 mod memory;
 mod sizes;
 mod threads;

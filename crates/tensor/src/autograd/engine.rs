@@ -254,7 +254,10 @@ pub(super) fn check(tensors: &[Tensor]) -> Result<()> {
                 custom.check(node.loc)?;
                 continue;
             }
-            Rule::Function(_) => continue,
+            Rule::Function(function) => {
+                function.check()?;
+                continue;
+            }
         }
         node.edges.iter().for_each(|edge| visit(edge, &mut queue, &mut seen));
     }
