@@ -79,14 +79,15 @@ impl State {
             return Err(Leave::Eager("an input is changed in place and gradients flow through the change"));
         }
         if (target as usize) < self.analysis(site).next() as usize {
-            let overlap =
-                Err(fail(call.op.error(&tys, Why::Overlap, call.loc).named(&format!("{}_", call.op.name()))));
-            if self.analysis(site).layout_overlaps(target) {
-                return overlap;
-            }
-            if requires_grad && self.analysis(site).is_view(target) {
-                let why = "a view is changed in place while gradients are recorded (change a copy, or use slice_scatter)";
-                let error = call.op.error(&tys, Why::Other(why.into()), call.loc);
+            // In the order of eager's checks.
+            let analysis = self.analysis(site);
+            let refused = if requires_grad && analysis.is_view(target) {
+                Some(Why::ViewInPlace)
+            } else {
+                analysis.layout_overlaps(target).then_some(Why::Overlap)
+            };
+            if let Some(why) = refused {
+                let error = call.op.error(&tys, why, call.loc);
                 return Err(fail(error.named(&format!("{}_", call.op.name()))));
             }
         }
@@ -187,8 +188,7 @@ impl State {
                     if self.has_hooks(event.targets.iter().map(|&(input, ..)| input)) {
                         return Ok(None);
                     }
-                    let outside = event.targets.iter().filter(|(_, _, outside)| *outside);
-                    self.check_outside(outside.map(|&(input, ..)| input))?;
+                    self.check_outside(event.targets.iter().map(|&(input, _, outside)| (input, !outside)))?;
                 }
                 if let Some(analysis) = &mut self.analysis {
                     analysis.add(&site.trie.node(child).event);
@@ -233,10 +233,15 @@ impl State {
         Ok(outputs)
     }
 
-    /// Whether the tapes of inputs that were computed outside can be gone through: if not, nothing must happen.
-    pub(crate) fn check_outside(&self, inputs: impl Iterator<Item = Variable>) -> Result<()> {
-        let tensors: Vec<Tensor> = inputs.filter_map(|v| self.held(v).cloned()).collect();
-        if tensors.is_empty() { Ok(()) } else { autograd::check_tape(&tensors) }
+    /// A pass that fails changes no leaf. What this graph has for leaves is there before the pass goes on outside,
+    /// so that must be sure to succeed.
+    fn check_outside(&self, targets: impl Iterator<Item = (Variable, bool)>) -> Result<(), Leave> {
+        let (leaves, outside): (Vec<_>, Vec<_>) = targets.partition(|(_, leaf)| *leaf);
+        let tensors: Vec<Tensor> = outside.iter().filter_map(|&(v, _)| self.held(v).cloned()).collect();
+        if leaves.is_empty() || autograd::goes_through(&tensors) {
+            return Ok(());
+        }
+        Err(Leave::Eager("a pass that may fail outside the compiled function also reaches leaves inside"))
     }
 
     /// Hooks are user code that must run on every pass.
@@ -312,7 +317,7 @@ impl State {
         if self.has_hooks(leaves.iter().map(|&(input, _)| input)) {
             return Ok(false);
         }
-        self.check_outside(leaves.iter().filter(|(_, leaf)| !leaf).map(|&(input, _)| input))?;
+        self.check_outside(leaves.iter().copied())?;
         // Existing gradients become inputs first; then new variables are numbered.
         let mut found = Vec::new();
         for &(input, leaf) in &leaves {

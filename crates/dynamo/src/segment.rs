@@ -420,14 +420,25 @@ impl TapeFunction for UsedUp {
         Err(used_up(self.0))
     }
 
-    fn check(&self) -> Result<()> {
-        Err(used_up(self.0))
+    fn goes_through(&self) -> bool {
+        false
     }
 }
 
 impl TapeFunction for CompiledBackward {
     fn name(&self) -> &str {
         "compiled backward"
+    }
+
+    fn goes_through(&self) -> bool {
+        let kept = self.kept.lock();
+        let unchanged = |value: &SavedValue| match value {
+            SavedValue::Number(_) => true,
+            SavedValue::Tensor(tensor, version) => {
+                tensor.try_ready().is_some_and(|ready| ready.storage.version() == *version)
+            }
+        };
+        kept.freed.is_empty() && kept.saved.iter().all(unchanged)
     }
 
     fn backward(&self, grads: &[Option<Tensor>], retain_graph: bool) -> Result<Vec<Option<Tensor>>> {

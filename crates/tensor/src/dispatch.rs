@@ -459,8 +459,7 @@ fn check_target(call: &Call<'_>, args: &[Arg<'_>], target: &Tensor) -> Result<()
             return Err(Why::Leaf);
         }
         if target.try_ready().is_some_and(|ready| ready.view_version.is_some()) {
-            let why = "a view is changed in place while gradients are recorded (change a copy, or use slice_scatter)";
-            return Err(Why::Other(why.into()));
+            return Err(Why::ViewInPlace);
         }
     }
     match target.try_ready() {

@@ -233,35 +233,32 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
     }
 }
 
-/// Looks for what would make a pass from these tensors fail, in the order in which the pass would meet it, as
-/// far as the next function (which alone knows where its gradients go).
-pub(super) fn check(tensors: &[Tensor]) -> Result<()> {
-    let mut queue = BinaryHeap::new();
+/// Whether a pass from these tensors is sure to go through: none of the tape was used up, nothing that was saved
+/// was overwritten, and no user code, which may fail, takes part.
+pub(super) fn goes_through(tensors: &[Tensor]) -> bool {
     let mut seen = FxHashSet::default();
-    let visit = |edge: &Edge, queue: &mut BinaryHeap<Waiting>, seen: &mut FxHashSet<u64>| {
-        if let Edge::Node(node, _) = edge
-            && seen.insert(node.order)
-        {
-            queue.push(Waiting(node.clone()));
+    let mut stack: Vec<Edge> = tensors.iter().map(Edge::to).collect();
+    while let Some(edge) = stack.pop() {
+        let node = match edge {
+            Edge::None => continue,
+            Edge::Leaf(leaf) if leaf.has_hooks() => return false,
+            Edge::Leaf(_) => continue,
+            Edge::Node(node, _) => node,
+        };
+        if !seen.insert(node.order) {
+            continue;
         }
-    };
-    tensors.iter().for_each(|tensor| visit(&Edge::to(tensor), &mut queue, &mut seen));
-    while let Some(Waiting(node)) = queue.pop() {
-        match &node.rule {
-            Rule::Op(_) => node.saved(true).map(drop)?,
-            // Which inputs it gives gradients to, only its own code knows.
-            Rule::Custom(custom) => {
-                custom.check(node.loc)?;
-                continue;
-            }
-            Rule::Function(function) => {
-                function.check()?;
-                continue;
-            }
+        let sure = match &node.rule {
+            Rule::Op(_) => node.saved(true).is_ok(),
+            Rule::Function(function) => function.goes_through(),
+            Rule::Custom(_) => false,
+        };
+        if !sure || node.watchers.get().is_some() {
+            return false;
         }
-        node.edges.iter().for_each(|edge| visit(edge, &mut queue, &mut seen));
+        stack.extend(node.edges.iter().cloned());
     }
-    Ok(())
+    true
 }
 
 fn differentiate(

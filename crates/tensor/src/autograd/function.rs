@@ -206,14 +206,6 @@ impl Custom {
         Err(Error::op(&format!("backward of {}", self.name()), why, loc))
     }
 
-    /// Why a pass could not go through, if it could not.
-    pub(crate) fn check(&self, loc: Loc) -> Result<()> {
-        match &*self.saved.lock() {
-            Some(saved) => self.check_versions(saved, loc),
-            None => self.fail(Why::Freed, loc),
-        }
-    }
-
     fn check_versions(&self, saved: &[Keep], loc: Loc) -> Result<()> {
         for keep in saved {
             let now = keep.tensor.ready()?.storage.version();

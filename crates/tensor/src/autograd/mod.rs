@@ -240,10 +240,9 @@ pub fn backward_from(seeds: &[(Tensor, Tensor)], retain_graph: bool, loc: Loc) -
     engine::run(seeds, engine::Pass::new(retain_graph, false), loc).map(drop)
 }
 
-/// Why a backward pass from these tensors on would fail, if it would: part of the tape was used up, or a saved
-/// tensor was overwritten.
-pub fn check_tape(tensors: &[Tensor]) -> Result<()> {
-    engine::check(tensors)
+/// Whether a backward pass from these tensors on is sure to succeed.
+pub fn goes_through(tensors: &[Tensor]) -> bool {
+    engine::goes_through(tensors)
 }
 
 /// What `backward` may be asked of; the same for eager and captured programs.

@@ -105,10 +105,8 @@ pub trait TapeFunction: Send + Sync {
     fn name(&self) -> &str;
     /// From the gradients of the outputs (`None`: zero), those of the inputs.
     fn backward(&self, grads: &[Option<Tensor>], retain_graph: bool) -> Result<Vec<Option<Tensor>>>;
-    /// Why `backward` is sure to fail, if it is.
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
+    /// Whether `backward` is sure to succeed, whichever gradients arrive.
+    fn goes_through(&self) -> bool;
 }
 
 /// What is differentiated.
