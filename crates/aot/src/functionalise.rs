@@ -56,6 +56,19 @@ pub struct Survivor {
     pub used_up: bool,
     /// Whether gradients reach it through a pass that is on the tape itself.
     pub twice: bool,
+    /// What it is a view of.
+    pub view: View,
+}
+
+/// What a variable is a view of, for changes in place that come later.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum View {
+    /// Of nothing, or of something that it was cut off from.
+    Itself,
+    /// Of this variable.
+    Of(Variable),
+    /// Of something, but it was made where no gradients are recorded.
+    Unrecorded,
 }
 
 /// A functional graph and what its inputs and outputs are.
@@ -376,6 +389,21 @@ impl Translator<'_> {
         Ok(value)
     }
 
+    /// What a variable is a view of.
+    fn view(&self, variable: Variable) -> View {
+        let mut at = variable;
+        while let State::Tensor { chain, source, recorded, .. } = &self.states[at as usize]
+            && let Some(op) = chain.last()
+            && !matches!(op, Op::Detach {})
+        {
+            if !recorded {
+                return View::Unrecorded;
+            }
+            at = *source;
+        }
+        if at == variable { View::Itself } else { View::Of(at) }
+    }
+
     fn changed(&self, variable: Variable) -> u64 {
         match &self.states[variable as usize] {
             State::Tensor { base, .. } => self.bases[*base].changed,
@@ -600,7 +628,14 @@ impl Translator<'_> {
                         ));
                         self.graph.outputs.push(value);
                     }
-                    Survivor { variable, homes, requires_grad: false, used_up: false, twice: false }
+                    Survivor {
+                        variable,
+                        homes,
+                        requires_grad: false,
+                        used_up: false,
+                        twice: false,
+                        view: View::Itself,
+                    }
                 }
                 State::Tensor { base, layout, chain, .. } => {
                     let value = self.read(variable)?;
@@ -619,7 +654,8 @@ impl Translator<'_> {
                         self.graph.outputs.push(value);
                         let layout = Layout::contiguous(layout.shape.clone());
                         let homes = vec![(home, layout)];
-                        survivors.push(Survivor { variable, homes, requires_grad, used_up, twice });
+                        let view = View::Itself;
+                        survivors.push(Survivor { variable, homes, requires_grad, used_up, twice, view });
                         continue;
                     }
                     outputs.resize(self.bases.len(), None);
@@ -634,7 +670,8 @@ impl Translator<'_> {
                         }
                     };
                     let homes = vec![(home, Arc::unwrap_or_clone(layout))];
-                    Survivor { variable, homes, requires_grad, used_up, twice }
+                    let view = self.view(variable);
+                    Survivor { variable, homes, requires_grad, used_up, twice, view }
                 }
             };
             survivors.push(survivor);

@@ -8,7 +8,7 @@ mod partition;
 mod passes;
 pub mod trace;
 
-pub use functionalise::{Functional, GraphInput, Home, Survivor, functionalise};
+pub use functionalise::{Functional, GraphInput, Home, Survivor, View, functionalise};
 pub use joint::{Joint, Part, differentiate, expand_decomposed, joint};
 pub use partition::{BackwardPart, Partition, Report, Saved, Source, partition};
 pub use passes::{Output, Survey, survey_backward, survey_grad};

@@ -364,9 +364,14 @@ impl Analysis {
         })
     }
 
-    /// Whether a variable made in this segment is a view of another.
-    pub(crate) fn is_view(&self, variable: Variable) -> bool {
-        self.variables[variable as usize].base != variable
+    /// Whether the memory of a variable, or of an element of a list, is that of another variable, too.
+    pub(crate) fn is_seen_elsewhere(&self, target: Variable) -> bool {
+        let shared = |variable: Variable| {
+            let base = self.variables.get(variable as usize).map(|known| known.base);
+            let others = self.variables.iter().zip(0..).filter(|(_, other)| *other != variable);
+            base.is_some() && others.map(|(known, _)| Some(known.base)).any(|other| other == base)
+        };
+        self.elements(target).into_iter().any(shared)
     }
 
     /// The variables whose memory a tensor, or the elements of a list, lie in.

@@ -84,7 +84,7 @@ fn forget_told(trie: &Trie, path: &[u32], state: &State) -> Vec<(Tensor, bool)> 
 fn mark(event: &MarkEvent, state: &State) -> Result<()> {
     let tensor = tensor(state, event.variable)?;
     match event.mark {
-        Mark::RequiresGrad(on) => tensor.mark_requires_grad(on),
+        Mark::RequiresGrad(on) => tensor.mark_leaf(on),
         // Passes in steps see to what is retained themselves; others are the tape's.
         Mark::Retain => tensor.watch_for_retained(),
         Mark::Watch => {}

@@ -56,6 +56,12 @@ impl State {
         let Some(KeyArg::Variable(target)) = self.args.first().copied() else {
             return Err(Leave::Eager("an in-place op without a target"));
         };
+        let recorded = call.grad_enabled && call.args.iter().any(|arg| wants(arg) || list_wants(arg));
+        if recorded && self.analysis(site).is_seen_elsewhere(target) {
+            return Err(Leave::Eager(
+                "memory that views share is changed in place, and gradients flow through the change",
+            ));
+        }
         match (call.args.first(), &tys[0]) {
             (Some(Arg::List(_)), Ty::List(_)) => {
                 let overlapping = self.analysis(site).overlapping_item(target);
@@ -79,15 +85,8 @@ impl State {
             return Err(Leave::Eager("an input is changed in place and gradients flow through the change"));
         }
         if (target as usize) < self.analysis(site).next() as usize {
-            // In the order of eager's checks.
-            let analysis = self.analysis(site);
-            let refused = if requires_grad && analysis.is_view(target) {
-                Some(Why::ViewInPlace)
-            } else {
-                analysis.layout_overlaps(target).then_some(Why::Overlap)
-            };
-            if let Some(why) = refused {
-                let error = call.op.error(&tys, why, call.loc);
+            if self.analysis(site).layout_overlaps(target) {
+                let error = call.op.error(&tys, Why::Overlap, call.loc);
                 return Err(fail(error.named(&format!("{}_", call.op.name()))));
             }
         }

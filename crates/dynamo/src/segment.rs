@@ -9,9 +9,9 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use kiln_aot::trace::Variable;
-use kiln_aot::{GraphInput, Home, Saved, Source, Survivor};
+use kiln_aot::{GraphInput, Home, Saved, Source, Survivor, View};
 use kiln_inductor::{ScalarOp, ScalarRef};
-use kiln_ir::{DType, Device, Error, Graph, Loc, Result, Scalar, Why};
+use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Result, Scalar, Why};
 use kiln_tensor::autograd::{self, TapeFunction};
 use kiln_tensor::program::{Executable, Failure};
 use kiln_tensor::{Ready, Tensor};
@@ -295,7 +295,7 @@ impl From<Failure> for Stop {
 
 /// Makes the variables that outlive the segment ready.
 fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) {
-    let ready = |home: Home, layout: &kiln_ir::Layout| -> Option<Ready> {
+    let ready = |home: Home, layout: &Layout| -> Option<Ready> {
         match home {
             Home::Output(i) => {
                 let result = &results[i];
@@ -305,7 +305,7 @@ fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) {
                 let base = held(state, v)?.try_ready()?;
                 let mut layout = layout.clone();
                 layout.offset += base.layout.offset;
-                Some(Ready { layout, view_version: Some(base.storage.version()), ..base.clone() })
+                Some(Ready { layout, ..base.clone() })
             }
         }
     };
@@ -314,7 +314,9 @@ fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) {
             Some(Held::Made(tensor)) => {
                 let (home, layout) = &survivor.homes[0];
                 if let Some(ready) = ready(*home, layout) {
-                    tensor.publish(ready);
+                    let view = survivor.view != View::Itself;
+                    let view_version = view.then(|| ready.storage.version());
+                    tensor.publish(Ready { view_version, ..ready });
                 }
             }
             Some(Held::List(list)) => {
@@ -323,6 +325,32 @@ fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) {
             }
             _ => {}
         }
+    }
+    connect_views(survivors, state, results);
+}
+
+/// Views that leave know what they are views of, so that a later change in place through one is seen by all.
+fn connect_views(survivors: &[Survivor], state: &State, results: &[Ready]) {
+    // Tensors that nobody has: they stand for what only views are left of.
+    let mut gone: SmallVec<[(Variable, Tensor); 4]> = SmallVec::new();
+    for survivor in survivors {
+        let View::Of(root) = survivor.view else { continue };
+        let Some(tensor) = held(state, survivor.variable)
+            .filter(|t| t.try_ready().is_some_and(|ready| ready.dtype.is_float()))
+        else {
+            continue;
+        };
+        if let Some(base) = held(state, root).filter(|base| !base.is_lazy()) {
+            tensor.become_view_of(base);
+            continue;
+        }
+        let base = match (gone.iter().find(|(variable, _)| *variable == root), survivor.homes[0].0) {
+            (Some((_, base)), _) => base.clone(),
+            (None, Home::Output(output)) => Tensor::from_ready(results[output].clone()),
+            (None, Home::Input(_)) => continue,
+        };
+        tensor.become_view_of(&base);
+        gone.push((root, base));
     }
 }
 

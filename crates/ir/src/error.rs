@@ -239,8 +239,10 @@ pub enum Why {
     /// An in-place op on a leaf that needs a gradient.
     #[error("a leaf that requires a gradient is changed in place (use no_grad)")]
     Leaf,
-    /// An in-place op on a view through which gradients flow.
-    #[error("a view is changed in place while gradients are recorded (change a copy, or use slice_scatter)")]
+    /// An in-place op, on the tape, on a view whose base is not known.
+    #[error(
+        "a view that was made where no gradients are recorded is changed in place where they are (change a copy, or use slice_scatter)"
+    )]
     ViewInPlace,
     /// An in-place op on a tensor several of whose elements share memory.
     #[error("the target is an expanded tensor: several elements share one place in memory")]

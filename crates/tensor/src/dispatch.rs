@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use kiln_ir::{Class, Error, Grad, Layout, Loc, Op, Result, Ty, Why, carries_gradient};
+use kiln_ir::{Class, Error, Grad, Loc, Op, Result, Ty, Why, carries_gradient};
 
 use crate::autograd::{self, EagerEmit, grad_enabled};
 use crate::dense::{DenseCall, HeldCall};
@@ -346,10 +346,10 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
             eager::compute_in_place(call.op, call.args, tys, result_ty, target, call.loc)?;
             Ok(target.clone())
         }
-        None => Ok(Tensor::from_ready(match view(call, tys)? {
-            Some(ready) => ready,
-            None => eager::compute(call.op, call.args, tys, result_ty, call.loc)?,
-        })),
+        None => match view(call, tys)? {
+            Some(view) => Ok(view),
+            None => Ok(Tensor::from_ready(eager::compute(call.op, call.args, tys, result_ty, call.loc)?)),
+        },
     };
     match differentiated(call) && (carries_gradient(&result) || cuts(call)) {
         true => on_tape(call, Some(tys), run),
@@ -375,6 +375,7 @@ fn on_tape(
         let kept = autograd::overwritten(call)?;
         let mut tensor = run(tys.as_deref().unwrap_or_default())?;
         autograd::finish(node, call.op, &autograd::as_before(call.args, &kept), tys, &mut tensor)?;
+        tensor.changed_through(call.loc)?;
         return Ok(tensor);
     }
     let mut tensor = run(tys.as_deref().unwrap_or_default())?;
@@ -396,20 +397,23 @@ fn numbers_alone(call: &Call<'_>, tys: &[Ty]) -> Result<Tensor> {
 }
 
 /// A view shares its base's memory.
-fn view(call: &Call<'_>, tys: &[Ty]) -> Result<Option<Ready>> {
+fn view(call: &Call<'_>, tys: &[Ty]) -> Result<Option<Tensor>> {
     if call.op.row().class != Class::View {
         return Ok(None);
     }
     let [Arg::Tensor(base)] = call.args else { return Ok(None) };
     let ready = base.ready_as(tys.first(), call.op, call.loc)?;
-    let layout: Option<Layout> = ready.layout.view(call.op);
-    // A view of a view has its history from then on; one of a leaf begins anew.
-    let inherited = if base.is_leaf() { None } else { ready.view_version };
-    Ok(layout.map(|layout| Ready {
-        layout,
-        view_version: Some(inherited.unwrap_or(ready.storage.version())),
-        ..ready.clone()
-    }))
+    let Some(layout) = ready.layout.view(call.op) else { return Ok(None) };
+    // What is cut off from the tape is on its own.
+    let detached = matches!(call.op, Op::Detach {});
+    let view_version = (!detached).then(|| ready.storage.version());
+    let view = Tensor::from_ready(Ready { layout, view_version, ..ready.clone() });
+    // Of what is a view of something unknown it can't be said what a change would be a change of.
+    let known = ready.view_version.is_none() || base.base().is_some();
+    if call.grad_enabled && !detached && known && view.dtype().is_float() {
+        view.become_view_of(base);
+    }
+    Ok(Some(view))
 }
 
 /// What an in-place op may do to its target; the same for eager and captured programs.
@@ -458,8 +462,13 @@ fn check_target(call: &Call<'_>, args: &[Arg<'_>], target: &Tensor) -> Result<()
         if target.requires_grad() && target.is_leaf() {
             return Err(Why::Leaf);
         }
-        if target.try_ready().is_some_and(|ready| ready.view_version.is_some()) {
-            return Err(Why::ViewInPlace);
+        match target.base() {
+            Some(base) if base.requires_grad() && base.is_leaf() => return Err(Why::Leaf),
+            Some(base) if !target.can_change(&base) => return Err(Why::ViewInPlace),
+            None if target.try_ready().is_some_and(|ready| ready.view_version.is_some()) => {
+                return Err(Why::ViewInPlace);
+            }
+            _ => {}
         }
     }
     match target.try_ready() {

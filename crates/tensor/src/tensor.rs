@@ -32,7 +32,7 @@ pub struct Ready {
     pub dtype: DType,
     /// Device.
     pub device: Device,
-    /// For a view that gradients flow through: the storage's version when the view was made.
+    /// For a view: the storage's version when the view was made.
     pub view_version: Option<u64>,
 }
 
@@ -56,6 +56,8 @@ pub(crate) struct Slot {
     requires_grad: AtomicBool,
     /// Whether `record` has a history: most tensors are asked, few have one.
     pub(crate) on_tape: AtomicBool,
+    /// Whether `record` has a base.
+    pub(crate) is_view: AtomicBool,
     pub(crate) record: Mutex<Record>,
     /// Written once, by who claimed it, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
@@ -75,6 +77,7 @@ impl Default for Slot {
             tag: AtomicU64::new(0),
             requires_grad: AtomicBool::new(false),
             on_tape: AtomicBool::new(false),
+            is_view: AtomicBool::new(false),
             record: Mutex::default(),
             replaced: AtomicPtr::default(),
         }
@@ -90,10 +93,11 @@ impl Recycle for Slot {
         *self.tag.get_mut() = 0;
         *self.requires_grad.get_mut() = false;
         *self.on_tape.get_mut() = false;
+        *self.is_view.get_mut() = false;
         // Dropped after the slot is clean: a long tape frees itself through here.
         let record = self.record.get_mut();
-        let (meta, history) = (record.meta.take(), record.history.take());
-        drop((meta, history));
+        let (meta, history, base) = (record.meta.take(), record.history.take(), record.base.take());
+        drop((meta, history, base));
     }
     free_list!(SLOTS, Slot);
 }
@@ -366,6 +370,7 @@ impl Tensor {
     #[inline]
     pub fn requires_grad(&self) -> bool {
         self.slot.requires_grad.load(Ordering::Relaxed)
+            || (self.slot.is_view.load(Ordering::Relaxed) && self.base_requires_grad())
     }
 
     /// Sets the flag without any check: for runs, which know.

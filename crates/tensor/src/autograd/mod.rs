@@ -9,6 +9,7 @@ mod function;
 mod mode;
 mod node;
 mod partial;
+mod views;
 mod watch;
 
 use std::sync::atomic::Ordering;
@@ -25,6 +26,8 @@ pub use node::{TapeFunction, attach};
 pub use partial::{GradOptions, backward_all, check_outputs, goes_on, grad, run_backward, run_grad};
 pub use watch::{HookHandle, through_hooks};
 
+pub(crate) use views::Base;
+
 use crate::Tensor;
 use crate::dynamic::DynamicDim;
 use crate::handle::Handle;
@@ -39,6 +42,8 @@ pub(crate) struct Record {
     pub(crate) meta: Option<Box<Meta>>,
     /// How the tensor was computed.
     pub(crate) history: Option<(Handle<GradNode>, usize)>,
+    /// What it is a view of.
+    pub(crate) base: Option<Base>,
 }
 
 /// What a user asked of autograd for a tensor, or got.
@@ -66,6 +71,9 @@ impl Tensor {
     }
 
     pub(crate) fn history(&self) -> Option<(Handle<GradNode>, usize)> {
+        if self.slot.is_view.load(Ordering::Relaxed) {
+            self.renew();
+        }
         if !self.slot.on_tape.load(Ordering::Acquire) {
             return None;
         }
@@ -103,6 +111,9 @@ impl Tensor {
             let told = || self.slot.record.lock().meta.as_ref().is_some_and(|meta| meta.lazy_leaf);
             return !self.requires_grad() || told();
         }
+        if self.slot.is_view.load(Ordering::Relaxed) {
+            self.renew();
+        }
         !self.slot.on_tape.load(Ordering::Acquire)
     }
 
@@ -129,9 +140,15 @@ impl Tensor {
                 Some(recorder) => recorder.requires_grad(self, on, loc),
                 None => hook::host_access(self, Access::State, "requires_grad_", loc),
             })?;
-            self.mark_requires_grad(on);
+            self.mark_leaf(on);
         }
         Ok(self)
+    }
+
+    /// What `requires_grad_` does to a leaf, without any check: for runs, which know.
+    pub fn mark_leaf(&self, on: bool) {
+        self.forget_base();
+        self.mark_requires_grad(on);
     }
 
     /// Sets the flag of a leaf that a run is yet to make: for that run.
@@ -197,6 +214,7 @@ impl Tensor {
     pub fn adopt(&self, other: &Tensor) -> Result<()> {
         self.publish(other.ready()?.clone());
         self.mark_requires_grad(other.requires_grad());
+        self.adopt_base(other);
         if let Some(history) = other.history() {
             self.set_history(history.0, history.1);
         }

@@ -261,15 +261,14 @@ pub(crate) fn begin(call: &Call<'_>) -> Result<Handle<GradNode>> {
     checked.map(|()| node)
 }
 
-/// A view whose base was changed since has a history that is no longer true.
+/// A view whose base was changed since, unseen, has a history that is no longer true.
 fn check_view(tensor: &Tensor, call: &Call<'_>) -> Result<()> {
-    let ready = tensor.ready()?;
-    match (ready.view_version, ready.storage.version()) {
-        (Some(saved), now) if now != saved => {
-            Err(Error::op(call.op.name(), Why::Version { saved, now }, call.loc))
-        }
-        _ => Ok(()),
+    if !tensor.is_stale() {
+        return Ok(());
     }
+    let ready = tensor.ready()?;
+    let (now, saved) = (ready.storage.version(), ready.view_version.unwrap_or_default());
+    Err(Error::op(call.op.name(), Why::Version { saved, now }, call.loc))
 }
 
 /// The op of a node has run on these operands: saves what its rule reads, and `result` remembers how it was
