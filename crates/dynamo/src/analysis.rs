@@ -24,6 +24,8 @@ struct Known {
     requires_grad: bool,
     /// Of a base that was changed in place: how many calls there were then.
     written: Option<usize>,
+    /// Not cut off from what it is a view of, and made where gradients are recorded.
+    tracked: bool,
 }
 
 /// A call as the analysis needs it: the guards of a long list would be most of it.
@@ -107,7 +109,14 @@ impl Analysis {
         }
         let layout = guard.info.input.as_ref().map(|input| input.layout.clone());
         let requires_grad = guard.requires_grad;
-        self.push(Known { info: guard.info.clone(), base, layout, requires_grad, written: None });
+        self.push(Known {
+            info: guard.info.clone(),
+            base,
+            layout,
+            requires_grad,
+            written: None,
+            tracked: true,
+        });
     }
 
     /// Takes note of an event.
@@ -180,11 +189,13 @@ impl Analysis {
         };
         let index = self.calls.len();
         let out = match (&call.made, first) {
-            (Made::Changed { requires_grad }, Some(target)) => {
+            (Made::Changed { requires_grad, alike }, Some(target)) => {
                 self.write(target);
                 if *requires_grad {
-                    self.variables[target as usize].requires_grad = true;
-                    self.history[target as usize].push(index);
+                    for &changed in alike.iter().chain([&target]) {
+                        self.variables[changed as usize].requires_grad = true;
+                        self.history[changed as usize].push(index);
+                    }
                     if let Some(told) = self.told.get_mut(&target) {
                         told.push((index + 1, true));
                     }
@@ -196,23 +207,22 @@ impl Analysis {
                 let view = match (call.op.row().class, first) {
                     (Class::View, Some(source)) => {
                         let source = &self.variables[source as usize];
-                        source
-                            .layout
-                            .as_ref()
-                            .and_then(|l| l.view(&call.op))
-                            .map(|layout| (source.base, layout))
+                        let layout = source.layout.as_ref().and_then(|l| l.view(&call.op));
+                        let tracked =
+                            source.tracked && call.grad_enabled && !matches!(call.op, Op::Detach {});
+                        layout.map(|layout| (source.base, layout, tracked))
                     }
                     _ => None,
                 };
                 let own = self.variables.len() as Variable;
-                let (base, layout) = match (view, ty) {
-                    (Some((base, layout)), _) => (base, Some(layout)),
-                    (None, Ty::Tensor(t)) => (own, Some(Layout::contiguous(t.shape.clone()))),
-                    (None, _) => (own, None),
+                let (base, layout, tracked) = match (view, ty) {
+                    (Some((base, layout, tracked)), _) => (base, Some(layout), tracked),
+                    (None, Ty::Tensor(t)) => (own, Some(Layout::contiguous(t.shape.clone())), true),
+                    (None, _) => (own, None, true),
                 };
                 let info = Arc::new(VariableInfo { ty: ty.clone(), input: None });
                 let (layout, requires_grad) = (layout.map(Arc::new), *requires_grad);
-                let out = self.push(Known { info, base, layout, requires_grad, written: None });
+                let out = self.push(Known { info, base, layout, requires_grad, written: None, tracked });
                 if requires_grad {
                     self.history[out as usize].push(index);
                 }
@@ -273,7 +283,7 @@ impl Analysis {
         let layout = ty.as_tensor().map(|t| Arc::new(Layout::contiguous(t.shape.clone())));
         let base = self.variables.len() as Variable;
         let info = Arc::new(VariableInfo { ty, input: None });
-        self.push(Known { info, base, layout, requires_grad, written: None })
+        self.push(Known { info, base, layout, requires_grad, written: None, tracked: true })
     }
 
     fn add_grad(&mut self, event: &GradEvent) {
@@ -364,14 +374,41 @@ impl Analysis {
         })
     }
 
-    /// Whether the memory of a variable, or of an element of a list, is that of another variable, too.
-    pub(crate) fn is_seen_elsewhere(&self, target: Variable) -> bool {
-        let shared = |variable: Variable| {
+    /// The other variables that have the memory of one that is changed on the tape: the change is in their history,
+    /// too. `Err`: it can't be said here.
+    pub(crate) fn alike(&self, target: Variable) -> Result<SmallVec<[Variable; 2]>, &'static str> {
+        const WHY: &str =
+            "memory that views share is changed in place, and gradients flow through the change";
+        // What arrives with the op in hand has no views yet.
+        if target >= self.next() {
+            return Ok(SmallVec::new());
+        }
+        let sharing = |variable: Variable| {
             let base = self.variables.get(variable as usize).map(|known| known.base);
-            let others = self.variables.iter().zip(0..).filter(|(_, other)| *other != variable);
-            base.is_some() && others.map(|(known, _)| Some(known.base)).any(|other| other == base)
+            let others = (0..self.next()).filter(move |other| *other != variable);
+            others.filter(move |other| Some(self.variables[*other as usize].base) == base)
         };
-        self.elements(target).into_iter().any(shared)
+        if let Some(items) = self.items(target) {
+            let shared =
+                items.iter().any(|item| matches!(item, KeyArg::Variable(v) if sharing(*v).next().is_some()));
+            return if shared { Err(WHY) } else { Ok(SmallVec::new()) };
+        }
+        let alike: SmallVec<[Variable; 2]> = sharing(target).collect();
+        if alike.is_empty() {
+            return Ok(alike);
+        }
+        let special = |v: Variable| {
+            let known = &self.variables[v as usize];
+            !known.tracked
+                || known.info.input.is_some()
+                || self.told.contains_key(&v)
+                || self.retained.iter().any(|(retained, _)| *retained == v)
+                || self.functions.iter().any(|function| function.outputs.contains(&v))
+        };
+        match alike.iter().copied().chain([target]).any(special) {
+            true => Err(WHY),
+            false => Ok(alike),
+        }
     }
 
     /// The variables whose memory a tensor, or the elements of a list, lie in.

@@ -17,7 +17,7 @@ pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
     let mut numbers = state.numbers.iter().copied();
     // In-place ops marked their targets when they were recorded; executing them gives those their history.
     for &index in &path {
-        if let Event::Call(CallEvent { made: Made::Changed { requires_grad: true }, args, .. }) =
+        if let Event::Call(CallEvent { made: Made::Changed { requires_grad: true, .. }, args, .. }) =
             &*trie.node(index).event
             && let Some(KeyArg::Variable(target)) = args.first()
             && let Some(target) = state.input(*target)

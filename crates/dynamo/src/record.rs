@@ -57,11 +57,10 @@ impl State {
             return Err(Leave::Eager("an in-place op without a target"));
         };
         let recorded = call.grad_enabled && call.args.iter().any(|arg| wants(arg) || list_wants(arg));
-        if recorded && self.analysis(site).is_seen_elsewhere(target) {
-            return Err(Leave::Eager(
-                "memory that views share is changed in place, and gradients flow through the change",
-            ));
-        }
+        let alike = match recorded {
+            true => self.analysis(site).alike(target).map_err(Leave::Eager)?,
+            false => SmallVec::new(),
+        };
         match (call.args.first(), &tys[0]) {
             (Some(Arg::List(_)), Ty::List(_)) => {
                 let overlapping = self.analysis(site).overlapping_item(target);
@@ -90,7 +89,7 @@ impl State {
                 return Err(fail(error.named(&format!("{}_", call.op.name()))));
             }
         }
-        Ok(Made::Changed { requires_grad })
+        Ok(Made::Changed { requires_grad, alike: if requires_grad { alike } else { SmallVec::new() } })
     }
 
     /// Why the target of an in-place op can't be changed in a captured program, if it can't.

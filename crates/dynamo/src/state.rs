@@ -570,10 +570,13 @@ impl State {
                 Ok(Output::List(list))
             }
             (Made::Variable { requires_grad, .. }, _) => Ok(Output::Tensor(self.make(*requires_grad))),
-            (Made::Changed { requires_grad }, Some(Arg::Tensor(target))) => {
+            (Made::Changed { requires_grad, alike }, Some(Arg::Tensor(target))) => {
                 self.writes = true;
                 if *requires_grad {
                     target.mark_requires_grad(true);
+                }
+                for other in alike.iter().filter_map(|&other| self.held(other)) {
+                    other.mark_requires_grad(true);
                 }
                 Ok(Output::Tensor((*target).clone()))
             }

@@ -161,8 +161,9 @@ impl Guard {
 /// What an op made.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Made {
-    /// Nothing: it changed its first operand; whether gradients flow through that now.
-    Changed { requires_grad: bool },
+    /// Nothing: it changed its first operand; whether gradients flow through that now, and through which others
+    /// that have the same memory.
+    Changed { requires_grad: bool, alike: SmallVec<[Variable; 2]> },
     /// A variable of this type.
     Variable { ty: Ty, requires_grad: bool },
 }
@@ -376,7 +377,8 @@ impl Quick {
         };
         match event {
             Event::Call(call) if call.guards.is_empty() && call.args.len() <= Quick::MOST_ARGS => {
-                match call.made {
+                match &call.made {
+                    Made::Changed { alike, .. } if !alike.is_empty() => Quick::NONE,
                     Made::Variable { ty: Ty::Tensor(_), .. } | Made::Changed { .. } => {
                         Quick::new(&call.op, call.in_place, call.grad_enabled, &call.args, word)
                     }
@@ -466,7 +468,7 @@ pub(crate) struct Trie {
 fn node(parent: u32, form: u64, event: Event) -> Node {
     let requires_grad = match &event {
         Event::Call(CallEvent {
-            made: Made::Variable { requires_grad, .. } | Made::Changed { requires_grad },
+            made: Made::Variable { requires_grad, .. } | Made::Changed { requires_grad, .. },
             ..
         }) => *requires_grad,
         _ => false,

@@ -15,3 +15,4 @@ mod leaving;
 mod memory;
 mod sizes;
 mod threads;
+mod views;
