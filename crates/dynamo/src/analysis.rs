@@ -22,8 +22,8 @@ struct Known {
     base: Variable,
     layout: Option<Arc<Layout>>,
     requires_grad: bool,
-    /// Of a base that was changed in place: how many calls there were then.
-    written: Option<usize>,
+    /// Of a base: the calls that changed it in place.
+    writes: Vec<usize>,
     /// Not cut off from what it is a view of, and made where gradients are recorded.
     tracked: bool,
 }
@@ -114,7 +114,7 @@ impl Analysis {
             base,
             layout,
             requires_grad,
-            written: None,
+            writes: Vec::new(),
             tracked: true,
         });
     }
@@ -222,7 +222,7 @@ impl Analysis {
                 };
                 let info = Arc::new(VariableInfo { ty: ty.clone(), input: None });
                 let (layout, requires_grad) = (layout.map(Arc::new), *requires_grad);
-                let out = self.push(Known { info, base, layout, requires_grad, written: None, tracked });
+                let out = self.push(Known { info, base, layout, requires_grad, writes: Vec::new(), tracked });
                 if requires_grad {
                     self.history[out as usize].push(index);
                 }
@@ -235,7 +235,7 @@ impl Analysis {
     fn write(&mut self, target: Variable) {
         for target in self.elements(target) {
             let base = self.variables[target as usize].base;
-            self.variables[base as usize].written = Some(self.calls.len());
+            self.variables[base as usize].writes.push(self.calls.len());
         }
     }
 
@@ -283,7 +283,7 @@ impl Analysis {
         let layout = ty.as_tensor().map(|t| Arc::new(Layout::contiguous(t.shape.clone())));
         let base = self.variables.len() as Variable;
         let info = Arc::new(VariableInfo { ty, input: None });
-        self.push(Known { info, base, layout, requires_grad, written: None, tracked: true })
+        self.push(Known { info, base, layout, requires_grad, writes: Vec::new(), tracked: true })
     }
 
     fn add_grad(&mut self, event: &GradEvent) {
@@ -472,7 +472,7 @@ impl Analysis {
     pub(crate) fn input_conflict(&self, shares_with: Option<Variable>) -> Option<&'static str> {
         // One that arrives with the same op is not known yet, and nothing was done to it.
         let other = self.variables.get(shares_with? as usize)?;
-        other.written.map(|_| "an input shares the storage of one that was changed")
+        (!other.writes.is_empty()).then_some("an input shares the storage of one that was changed")
     }
 
     /// The calls and inputs that gradients of some variables flow through.
@@ -483,6 +483,16 @@ impl Analysis {
     /// The call that made a variable what it is now.
     pub(crate) fn maker(&self, variable: Variable) -> Option<usize> {
         self.history[variable as usize].last().copied()
+    }
+
+    /// The base of a view that is to get its history from there: the memory was changed since the view was made,
+    /// and the change is not in its history.
+    fn renewed_from(&self, variable: Variable, end: usize) -> Option<Variable> {
+        let known = &self.variables[variable as usize];
+        let maker = self.history[variable as usize].iter().rev().find(|index| **index < end)?;
+        let mut writes = self.variables[known.base as usize].writes.iter();
+        let renewed = known.base != variable && known.tracked && writes.any(|at| maker < at && *at < end);
+        renewed.then_some(known.base)
     }
 
     /// The calls and inputs that gradients of some variables flow through, to a certain point.
@@ -499,6 +509,10 @@ impl Analysis {
             seen.insert(variable, end);
             if before.is_none() && self.is_source(variable, end) {
                 reach.inputs.push(variable);
+            }
+            if let Some(base) = self.renewed_from(variable, end) {
+                stack.push((base, end));
+                continue;
             }
             for &index in self.history[variable as usize].iter().filter(|&&index| index < end) {
                 if let Far::Makers(makers) = far
@@ -617,7 +631,7 @@ impl Analysis {
     ) -> bool {
         let call = self.functions[function].call;
         let base = |v: Variable| self.variables[v as usize].base;
-        let written = |v: Variable| self.variables[base(v) as usize].written.is_some_and(|at| at > call);
+        let written = |v: Variable| self.variables[base(v) as usize].writes.iter().any(|at| *at > call);
         let told =
             |v: Variable| self.told.get(&v).is_some_and(|told| told.iter().any(|(from, _)| *from > call));
         variables.into_iter().any(|v| written(v) || told(v))
