@@ -585,6 +585,8 @@ impl Analysis {
         };
         let mut seen = FxHashSet::default();
         let met = roots.iter().copied().chain(calls.into_iter().flat_map(read));
+        // A view that is renewed leads to its base, and no call read that.
+        let met = met.chain(reach.inputs.iter().copied());
         met.filter(|v| reach.inputs.contains(v) && seen.insert(*v)).collect()
     }
 
