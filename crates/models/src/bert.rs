@@ -1,7 +1,9 @@
 //! BERT, with the names of Hugging Face's `BertModel` and of two models on top of it.
 
 use kiln_ir::{Error, Loc, Why};
-use kiln_nn::{Dropout, Embedding, Forward, Gelu, LayerNorm, Linear, Module, Parameter, Tanh, Training, init};
+use kiln_nn::{
+    Dropout, Embedding, Forward, Gelu, LayerNorm, Linear, Module, Parameter, Tanh, Training, init,
+};
 use kiln_tensor::{Attention, Device, Result, Tensor};
 
 /// The size of a BERT, by Hugging Face's names.

@@ -25,9 +25,7 @@ pub mod gpt2;
 pub mod resnet;
 pub mod vit;
 
-pub use bert::{
-    Bert, BertConfig, BertForMaskedLm, BertForSequenceClassification, BertInput, BertOutput,
-};
+pub use bert::{Bert, BertConfig, BertForMaskedLm, BertForSequenceClassification, BertInput, BertOutput};
 pub use gpt2::{Gpt2, Gpt2Config, Gpt2Model, KvCache};
 pub use resnet::{BasicBlock, Bottleneck, ResNet, ResNetBlock, resnet18, resnet34, resnet50};
 pub use vit::{ViT, ViTConfig, vit_b_16};
