@@ -69,7 +69,7 @@ fn fill(model: &dyn Module) -> Result<()> {
 }
 
 fn images(dtype: DType) -> Result<Tensor> {
-    Tensor::from_vec(numbers("images", 4 * 3 * 64 * 64), [4, 3, 64, 64])?.to_dtype(dtype)
+    Tensor::from_vec(numbers("images", 4 * 3 * 48 * 48), [4, 3, 48, 48])?.to_dtype(dtype)
 }
 
 fn tokens(name: &str, below: f64, shape: &[usize]) -> Result<Tensor> {
@@ -79,10 +79,11 @@ fn tokens(name: &str, below: f64, shape: &[usize]) -> Result<Tensor> {
 }
 
 fn summary(tensor: &Tensor) -> Result<Summary> {
-    let flat = tensor.detach()?.to_dtype(DType::F64)?.to_vec::<f64>()?;
-    let norm = flat.iter().map(|x| x * x).sum::<f64>().sqrt();
-    let n = flat.len();
-    Ok([flat.iter().sum(), norm, flat[0], flat[n / 3], flat[n / 2], flat[n - 1]])
+    let flat = tensor.detach()?.to_dtype(DType::F64)?.flatten()?;
+    let norm = flat.square()?.sum()?.sqrt()?.item::<f64>()?;
+    let n = flat.numel();
+    let at = |i: usize| flat.select(0, i as i64)?.item::<f64>();
+    Ok([flat.sum()?.item()?, norm, at(0)?, at(n / 3)?, at(n / 2)?, at(n - 1)?])
 }
 
 /// Compares tensors by their summaries. An element may be off by `tolerance` of itself and of the greatest root mean
@@ -120,7 +121,7 @@ enum Run {
 
 /// What f32 may be off by. Networks of convolutions and batch norms amplify rounding: PyTorch's own gradients in f32
 /// and f64 differ as much.
-const CONVOLUTIONS: f64 = 4e-3;
+const CONVOLUTIONS: f64 = 2e-2;
 const TRANSFORMERS: f64 = 1e-4;
 
 /// Runs a training step of a new model each way and compares it with PyTorch's; `single` is the tolerance in f32.
@@ -132,6 +133,10 @@ fn check<M: Module>(
     step: impl Fn(&M, DType) -> Result<(Tensor, Tensor)>,
 ) -> Result<()> {
     let case: Case = fixture(name);
+    let first = build()?;
+    first.to(DType::F64)?;
+    fill(&first)?;
+    let weights = first.state_dict();
     for run in [Run::Eager(DType::F64), Run::Compiled(DType::F64), Run::Compiled(DType::F32)] {
         let (Run::Eager(dtype) | Run::Compiled(dtype)) = run;
         let model = build()?;
@@ -139,7 +144,7 @@ fn check<M: Module>(
         let state: BTreeMap<String, Vec<usize>> =
             model.state_dict().iter().map(|(name, t)| (name.to_string(), t.shape().to_vec())).collect();
         assert_eq!(state, case.state, "{name}");
-        fill(&model)?;
+        assert!(model.load_state_dict(&weights, true)?.is_clean());
         let optimizer = optimizer(model.parameters())?;
         let whole = || -> Result<(Tensor, Tensor)> {
             optimizer.zero_grad();
@@ -208,7 +213,7 @@ fn resnets_of_bottlenecks_are_torchvisions() -> Result<()> {
 #[test]
 fn vit_is_torchvisions() -> Result<()> {
     let config = ViTConfig {
-        image_size: 64,
+        image_size: 48,
         num_layers: 2,
         num_heads: 4,
         hidden_dim: 32,
