@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use kiln::Result;
+use kiln::models::{Gpt2, Gpt2Config, resnet18};
 use kiln::prelude::*;
 
 /// Ops in one call of the overhead case.
@@ -26,6 +27,10 @@ pub enum Case {
     },
     /// A training step of a small classifier.
     MlpTrain,
+    /// A training step of a small GPT-2.
+    GptTrain,
+    /// A training step of ResNet18, batch 8, 112×112.
+    Resnet18Train,
     /// Softmax over the rows of a matrix.
     Softmax,
     /// Ten pointwise ops in a row.
@@ -77,6 +82,8 @@ impl Case {
         optimizer(OptimizerKind::Sgd, 10, 1024),
         optimizer(OptimizerKind::Adam, 1000, 128),
         Case::MlpTrain,
+        Case::GptTrain,
+        Case::Resnet18Train,
         Case::Softmax,
         Case::Chain10,
         Case::LnGelu,
@@ -96,6 +103,8 @@ impl Case {
         match self {
             Case::Optimizer { kind, layers, size } => optimizer_step(kind, layers, size, device),
             Case::MlpTrain => mlp_train(256, 64, device),
+            Case::GptTrain => gpt_train(device),
+            Case::Resnet18Train => resnet18_train(device),
             Case::Softmax => micro(device, |x| x.softmax(-1)),
             Case::Chain10 => micro(device, |x| {
                 (((((x * 2.0 + 1.0).tanh() * x).sigmoid() + x).exp() - 1.0).relu().sqrt() * 0.5 + x).ok()
@@ -127,6 +136,8 @@ impl fmt::Display for Case {
                 write!(f, "sgd_momentum_{layers}x{size}")
             }
             Case::MlpTrain => f.write_str("mlp_train"),
+            Case::GptTrain => f.write_str("gpt_train"),
+            Case::Resnet18Train => f.write_str("resnet18_train"),
             Case::Softmax => write!(f, "softmax_{rows}x{columns}"),
             Case::Chain10 => write!(f, "chain10_{rows}x{columns}"),
             Case::LnGelu => write!(f, "ln_gelu_{rows}x{columns}"),
@@ -225,6 +236,37 @@ pub fn mlp_train(width: usize, batch: usize, device: &Device) -> Result<Workload
     Ok(Workload { step: Box::new(step), state })
 }
 
+/// Forward, loss, backward and AdamW of four blocks of GPT-2, over 4 texts of 128 tokens.
+fn gpt_train(device: &Device) -> Result<Workload> {
+    let config = Gpt2Config { vocab_size: 8192, n_embd: 256, n_layer: 4, n_head: 4, ..Gpt2Config::small() };
+    let model = Gpt2::new(config.without_dropout())?;
+    let state = model.parameters();
+    let opt = optim::AdamW::new(model.parameters(), 1e-4)?;
+    let ids = Tensor::randint(0, 8192, [4, 128], device)?;
+    let step = move || {
+        opt.zero_grad();
+        model.loss(&ids, &ids)?.backward()?;
+        opt.step()?;
+        Ok(None)
+    };
+    Ok(Workload { step: Box::new(step), state })
+}
+
+/// Forward, the sum's backward and SGD of ResNet18.
+fn resnet18_train(device: &Device) -> Result<Workload> {
+    let model = resnet18(1000)?;
+    let state = model.parameters();
+    let opt = optim::SGD::new(model.parameters(), 0.01)?;
+    let x = Tensor::randn([8, 3, 112, 112], device)?;
+    let step = move || {
+        opt.zero_grad();
+        model.forward(&x)?.sum()?.backward()?;
+        opt.step()?;
+        Ok(None)
+    };
+    Ok(Workload { step: Box::new(step), state })
+}
+
 /// A function of one matrix of normal numbers.
 fn micro(device: &Device, function: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Result<Workload> {
     let x = Tensor::randn(MATRIX, device)?;
@@ -298,7 +340,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_gives_the_list() {
-        for name in ["", "resnet18_train", "adam_0x64", "adam_64", "rmsprop_1x1"] {
+        for name in ["", "resnet19_train", "adam_0x64", "adam_64", "rmsprop_1x1"] {
             let error = name.parse::<Case>().expect_err("not a case");
             assert!(Case::ALL.iter().all(|case| error.contains(&case.to_string())), "{error}");
         }

@@ -89,7 +89,10 @@ impl Figures {
 
     /// Fails if compiled results are not eager's.
     pub fn check(&self) -> Result<(), Failure> {
-        let allowed = if self.case == Case::MlpTrain { TRAINING_TOLERANCE } else { TOLERANCE };
+        let allowed = match self.case {
+            Case::MlpTrain | Case::GptTrain | Case::Resnet18Train => TRAINING_TOLERANCE,
+            _ => TOLERANCE,
+        };
         self.difference.check(&self.case.to_string(), allowed)
     }
 }

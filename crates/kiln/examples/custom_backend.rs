@@ -39,7 +39,7 @@ fn text(context: &GraphContext<'_>) -> String {
     format!("{:?}", context.kind).to_lowercase()
 }
 
-fn main() -> kiln::Result<()> {
+pub fn main() -> kiln::Result<()> {
     let backend = Counting::default();
     let counts = backend.counts.clone();
 

@@ -20,7 +20,7 @@ impl Forward for Mlp {
     }
 }
 
-fn main() -> kiln::Result<()> {
+pub fn main() -> kiln::Result<()> {
     let model = Mlp { first: Linear::new(64, 128)?, second: Linear::new(128, 10)? };
     let opt = optim::SGD::new(model.parameters(), 0.1)?;
     let (x, y) = (Tensor::ones([32, 64], &Device::Cpu)?, Tensor::zeros([32, 10], &Device::Cpu)?);

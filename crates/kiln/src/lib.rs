@@ -30,6 +30,7 @@ pub use kiln_dynamo::{
 };
 pub use kiln_ir as ir;
 pub use kiln_ir::Graph;
+pub use kiln_models as models;
 pub use kiln_nn as nn;
 pub use kiln_nn::optim;
 pub use kiln_runtime as runtime;

@@ -1,7 +1,7 @@
 //! `model.compile()`: a module whose forward is compiled, and that is still that module.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 use kiln_dynamo::{Compile, Explanation, Region};
 use kiln_ir::Loc;
@@ -92,6 +92,13 @@ impl<M> Deref for CompiledModule<M> {
     type Target = M;
     fn deref(&self) -> &M {
         &self.module
+    }
+}
+
+/// The module may be changed: `forward` runs on every call, so a layer that is replaced is seen by the next one.
+impl<M> DerefMut for CompiledModule<M> {
+    fn deref_mut(&mut self) -> &mut M {
+        &mut self.module
     }
 }
 
