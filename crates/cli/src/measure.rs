@@ -40,9 +40,9 @@ pub struct Figures {
     pub graphs: usize,
     /// Bytes the kernels read and write in a call.
     pub bytes_moved: u64,
-    /// Memory while eager runs.
+    /// Memory that an eager step needs, above what was in use before it.
     pub peak_eager: usize,
-    /// Memory while compiled code runs.
+    /// Memory that a compiled step needs, measured in the same way; what programs keep between calls counts.
     pub peak_compiled: usize,
     /// Compiled against eager after equal steps.
     pub difference: Difference,
@@ -187,10 +187,9 @@ fn notes(explanation: &Explanation) -> Vec<String> {
     counted.into_iter().map(times).collect()
 }
 
-/// A workload and how much memory there was in use before it.
+/// A workload with its state.
 pub struct Stand {
     workload: Workload,
-    before: usize,
 }
 
 /// The tensors a run leaves behind, on the host.
@@ -199,22 +198,25 @@ type Results = Vec<Vec<f32>>;
 impl Stand {
     /// Builds the case.
     pub fn new(case: Case, device: &Device) -> Result<Stand> {
-        let before = pool::stats().live_bytes;
-        Ok(Stand { workload: case.build(device)?, before })
+        Ok(Stand { workload: case.build(device)? })
     }
 
-    /// A few steps: what they leave behind, and the most memory the last one needed, its own tensors included.
+    /// A few steps: what they leave behind, and the most memory that the storage pool handed out at once during
+    /// the last one, above what was in use before it.
     pub fn run_equal_steps(
         &self,
         step: impl Fn(&Workload) -> Result<Option<Tensor>>,
     ) -> Result<(Results, usize)> {
-        let mut last = None;
+        let (mut last, mut before) = (None, 0);
         for _ in 0..EQUAL_STEPS {
             drop(last.take());
             pool::reset_peak();
+            let stats = pool::stats();
+            // What a program keeps for its next call is there for this call alone.
+            before = stats.live_bytes - stats.reserved_bytes.min(stats.live_bytes);
             last = step(&self.workload)?;
         }
-        let peak = pool::stats().peak_live_bytes.saturating_sub(self.before);
+        let peak = pool::stats().peak_live_bytes.saturating_sub(before);
         Ok((self.workload.results(last)?, peak))
     }
 }

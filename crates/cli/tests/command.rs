@@ -144,7 +144,9 @@ fn bench_gives_one_object_per_case() {
         assert!(adam.contains_key(field), "{field}");
     }
     assert_eq!((adam["case"].as_str(), adam["kernels"].as_u64()), (Some("adam_2x32"), Some(1)));
-    assert!(adam["peak_bytes_eager"].as_u64().is_some_and(|bytes| bytes >= 4 * 2 * 32 * 32 * 4));
+    // An optimizer changes what is there: neither mode needs more than a few small blocks.
+    let peak = |key: &str| adam[key].as_u64();
+    assert!(peak("peak_bytes_compiled").is_some_and(|bytes| bytes <= 64 << 10), "{adam:?}");
     assert!(overhead["ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0));
     assert!(overhead["allocations_per_call"].is_u64());
 }

@@ -142,7 +142,8 @@ pub(crate) fn bind(
         .iter()
         .map(|b| match b.place {
             Place::Input(i) => program::Place::Input(i),
-            Place::Output(i) => program::Place::Output(i),
+            Place::Output(i) => program::Place::Output { output: i, offset: 0 },
+            Place::BeforeOutput { output, offset } => program::Place::Output { output, offset },
             Place::Arena { offset } => program::Place::Arena(offset),
         })
         .collect();

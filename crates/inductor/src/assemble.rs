@@ -11,9 +11,9 @@ use crate::elements::Elements;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
-use crate::memory::{Lifetime, place};
+use crate::memory::{Lifetime, Room, Spot, place};
 use crate::options::Options;
-use crate::order::Order;
+use crate::order::{Order, reads_only_where_it_writes};
 use crate::plan::{
     BufferId, BufferPlan, BufferRef, BufferTy, Distribution, KernelSource, MatrixRef, Place, Plan, Step,
     ViewRef,
@@ -43,6 +43,8 @@ struct Assembler<'f, 'g> {
     steps: Vec<Step>,
     reports: Vec<StepReport>,
     copies: Vec<(BufferId, BufferId)>,
+    /// Steps whose result may lie where this operand does, if that is not needed any more.
+    in_place: Vec<(usize, BufferId, BufferId)>,
     scalars: Scalars<'g>,
 }
 
@@ -83,6 +85,7 @@ pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options) ->
         steps: Vec::new(),
         reports: Vec::new(),
         copies: Vec::new(),
+        in_place: Vec::new(),
         scalars: Scalars::new(graph),
     };
     for unit in &fusion.units {
@@ -359,6 +362,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
             slots.push(BufferRef { buffer, offset: 0 });
         }
         let last = parts.len() - 1;
+        if last == 0 {
+            self.find_in_place(g);
+        }
         for (p, part) in parts.into_iter().enumerate() {
             let emitted = c::emit(&part.kernel, self.options);
             let ops = self.ops(&lowered.nodes);
@@ -376,6 +382,34 @@ impl<'f, 'g> Assembler<'f, 'g> {
             let name = self.kernels[kernel].name.clone();
             let (read, written) = if p == last && p > 0 { (0, 0) } else { (bytes_read, bytes_written) };
             self.step(step, &name, ops, read, written);
+        }
+    }
+
+    /// Notes which results of a kernel, whose step comes next, could take the place of an operand.
+    fn find_in_place(&mut self, g: usize) {
+        let lowered = &self.fusion.groups[g].lowered;
+        for root in &lowered.roots {
+            let Some(&to) = self.homes.get(&root.value) else { continue };
+            let ty = self.buffers[to.index()].ty.clone();
+            // Results of windows and views lie elsewhere, or are not all of their buffer.
+            let is_whole = self.fusion.targets.get(&root.value).is_some_and(|targets| {
+                targets.iter().any(|t| matches!(t, Target::Home | Target::Output(_)))
+                    && !targets.iter().any(|t| matches!(t, Target::Part { .. }))
+            });
+            if !is_whole || matches!(self.buffers[to.index()].place, Place::Input(_)) {
+                continue;
+            }
+            let dense = self.tensor(root.value).shape.contiguous_strides();
+            for (load, value) in lowered.loads.iter().enumerate() {
+                let Some(&from) = self.homes.get(value) else { continue };
+                let source = &self.buffers[from.index()];
+                if matches!(source.place, Place::Arena { .. })
+                    && (source.ty.dtype, source.ty.bytes) == (ty.dtype, ty.bytes)
+                    && reads_only_where_it_writes(lowered, load, root, &dense)
+                {
+                    self.in_place.push((self.steps.len(), from, to));
+                }
+            }
         }
     }
 
@@ -580,19 +614,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 }
             }
         }
-        let mut arena: Vec<(BufferId, Lifetime)> = Vec::new();
-        for (i, buffer) in self.buffers.iter().enumerate() {
-            let id = BufferId(i as u32);
-            if let (Place::Arena { .. }, Some((first, last))) = (buffer.place, lives[i]) {
-                let (first, last) = (first as usize, last as usize);
-                arena.push((id, Lifetime { bytes: buffer.ty.bytes, first, last }));
-            }
-        }
-        let lifetimes: Vec<Lifetime> = arena.iter().map(|(_, life)| *life).collect();
-        let (offsets, arena_bytes) = place(&lifetimes);
-        for ((id, _), offset) in arena.iter().zip(offsets) {
-            self.buffers[id.index()].place = Place::Arena { offset };
-        }
+        let arena_bytes = self.place_temporaries(&lives);
         let mut why_not = self.fusion.why_not.clone();
         why_not.extend(self.order.why_not.iter().cloned());
         let mut seen = FxHashSet::default();
@@ -607,5 +629,59 @@ impl<'f, 'g> Assembler<'f, 'g> {
             isa: self.options.isa,
             report: Report { steps: self.reports, why_not },
         }
+    }
+
+    /// Gives every temporary its place; the arena's size. `lives` are the steps that use each buffer first and
+    /// last.
+    fn place_temporaries(&mut self, lives: &[Option<(u32, u32)>]) -> usize {
+        // By output, its room.
+        let mut rooms: Vec<Room> = vec![Room { bytes: 0, until: 0 }; self.outputs.len()];
+        let mut lifetimes: Vec<Lifetime> = Vec::new();
+        let mut at: Vec<Option<usize>> = vec![None; self.buffers.len()];
+        for (i, (buffer, life)) in self.buffers.iter().zip(lives).enumerate() {
+            let Some((first, last)) = life.map(|(first, last)| (first as usize, last as usize)) else {
+                continue;
+            };
+            match buffer.place {
+                Place::Output(k) => rooms[k] = Room { bytes: buffer.ty.bytes, until: first },
+                Place::Arena { .. } => {
+                    at[i] = Some(lifetimes.len());
+                    lifetimes.push(Lifetime { bytes: buffer.ty.bytes, first, last, becomes: None });
+                }
+                Place::Input(_) | Place::BeforeOutput { .. } => {}
+            }
+        }
+        // A result takes the place of an operand that dies with the step that makes it: they are one lifetime.
+        let (mut givers, mut takers) = (FxHashSet::default(), FxHashSet::default());
+        for (step, from, to) in std::mem::take(&mut self.in_place) {
+            let Some(source) = at[from.index()] else { continue };
+            if givers.contains(&from) || takers.contains(&to) {
+                continue;
+            }
+            let dies = lifetimes[source].last == step && lifetimes[source].becomes.is_none();
+            match (self.buffers[to.index()].place, at[to.index()]) {
+                (Place::Output(k), _) if dies && rooms[k].until == step => {
+                    lifetimes[source].becomes = Some(k);
+                }
+                (Place::Arena { .. }, Some(result)) if dies && lifetimes[result].first == step => {
+                    // The result's own lifetime is empty from now on.
+                    lifetimes[source].last = lifetimes[result].last;
+                    lifetimes[result].bytes = 0;
+                    at[to.index()] = Some(source);
+                }
+                _ => continue,
+            }
+            givers.insert(from);
+            takers.insert(to);
+        }
+        let (spots, arena_bytes) = place(&lifetimes, &rooms);
+        for (buffer, at) in self.buffers.iter_mut().zip(&at) {
+            let Some(at) = *at else { continue };
+            buffer.place = match spots[at] {
+                Spot::Arena(offset) => Place::Arena { offset },
+                Spot::Room { room, offset } => Place::BeforeOutput { output: room, offset },
+            };
+        }
+        arena_bytes
     }
 }

@@ -6,7 +6,7 @@
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back);
 //! 2. `fuse`: what is stored, what is computed together (`lower`: values to expressions, `views`, [`index`];
 //!    `table`: lists);
-//! 3. `order`: write-backs, and the order of steps;
+//! 3. `order`: write-backs, and the order of steps (`sequence`);
 //! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `memory`, `scalars`.
 //!
 //! Nothing here knows how text is built or launched.
@@ -40,6 +40,7 @@ mod plan;
 mod report;
 mod scalars;
 mod schedule;
+mod sequence;
 mod table;
 mod views;
 mod why_not;

@@ -1,7 +1,7 @@
 //! Write-backs and the order of steps: which write-backs go straight into their target, and a sequence in which
 //! every step finds what it reads.
 
-use kiln_ir::{Def, Op, Value};
+use kiln_ir::{Def, Graph, Node, Op, Strides, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -10,6 +10,8 @@ use crate::elements::Elements;
 use crate::fuse::{Fusion, Group, Target, Unit, reaches};
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Kernel};
+use crate::lower::{Lowered, LoweredRoot};
+use crate::sequence::{Needs, sequence};
 
 /// By input, the row of a table in which it is read.
 struct RowsRead(Vec<u32>);
@@ -127,11 +129,7 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     let same: Vec<usize> = (0..deps.len()).collect();
     let may_fail = |unit: &Unit| match unit {
         Unit::Kernel(g) => !fusion.groups[*g].lowered.checks.is_empty(),
-        // Eager kernels check what they are given; those that do no more than compute can't fail.
-        Unit::Library(n) => {
-            let op = &graph.nodes[*n].op;
-            !matches!(op, Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. })
-        }
+        Unit::Library(n) => may_refuse(graph, &graph.nodes[*n]),
         Unit::Table(_) => false,
     };
     let checked: Vec<usize> = (0..fusion.units.len()).filter(|&u| may_fail(&fusion.units[u])).collect();
@@ -164,54 +162,113 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
             deps[u].dedup();
         }
     }
-    Order { units: sequence(&deps), late, why_not }
+    let units = sequence(&deps, &needs(fusion, &late));
+    Order { units, late, why_not }
 }
 
-/// Units so that each comes after what it waits for, otherwise in the order of their numbers.
-fn sequence(deps: &[Vec<usize>]) -> Vec<usize> {
-    let mut state = vec![0u8; deps.len()];
-    let mut out = Vec::with_capacity(deps.len());
-    for start in 0..deps.len() {
-        let mut stack = vec![(start, 0)];
-        while let Some((unit, next)) = stack.pop() {
-            if next == 0 {
-                if state[unit] != 0 {
-                    continue;
-                }
-                state[unit] = 1;
+/// Whether an eager kernel may refuse the values it is given. Those that check indices do; what only computes
+/// can run out of memory, at most, as it can in eager mode.
+fn may_refuse(graph: &Graph, node: &Node) -> bool {
+    let computes = match &node.op {
+        Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. } => return false,
+        Op::Bmm {}
+        | Op::Convolution { .. }
+        | Op::ConvolutionInputGradient { .. }
+        | Op::ConvolutionWeightGradient { .. }
+        | Op::MaxPool2dIndices { .. }
+        | Op::AvgPool2d { .. }
+        | Op::AvgPool2dBackward { .. }
+        | Op::AdaptiveAvgPool2d { .. }
+        | Op::AdaptiveAvgPool2dBackward { .. }
+        | Op::UpsampleNearest2d { .. }
+        | Op::UpsampleNearest2dBackward { .. }
+        | Op::UpsampleBilinear2d { .. }
+        | Op::UpsampleBilinear2dBackward { .. }
+        | Op::Argmax { .. }
+        | Op::Argmin { .. }
+        | Op::MedianIndex { .. }
+        | Op::Argsort { .. }
+        | Op::TopkIndex { .. }
+        | Op::Cumsum { .. }
+        | Op::Cumprod { .. }
+        | Op::Logcumsumexp { .. }
+        | Op::Prod { .. } => true,
+        _ => false,
+    };
+    // Not all of them know all dtypes; floats they all know.
+    let is_float = |&arg: &Value| graph.ty(arg).as_tensor().is_none_or(|ty| ty.dtype.is_float());
+    !(computes && node.args.iter().all(is_float))
+}
+
+/// The memory that units need: the buffers of stored values, outputs, and write-backs that wait for the end.
+fn needs(fusion: &Fusion<'_>, late: &FxHashSet<usize>) -> Needs {
+    let graph = fusion.graph;
+    let mut needs = Needs::of_steps(fusion.units.len());
+    let mut items: FxHashMap<Value, Option<u32>> = FxHashMap::default();
+    // Where a value that units read is kept.
+    let mut item = |needs: &mut Needs, value: Value| {
+        *items.entry(value).or_insert_with(|| {
+            let bytes = graph.ty(value).as_tensor().map_or(0, |ty| ty.bytes());
+            let targets = fusion.targets.get(&value).map_or(&[][..], |targets| targets);
+            let is_output = targets.iter().any(|t| matches!(t, Target::Output(_)));
+            let is_late = targets.iter().any(|t| matches!(t, Target::Write(w) if late.contains(w)));
+            let is_direct = targets.iter().any(|t| matches!(t, Target::Write(w) if !late.contains(w)));
+            // What is written straight into an input needs no memory.
+            (is_output || is_late || !is_direct).then(|| needs.item(bytes, is_output || is_late))
+        })
+    };
+    for (u, unit) in fusion.units.iter().enumerate() {
+        let mut touched: Vec<Value> = Vec::new();
+        fusion.for_each_read(unit, |value| {
+            if matches!(graph.def(value), Def::Node { .. }) {
+                touched.push(value);
             }
-            match deps[unit].get(next) {
-                Some(&d) => {
-                    stack.push((unit, next + 1));
-                    if state[d] == 0 {
-                        stack.push((d, 0));
-                    }
+        });
+        match unit {
+            Unit::Kernel(g) => {
+                for &root in &fusion.groups[*g].roots {
+                    let parts = fusion.targets.get(&root).into_iter().flatten().filter_map(|t| match t {
+                        Target::Part { of, .. } => Some(*of),
+                        _ => None,
+                    });
+                    touched.extend(parts.chain([root]));
                 }
-                None => {
-                    state[unit] = 2;
-                    out.push(unit);
-                }
+            }
+            Unit::Table(t) => touched.extend(fusion.tables[*t].results(graph)),
+            Unit::Library(n) => touched.push(graph.nodes[*n].outs[0]),
+        }
+        for value in touched {
+            if let Some(item) = item(&mut needs, value) {
+                needs.touch(u, item);
             }
         }
     }
-    out
+    needs
 }
 
 /// Whether a kernel reads a write-back's target only at the element it is about to write, and not afterwards.
 fn same_place(fusion: &Fusion<'_>, group: &Group, write: usize, target: Value) -> bool {
     let lowered = &group.lowered;
-    let Some(buffer) = lowered.loads.iter().position(|&v| v == target) else { return true };
+    let Some(load) = lowered.loads.iter().position(|&v| v == target) else { return true };
+    let writes = |r: &&LoweredRoot| fusion.targets[&r.value].contains(&Target::Write(write));
+    let Some(root) = lowered.roots.iter().find(writes) else { return false };
+    reads_only_where_it_writes(lowered, load, root, &fusion.write_strides(write, root.value))
+}
+
+/// Whether a kernel reads one of its operands only at the element where it is about to store a root with these
+/// strides, and not afterwards: then the root may take the operand's place.
+pub(crate) fn reads_only_where_it_writes(
+    lowered: &Lowered,
+    buffer: usize,
+    root: &LoweredRoot,
+    strides: &Strides,
+) -> bool {
     if lowered.space.is_tall() {
         return false;
     }
     let kernel = &lowered.kernel;
-    let Some(root) = lowered.roots.iter().find(|r| fusion.targets[&r.value].contains(&Target::Write(write)))
-    else {
-        return false;
-    };
-    let strides = fusion.write_strides(write, root.value);
     let mut place = Index::default();
-    for (i, &stride) in root.index.iter().zip(&strides) {
+    for (i, &stride) in root.index.iter().zip(strides) {
         place.add_scaled(i, stride as i64);
     }
     let loads_here = |e: &ExprKind| matches!(e, ExprKind::Load { buffer: b, .. } if *b == buffer);

@@ -26,6 +26,13 @@ pub enum Place {
     Input(usize),
     /// Fresh memory for this graph output.
     Output(usize),
+    /// The memory for this graph output, before the output itself comes to be.
+    BeforeOutput {
+        /// Number of the output.
+        output: usize,
+        /// Byte offset, a multiple of 64.
+        offset: usize,
+    },
     /// The run's arena, at this byte.
     Arena {
         /// Byte offset, a multiple of 64.

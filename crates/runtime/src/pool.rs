@@ -57,8 +57,34 @@ pub struct Stats {
     pub cached_bytes: usize,
     /// The most `live_bytes` has been since the last [`reset_peak`].
     pub peak_live_bytes: usize,
+    /// Of the live bytes, those that compiled programs keep from call to call ([`Reserve`]).
+    pub reserved_bytes: usize,
     /// Blocks taken from the system so far.
     pub system_allocations: usize,
+}
+
+/// A buffer that is kept from call to call although nothing is in it between them.
+#[derive(Debug)]
+pub struct Reserve(Buffer);
+
+impl Reserve {
+    /// A reserve of `bytes` bytes.
+    pub fn alloc(bytes: usize) -> Result<Reserve, AllocError> {
+        let buffer = Buffer::alloc(bytes)?;
+        POOL.reserved.fetch_add(buffer.size(), Ordering::Relaxed);
+        Ok(Reserve(buffer))
+    }
+
+    /// The first byte, as [`Buffer::as_ptr`] gives it.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        POOL.reserved.fetch_sub(self.0.size(), Ordering::Relaxed);
+    }
 }
 
 /// An owned block of raw memory; dropping it returns it to the pool.
@@ -121,6 +147,11 @@ impl Buffer {
         self.bytes
     }
 
+    /// The size of its block.
+    fn size(&self) -> usize {
+        if self.bytes == 0 { 0 } else { Class::of(self.bytes).map_or(0, |class| class.bytes) }
+    }
+
     /// The buffer, and whether its bytes are known to be zero.
     #[inline]
     fn take(bytes: usize) -> Result<(Buffer, bool), AllocError> {
@@ -167,6 +198,7 @@ pub fn stats() -> Stats {
         live_bytes: POOL.live(),
         cached_bytes: POOL.cached(),
         peak_live_bytes: POOL.peak.load(Ordering::Relaxed),
+        reserved_bytes: POOL.reserved.load(Ordering::Relaxed),
         system_allocations: POOL.system_allocations.load(Ordering::Relaxed),
     }
 }
@@ -256,6 +288,7 @@ struct Pool {
     /// Bytes taken from the system and not given back: the cached bytes are what of these is not live.
     held: AtomicUsize,
     peak: AtomicUsize,
+    reserved: AtomicUsize,
     system_allocations: AtomicUsize,
 }
 
@@ -264,6 +297,7 @@ static POOL: Pool = Pool {
     live: AtomicIsize::new(0),
     held: AtomicUsize::new(0),
     peak: AtomicUsize::new(0),
+    reserved: AtomicUsize::new(0),
     system_allocations: AtomicUsize::new(0),
 };
 
@@ -520,6 +554,16 @@ mod tests {
         assert!(after.cached_bytes >= 64 << 20);
         clear();
         assert!(stats().cached_bytes < 64 << 20);
+    }
+
+    #[test]
+    fn reserves_are_counted() {
+        let _turn = TURN.lock();
+        let before = stats().reserved_bytes;
+        let (kept, empty) = (Reserve::alloc(3 << 20).unwrap(), Reserve::alloc(0).unwrap());
+        assert_eq!(stats().reserved_bytes, before + (3 << 20));
+        drop((kept, empty));
+        assert_eq!(stats().reserved_bytes, before);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::gemm::{self, Matrix};
 use crate::kernel::{Args, Kernel};
-use crate::pool::{AllocError, Buffer};
+use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
 
 /// Where a buffer of a program lives.
@@ -13,8 +13,13 @@ use crate::random;
 pub enum Place {
     /// The memory passed as this input.
     Input(usize),
-    /// The memory passed as this output.
-    Output(usize),
+    /// The memory passed as this output, from this byte on.
+    Output {
+        /// Number of the output.
+        output: usize,
+        /// The byte.
+        offset: usize,
+    },
     /// The run's arena, at this byte.
     Arena(usize),
 }
@@ -155,7 +160,7 @@ impl Workspace {
 /// Pointers as they were in the last run.
 #[derive(Debug, Default)]
 struct Bound {
-    arena: Option<Buffer>,
+    arena: Option<Reserve>,
     inputs: Vec<*mut u8>,
     outputs: Vec<*mut u8>,
     /// The tables of all kernels, one after the other.
@@ -178,7 +183,7 @@ impl Bound {
         let first = self.arena.is_none();
         let arena = match &self.arena {
             Some(arena) => arena.as_ptr(),
-            None => self.arena.insert(Buffer::alloc(program.arena_bytes)?).as_ptr(),
+            None => self.arena.insert(Reserve::alloc(program.arena_bytes)?).as_ptr(),
         };
         let moved = first || self.inputs != inputs;
         if !moved && self.outputs == outputs {
@@ -189,7 +194,7 @@ impl Bound {
             for step in &program.steps {
                 let wanted = if let Step::Kernel { bufs, .. } = step { bufs.as_slice() } else { &[] };
                 let is_output =
-                    |&(buffer, _): &(usize, isize)| matches!(program.places[buffer], Place::Output(_));
+                    |&(buffer, _): &(usize, isize)| matches!(program.places[buffer], Place::Output { .. });
                 self.has_output.push(wanted.iter().any(is_output));
                 self.tables.resize(self.tables.len() + wanted.len(), std::ptr::null_mut());
                 self.starts.push(self.tables.len());
@@ -222,7 +227,7 @@ impl Program {
         pointers.clear();
         pointers.extend(self.places.iter().map(|place| match *place {
             Place::Input(i) => inputs[i],
-            Place::Output(i) => outputs[i],
+            Place::Output { output, offset } => outputs[output].wrapping_add(offset),
             Place::Arena(offset) => arena.wrapping_add(offset),
         }));
     }

@@ -256,6 +256,7 @@ impl<'p> Run<'p> {
         let base = match buffer.place {
             Place::Input(i) => self.inputs[i].pointer(),
             Place::Output(k) => self.outputs[k].pointer(),
+            Place::BeforeOutput { output, offset } => self.outputs[output].pointer().wrapping_add(offset),
             Place::Arena { offset } => self.arena.pointer().wrapping_add(offset),
         };
         base.wrapping_add(offset)
@@ -429,10 +430,73 @@ fn compare(
     }
 }
 
+/// The buffers that a step touches.
+fn touched(step: &Step) -> Vec<usize> {
+    let buffers: Vec<kiln_inductor::BufferId> = match step {
+        Step::Kernel { bufs, .. } => bufs.iter().map(|b| b.buffer).collect(),
+        Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].iter().map(|m| m.at.buffer).collect(),
+        Step::Random { buffer, .. } => vec![*buffer],
+        Step::Copy { src, dst } => vec![*src, *dst],
+        Step::Fallback { args, outs, .. } => args.iter().map(|a| a.at.buffer).chain(outs.clone()).collect(),
+    };
+    buffers.into_iter().map(|b| b.index()).collect()
+}
+
+/// The output (or the arena), first byte and end in it, first and last step.
+type Span = (Option<usize>, usize, usize, usize, usize);
+
+/// No two buffers that are in use at once share memory (but for a kernel's result in the place of an operand that
+/// it was the last to read), every one lies inside what it was given, and the arena is no larger than all
+/// temporaries side by side.
+pub fn check_memory(plan: &Plan) {
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
+    for (s, step) in plan.steps.iter().enumerate() {
+        touched(step).into_iter().for_each(|b| lives[b].get_or_insert((s, s)).1 = s);
+    }
+    let mut spans: Vec<Span> = Vec::new();
+    let mut side_by_side = 0;
+    for (buffer, life) in plan.buffers.iter().zip(&lives) {
+        let (Some((first, last)), bytes) = (*life, buffer.ty.bytes) else { continue };
+        match buffer.place {
+            Place::Input(_) => {}
+            // Outputs stay.
+            Place::Output(k) => spans.push((Some(k), 0, bytes, first, usize::MAX)),
+            Place::BeforeOutput { output, offset } => {
+                let whole = plan.buffers[plan.outputs[output].index()].ty.bytes;
+                assert!(offset % 64 == 0 && offset + bytes <= whole, "outside of output {output}");
+                spans.push((Some(output), offset, offset + bytes, first, last));
+            }
+            Place::Arena { offset } => {
+                assert!(offset % 64 == 0 && offset + bytes <= plan.arena_bytes, "outside of the arena");
+                side_by_side += bytes.next_multiple_of(64);
+                spans.push((None, offset, offset + bytes, first, last));
+            }
+        }
+    }
+    assert!(plan.arena_bytes <= side_by_side, "{} of {side_by_side} bytes", plan.arena_bytes);
+    for (i, a) in spans.iter().enumerate() {
+        for b in &spans[..i] {
+            let shares = a.0 == b.0 && a.1 < b.2 && b.1 < a.2;
+            let at_once = a.3 <= b.4 && b.3 <= a.4;
+            let heir = |from: &Span, to: &Span| {
+                from.4 == to.3
+                    && (from.1, from.2) == (to.1, to.2)
+                    && matches!(plan.steps[to.3], Step::Kernel { .. })
+            };
+            assert!(
+                !shares || !at_once || heir(a, b) || heir(b, a),
+                "{a:?} and {b:?} overlap\n{:#?}",
+                plan.steps
+            );
+        }
+    }
+}
+
 /// Lowers, compiles and runs a graph and compares with the naive evaluator. Returns the plan.
 pub fn check_run(graph: &Graph, options: &Options, inputs: &[Val]) -> Plan {
     graph.verify(Stage::Prims, "the test").unwrap();
     let plan = lower(graph, options).unwrap();
+    check_memory(&plan);
     let Some(compiled) = compile(&plan) else { return plan };
     let mut run = Run::new(&plan, graph, options, inputs);
     // As it lies in memory: elements of expanded inputs are one.
