@@ -28,7 +28,11 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         Case::MlpTrain => Ok(Some(mlp(256, 10, 64)?)),
         Case::Softmax | Case::Chain10 | Case::LnGelu => Ok(Some(copy(MATRIX.iter().product())?)),
         Case::Sum0 => Ok(Some(read(MATRIX.iter().product())?)),
-        Case::Matmul { .. } | Case::ConvResnet18 | Case::OpOverhead | Case::Overhead => Ok(None),
+        Case::TransformerTrain { .. }
+        | Case::Matmul { .. }
+        | Case::ConvResnet18
+        | Case::OpOverhead
+        | Case::Overhead => Ok(None),
     }
 }
 

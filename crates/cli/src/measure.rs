@@ -89,7 +89,7 @@ impl Figures {
 
     /// Fails if compiled results are not eager's.
     pub fn check(&self) -> Result<(), Failure> {
-        let allowed = if self.case == Case::MlpTrain { TRAINING_TOLERANCE } else { TOLERANCE };
+        let allowed = if self.case.trains() { TRAINING_TOLERANCE } else { TOLERANCE };
         self.difference.check(&self.case.to_string(), allowed)
     }
 }
