@@ -8,10 +8,15 @@ use kiln::Result;
 use kiln::models::{Gpt2, Gpt2Config, resnet18};
 use kiln::prelude::*;
 
+use crate::transformer;
+
 /// Ops in one call of the overhead case.
 pub const OVERHEAD_OPS: usize = 500;
 /// Shape of the pointwise and softmax cases.
 pub const MATRIX: [usize; 2] = [4096, 1024];
+
+/// Layers of the transformer, where its name has no number.
+const TRANSFORMER_LAYERS: usize = 12;
 
 /// One benchmark case.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -31,6 +36,11 @@ pub enum Case {
     GptTrain,
     /// A training step of ResNet18, batch 8, 112×112.
     Resnet18Train,
+    /// A training step of a transformer.
+    TransformerTrain {
+        /// How many blocks.
+        layers: usize,
+    },
     /// Softmax over the rows of a matrix.
     Softmax,
     /// Ten pointwise ops in a row.
@@ -75,6 +85,11 @@ const fn matmul(m: usize, k: usize, n: usize) -> Case {
 }
 
 impl Case {
+    /// Whether a step trains a model: gradients of many layers, and Adam's division by them.
+    pub fn trains(self) -> bool {
+        matches!(self, Case::MlpTrain | Case::GptTrain | Case::Resnet18Train | Case::TransformerTrain { .. })
+    }
+
     /// The cases `kiln bench` runs when none is named.
     pub const ALL: &'static [Case] = &[
         optimizer(OptimizerKind::Adam, 10, 1024),
@@ -84,6 +99,7 @@ impl Case {
         Case::MlpTrain,
         Case::GptTrain,
         Case::Resnet18Train,
+        Case::TransformerTrain { layers: TRANSFORMER_LAYERS },
         Case::Softmax,
         Case::Chain10,
         Case::LnGelu,
@@ -105,6 +121,7 @@ impl Case {
             Case::MlpTrain => mlp_train(256, 64, device),
             Case::GptTrain => gpt_train(device),
             Case::Resnet18Train => resnet18_train(device),
+            Case::TransformerTrain { layers } => transformer::train(layers, device),
             Case::Softmax => micro(device, |x| x.softmax(-1)),
             Case::Chain10 => micro(device, |x| {
                 (((((x * 2.0 + 1.0).tanh() * x).sigmoid() + x).exp() - 1.0).relu().sqrt() * 0.5 + x).ok()
@@ -138,6 +155,8 @@ impl fmt::Display for Case {
             Case::MlpTrain => f.write_str("mlp_train"),
             Case::GptTrain => f.write_str("gpt_train"),
             Case::Resnet18Train => f.write_str("resnet18_train"),
+            Case::TransformerTrain { layers: TRANSFORMER_LAYERS } => f.write_str("transformer_train"),
+            Case::TransformerTrain { layers } => write!(f, "transformer_train_{layers}"),
             Case::Softmax => write!(f, "softmax_{rows}x{columns}"),
             Case::Chain10 => write!(f, "chain10_{rows}x{columns}"),
             Case::LnGelu => write!(f, "ln_gelu_{rows}x{columns}"),
@@ -154,13 +173,14 @@ impl fmt::Display for Case {
 impl FromStr for Case {
     type Err = String;
 
-    /// A listed name, or an optimizer's with other numbers: `adam_3x64`.
+    /// A listed name, an optimizer's with other numbers (`adam_3x64`), or the transformer's with other layers
+    /// (`transformer_train_24`).
     fn from_str(name: &str) -> Result<Case, String> {
         let listed = Case::ALL.iter().copied().find(|case| case.to_string() == name);
-        listed.or_else(|| parse_optimizer(name)).ok_or_else(|| {
+        listed.or_else(|| parse_optimizer(name)).or_else(|| parse_transformer(name)).ok_or_else(|| {
             let names: Vec<String> = Case::ALL.iter().map(Case::to_string).collect();
             format!(
-                "no such case; there are {}, and the optimizers' with other numbers (adam_3x64)",
+                "no such case; there are {}, and the optimizers' and the transformer's with other numbers (adam_3x64, transformer_train_24)",
                 names.join(", ")
             )
         })
@@ -180,6 +200,11 @@ fn parse_optimizer(name: &str) -> Option<Case> {
     Some(optimizer(kind, number(layers)?, number(size)?))
 }
 
+fn parse_transformer(name: &str) -> Option<Case> {
+    let layers = name.strip_prefix("transformer_train_")?.parse().ok().filter(|layers| *layers > 0)?;
+    Some(Case::TransformerTrain { layers })
+}
+
 /// Something that runs step by step, eagerly unless the caller compiles the step.
 pub struct Workload {
     step: Box<dyn Fn() -> Result<Option<Tensor>>>,
@@ -187,6 +212,11 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// A step, and what it changes.
+    pub fn new(step: impl Fn() -> Result<Option<Tensor>> + 'static, state: Vec<Tensor>) -> Workload {
+        Workload { step: Box::new(step), state }
+    }
+
     /// One step; the result, where the workload is a function.
     pub fn step(&self) -> Result<Option<Tensor>> {
         (self.step)()
@@ -335,6 +365,7 @@ mod tests {
             assert_eq!(case.to_string().parse(), Ok(*case));
         }
         assert_eq!("adam_3x64".parse(), Ok(optimizer(OptimizerKind::Adam, 3, 64)));
+        assert_eq!("transformer_train_3".parse(), Ok(Case::TransformerTrain { layers: 3 }));
         assert_eq!("sgd_momentum_2x8".parse(), Ok(optimizer(OptimizerKind::Sgd, 2, 8)));
     }
 

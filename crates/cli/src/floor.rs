@@ -29,7 +29,11 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         Case::Softmax | Case::Chain10 | Case::LnGelu => Ok(Some(copy(MATRIX.iter().product())?)),
         Case::Sum0 => Ok(Some(read(MATRIX.iter().product())?)),
         Case::GptTrain | Case::Resnet18Train => Ok(None),
-        Case::Matmul { .. } | Case::ConvResnet18 | Case::OpOverhead | Case::Overhead => Ok(None),
+        Case::TransformerTrain { .. }
+        | Case::Matmul { .. }
+        | Case::ConvResnet18
+        | Case::OpOverhead
+        | Case::Overhead => Ok(None),
     }
 }
 

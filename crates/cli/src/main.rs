@@ -19,6 +19,7 @@ mod peer;
 mod progress;
 mod recipe;
 mod selftest;
+mod transformer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -89,10 +89,7 @@ impl Figures {
 
     /// Fails if compiled results are not eager's.
     pub fn check(&self) -> Result<(), Failure> {
-        let allowed = match self.case {
-            Case::MlpTrain | Case::GptTrain | Case::Resnet18Train => TRAINING_TOLERANCE,
-            _ => TOLERANCE,
-        };
+        let allowed = if self.case.trains() { TRAINING_TOLERANCE } else { TOLERANCE };
         self.difference.check(&self.case.to_string(), allowed)
     }
 }

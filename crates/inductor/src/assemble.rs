@@ -11,6 +11,7 @@ use crate::elements::Elements;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
+use crate::lower::Lowered;
 use crate::memory::{Lifetime, Room, Spot, place};
 use crate::options::Options;
 use crate::order::{Order, reads_only_where_it_writes};
@@ -356,6 +357,27 @@ impl<'f, 'g> Assembler<'f, 'g> {
         if kernel.stores.is_empty() {
             return;
         }
+        if lowered.loads.is_empty() && kernel.stores.len() > 1 {
+            // Filling memory is no faster together, and a kernel for each number of places would be compiled.
+            let stores = std::mem::take(&mut kernel.stores);
+            let bytes = bytes_written / stores.len();
+            for store in stores {
+                let alone = Kernel { stores: vec![store], ..kernel.clone() };
+                self.launch(lowered, alone, slots.clone(), (0, bytes));
+            }
+            return;
+        }
+        self.launch(lowered, kernel, slots, (bytes_read, bytes_written));
+    }
+
+    /// The steps of a kernel whose buffers are `slots`.
+    fn launch(
+        &mut self,
+        lowered: &Lowered,
+        kernel: Kernel,
+        mut slots: Vec<BufferRef>,
+        (bytes_read, bytes_written): (usize, usize),
+    ) {
         let (parts, partial) = finish(kernel);
         for (dtype, count) in partial {
             let buffer = self.arena(&TensorTy::new(dtype, [count as usize]));
@@ -363,7 +385,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         }
         let last = parts.len() - 1;
         if last == 0 {
-            self.find_in_place(g);
+            self.find_in_place(lowered);
         }
         for (p, part) in parts.into_iter().enumerate() {
             let emitted = c::emit(&part.kernel, self.options);
@@ -386,8 +408,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
     }
 
     /// Notes which results of a kernel, whose step comes next, could take the place of an operand.
-    fn find_in_place(&mut self, g: usize) {
-        let lowered = &self.fusion.groups[g].lowered;
+    fn find_in_place(&mut self, lowered: &Lowered) {
         for root in &lowered.roots {
             let Some(&to) = self.homes.get(&root.value) else { continue };
             let ty = self.buffers[to.index()].ty.clone();

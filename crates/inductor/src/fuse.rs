@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::elements::Elements;
 use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
+use crate::reach::Reach;
 use crate::table::Table;
 use crate::views::{View, is_row_major, view_of};
 use crate::{Layout, Tuning, WhyNot};
@@ -63,9 +64,10 @@ pub(crate) struct Fusion<'g> {
     pub tables: Vec<Table>,
     pub units: Vec<Unit>,
     pub why_not: Vec<WhyNot>,
-    live: Vec<bool>,
+    /// Whether a node is needed.
+    pub live: Vec<bool>,
     /// Stored by choice: the store goes if nobody else reads it.
-    chosen: FxHashSet<Value>,
+    pub chosen: FxHashSet<Value>,
 }
 
 /// The value behind reshapes: the same bytes if it is stored dense.
@@ -101,6 +103,7 @@ pub(crate) fn fuse<'g>(
     };
     this.sinks();
     this.operands();
+    this.store_far_reaching();
     this.large_cones();
     this.tables = Table::find(graph, &this.live);
     // Each round stores more; what was found in the way of one kernel is gone in the next round.
@@ -138,16 +141,16 @@ fn live_nodes(graph: &Graph) -> Vec<bool> {
 }
 
 impl<'g> Fusion<'g> {
-    fn is_tensor(&self, value: Value) -> bool {
+    pub fn is_tensor(&self, value: Value) -> bool {
         matches!(self.graph.ty(value), Ty::Tensor(_))
     }
 
-    fn bytes(&self, value: Value) -> i64 {
+    pub fn bytes(&self, value: Value) -> i64 {
         self.graph.ty(value).as_tensor().map_or(0, |t| t.bytes() as i64)
     }
 
     /// Whether a value is computed in loops (and not by a library step, a table, or from outside).
-    fn is_inlined(&self, value: Value) -> bool {
+    pub fn is_inlined(&self, value: Value) -> bool {
         self.graph.producer(value).is_some_and(|n| is_inlined(&n.op)) && self.is_tensor(value)
     }
 
@@ -155,7 +158,7 @@ impl<'g> Fusion<'g> {
         self.targets.entry(value).or_default().push(target);
     }
 
-    fn store(&mut self, value: Value) {
+    pub fn store(&mut self, value: Value) {
         if self.stored.insert(value) && self.is_inlined(value) {
             self.add_target(value, Target::Home);
         }
@@ -526,6 +529,7 @@ impl<'g> Fusion<'g> {
         }
         let units = self.make_units(groups.len());
         let mut deps = self.dependencies(&units, &groups);
+        let mut reach = Reach::new(&deps);
         let mut groups: Vec<Option<Group>> = groups.into_iter().map(Some).collect();
         // Who reads and who stores a value.
         let mut touching: FxHashMap<Value, Vec<usize>> = FxHashMap::default();
@@ -553,19 +557,15 @@ impl<'g> Fusion<'g> {
             partners.sort_unstable();
             for (_, other) in partners.into_iter().take(12) {
                 let (Some(a), Some(b)) = (&groups[g], &groups[other]) else { continue };
-                match self.try_merge(a, b, g, other, &deps, &into) {
+                match self.try_merge(a, b, g, other, &deps, &into, &mut reach) {
                     Ok(both) => {
                         groups[other] = None;
                         groups[g] = Some(both);
                         into[other] = g;
                         let taken = std::mem::take(&mut deps[other]);
                         deps[g].extend(taken);
-                        for list in &mut deps {
-                            for d in list.iter_mut() {
-                                *d = find(&into, *d);
-                            }
-                        }
-                        deps[g].retain(|&d| d != g);
+                        deps[g].retain(|&d| find(&into, d) != g);
+                        reach.join(&into, g, other);
                         merged = true;
                     }
                     Err(why) => {
@@ -587,6 +587,7 @@ impl<'g> Fusion<'g> {
         ub: usize,
         deps: &[Vec<usize>],
         into: &[usize],
+        reach: &mut Reach,
     ) -> Result<Group, WhyNot> {
         let (left, right) = (a.roots[0].min(b.roots[0]), a.roots[0].max(b.roots[0]));
         let spaces = WhyNot::Spaces { left, right };
@@ -597,7 +598,7 @@ impl<'g> Fusion<'g> {
         {
             return Err(WhyNot::TooLarge { value: left, limit: self.tuning.fusion_size });
         }
-        if reaches(deps, into, ua, ub) || reaches(deps, into, ub, ua) {
+        if reach.between(deps, into, ua, ub) {
             return Err(WhyNot::Between { left, right });
         }
         if let Some(value) = self.filled_by(a, b).or_else(|| self.filled_by(b, a)) {
@@ -651,7 +652,7 @@ impl<'g> Fusion<'g> {
                 });
                 let same: Vec<usize> = (0..deps.len()).collect();
                 let (ua, ub) = (groups.len() + a, groups.len() + b);
-                let between = reaches(&deps, &same, ua, ub) || reaches(&deps, &same, ub, ua);
+                let between = Reach::new(&deps).between(&deps, &same, ua, ub);
                 // List values are never read from memory: a direct edge means packed results of the other.
                 let direct = deps[ua].contains(&ub) || deps[ub].contains(&ua);
                 if !between && !direct {
@@ -667,87 +668,15 @@ impl<'g> Fusion<'g> {
         self.units = self.make_units(groups.len());
     }
 
-    /// Stores values that several kernels compute where storing moves less. True if there were any.
-    fn store_dear_values(&mut self) -> bool {
-        let mut users: FxHashMap<u32, usize> = FxHashMap::default();
-        for node in self.groups.iter().flat_map(|g| &g.lowered.nodes) {
-            *users.entry(*node).or_default() += 1;
-        }
-        let mut shared: Vec<(u32, usize)> = users.into_iter().filter(|(_, n)| *n > 1).collect();
-        shared.sort_unstable_by(|a, b| b.cmp(a));
-        let mut changed = false;
-        let mut covered: FxHashSet<u32> = FxHashSet::default();
-        for (n, kernels) in shared {
-            let value = self.graph.nodes[n as usize].outs[0];
-            if covered.contains(&n) || self.stored.contains(&value) || !self.is_inlined(value) {
-                continue;
-            }
-            let mut cone = FxHashSet::default();
-            let again = self.cost(value, &mut cone) * (kernels as i64 - 1);
-            let stored = self.bytes(value) * (1 + kernels as i64);
-            if again > stored {
-                self.why_not.push(WhyNot::ComputedOnce { value, kernels, stored, again });
-                self.chosen.insert(value);
-                self.store(value);
-                covered.extend(cone);
-                changed = true;
-            }
-        }
-        changed
-    }
-
-    /// What computing a value once costs: bytes loaded, and operations counted as bytes.
-    fn cost(&self, value: Value, seen: &mut FxHashSet<u32>) -> i64 {
-        let Def::Node { node, .. } = self.graph.def(value) else { return self.bytes(value) };
-        if !self.is_tensor(value) {
-            return 0;
-        }
-        if !seen.insert(node) {
-            return 0;
-        }
-        if self.stored.contains(&value) || !self.is_inlined(value) {
-            return self.bytes(value);
-        }
-        let n = &self.graph.nodes[node as usize];
-        let elements = self.graph.ty(value).as_tensor().map_or(0, |t| t.shape.numel() as i64);
-        let own = match &n.op {
-            Op::Exp {} | Op::Log {} | Op::Tanh {} | Op::Erf {} | Op::Sigmoid {} => 3 * elements,
-            Op::Div {} | Op::Sqrt {} => elements,
-            Op::Pow {} => 60 * elements,
-            _ => 0,
-        };
-        own + n.args.iter().map(|&a| self.cost(a, seen)).sum::<i64>()
-    }
-
     /// Whether a value that was stored by choice is read by no other kernel, so that its store can go.
     pub fn is_dropped(&self, value: Value, read: &FxHashSet<Value>) -> bool {
         self.chosen.contains(&value) && !read.contains(&value)
     }
 }
 
-fn find(into: &[usize], mut unit: usize) -> usize {
+pub(crate) fn find(into: &[usize], mut unit: usize) -> usize {
     while into[unit] != unit {
         unit = into[unit];
     }
     unit
-}
-
-/// Whether `from` waits for `to` through something else.
-pub(crate) fn reaches(deps: &[Vec<usize>], into: &[usize], from: usize, to: usize) -> bool {
-    let mut seen = vec![false; deps.len()];
-    let mut todo: Vec<usize> =
-        deps[from].iter().map(|&d| find(into, d)).filter(|&d| d != to && d != from).collect();
-    while let Some(unit) = todo.pop() {
-        if std::mem::replace(&mut seen[unit], true) {
-            continue;
-        }
-        for &d in &deps[unit] {
-            let d = find(into, d);
-            if d == to {
-                return true;
-            }
-            todo.push(d);
-        }
-    }
-    false
 }

@@ -4,8 +4,8 @@
 //! lies in memory. In order:
 //!
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back);
-//! 2. `fuse`: what is stored, what is computed together (`lower`: values to expressions, `views`, [`index`];
-//!    `table`: lists);
+//! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
+//!    expressions, `views`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
 //! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `memory`, `scalars`.
 //!
@@ -37,10 +37,12 @@ mod options;
 mod order;
 pub mod parse;
 mod plan;
+mod reach;
 mod report;
 mod scalars;
 mod schedule;
 mod sequence;
+mod shared;
 mod table;
 mod views;
 mod why_not;

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::WhyNot;
 use crate::elements::Elements;
-use crate::fuse::{Fusion, Group, Target, Unit, reaches};
+use crate::fuse::{Fusion, Group, Target, Unit};
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Kernel};
 use crate::lower::{Lowered, LoweredRoot};
@@ -126,7 +126,7 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     }
     let rows: Vec<RowsRead> = (0..fusion.tables.len()).map(|t| RowsRead::of(fusion, t)).collect();
     let (mut late, mut why_not) = (FxHashSet::default(), Vec::new());
-    let same: Vec<usize> = (0..deps.len()).collect();
+    let mut waiting: Option<(usize, Vec<bool>)> = None;
     let may_fail = |unit: &Unit| match unit {
         Unit::Kernel(g) => !fusion.groups[*g].lowered.checks.is_empty(),
         Unit::Library(n) => may_refuse(graph, &graph.nodes[*n]),
@@ -143,14 +143,18 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
             Unit::Table(t) => rows[*t].only_in(input, fusion.list_row(write)),
             Unit::Library(_) => true,
         };
-        let waits = |deps: &[Vec<usize>], r: usize| deps[r].contains(&u) || reaches(deps, &same, r, u);
-        if !inside || others.iter().any(|&r| waits(&deps, r)) {
+        // Who waits for a unit does not depend on what that unit waits for: one search for all its write-backs.
+        let waits = match &mut waiting {
+            Some((unit, waits)) if *unit == u => waits,
+            other => &mut other.insert((u, waiting_for(&deps, u))).1,
+        };
+        if !inside || others.iter().any(|&r| waits[r]) {
             late.insert(w);
             why_not.push(WhyNot::StillRead { input: input as usize });
             continue;
         }
         // Whatever can fail comes before the first change: a program that fails leaves no trace.
-        if checked.contains(&u) || checked.iter().any(|&c| waits(&deps, c)) {
+        if checked.contains(&u) || checked.iter().any(|&c| waits[c]) {
             late.insert(w);
             why_not.push(WhyNot::MayFail { input: input as usize });
             continue;
@@ -164,6 +168,24 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     }
     let units = sequence(&deps, &needs(fusion, &late));
     Order { units, late, why_not }
+}
+
+/// Which units wait for a unit, straight or through others.
+fn waiting_for(deps: &[Vec<usize>], unit: usize) -> Vec<bool> {
+    let mut users: Vec<SmallVec<[usize; 4]>> = vec![SmallVec::new(); deps.len()];
+    for (user, list) in deps.iter().enumerate() {
+        list.iter().for_each(|&d| users[d].push(user));
+    }
+    let mut waits = vec![false; deps.len()];
+    let mut todo = vec![unit];
+    while let Some(next) = todo.pop() {
+        for &user in &users[next] {
+            if !std::mem::replace(&mut waits[user], true) {
+                todo.push(user);
+            }
+        }
+    }
+    waits
 }
 
 /// Whether an eager kernel may refuse the values it is given. Those that check indices do; what only computes

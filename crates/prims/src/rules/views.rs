@@ -1,10 +1,11 @@
 //! Rules of views, joins and filled tensors.
 
-use kiln_ir::{Class, Dims, EmitExt, Op, Ty, result_dtype};
+use kiln_ir::{Class, Dims, Emit, EmitExt, Op, Result, Scalar, Ty, Value, result_dtype};
 use smallvec::SmallVec;
 
 use super::NO;
-use crate::Rule;
+use super::arithmetic::is_positive_zero;
+use crate::{Rewriter, Rule};
 
 /// The rules.
 pub const VIEWS: &[Rule] = &[
@@ -108,6 +109,28 @@ pub const VIEWS: &[Rule] = &[
         ],
     },
     Rule {
+        name: "add_scattered",
+        law: "parts in zeros + neighbouring parts in zeros → both in zeros: cat(a + 0, b + 0)",
+        apply: |cx, call| {
+            let (Op::Add {}, &[x, y]) = (call.op, call.args) else { return NO };
+            let (Some(x), Some(y)) = (Scattered::of(cx, x), Scattered::of(cx, y)) else { return NO };
+            let (low, high) = if x.start <= y.start { (x, y) } else { (y, x) };
+            if low.dim != high.dim || low.end != high.start || low.zeros != high.zeros {
+                return NO;
+            }
+            // −0 + 0 is 0: a sum with zeros is not the part itself.
+            let mut parts = low.parts(cx)?;
+            parts.extend(high.parts(cx)?);
+            let both = cx.cat(&parts, low.dim)?;
+            let op = Op::SliceScatter { dim: low.dim, start: low.start, end: high.end, step: 1 };
+            cx.emit_one(op, &[low.zeros, both]).map(Some)
+        },
+        examples: &[
+            "graph(%0: f32[2], %1: f32[3]) { %2 = constant() {value: 0.0} : float %3 = full(%2) {shape: [6], dtype: f32, device: cpu} : f32[6] %4 = slice_scatter(%3, %0) {dim: 0, start: 4, end: 6, step: 1} : f32[6] %5 = slice_scatter(%3, %1) {dim: 0, start: 1, end: 4, step: 1} : f32[6] %6 = add(%4, %5) : f32[6] return %6 }",
+            "graph(%0: f32[1, 2], %1: f32[1, 2], %2: f32[1, 2]) { %3 = constant() {value: 0.0} : float %4 = full(%3) {shape: [3, 2], dtype: f32, device: cpu} : f32[3, 2] %5 = slice_scatter(%4, %0) {dim: 0, start: 2, end: 3, step: 1} : f32[3, 2] %6 = slice_scatter(%4, %1) {dim: 0, start: 1, end: 2, step: 1} : f32[3, 2] %7 = add(%5, %6) : f32[3, 2] %8 = slice_scatter(%4, %2) {dim: 0, start: 0, end: 1, step: 1} : f32[3, 2] %9 = add(%7, %8) : f32[3, 2] return %9 }",
+        ],
+    },
+    Rule {
         name: "cat_of_one",
         law: "cat without its empty operands; cat(x) → x",
         apply: |cx, call| {
@@ -195,3 +218,45 @@ pub const VIEWS: &[Rule] = &[
         ],
     },
 ];
+
+/// A part put into zeros: what the gradient of a slice is.
+struct Scattered {
+    zeros: Value,
+    src: Value,
+    dim: usize,
+    start: usize,
+    end: usize,
+}
+
+impl Scattered {
+    fn of(cx: &Rewriter<'_>, value: Value) -> Option<Scattered> {
+        let (Op::SliceScatter { dim, start, end, step: 1 }, args) = cx.producer(value)? else { return None };
+        let (zeros, src) = (args[0], args[1]);
+        let (Op::Full { .. }, number) = cx.producer(zeros)? else { return None };
+        let dtype = cx.ty(zeros).as_tensor()?.dtype;
+        let same = dtype.is_float() && cx.ty(src).as_tensor()?.dtype == dtype;
+        (same && is_positive_zero(cx, number[0]) && start < end).then_some(Scattered {
+            zeros,
+            src,
+            dim,
+            start,
+            end,
+        })
+    }
+
+    /// Its parts, each with zero added.
+    fn parts(&self, cx: &mut Rewriter<'_>) -> Result<Vec<Value>> {
+        let added = |cx: &Rewriter<'_>, v: &Value| match cx.producer(*v) {
+            Some((Op::Add {}, args)) => is_positive_zero(cx, args[1]),
+            _ => false,
+        };
+        if let Some((Op::Cat { dim }, parts)) = cx.producer(self.src)
+            && dim == self.dim
+            && parts.iter().all(|part| added(cx, part))
+        {
+            return Ok(parts.to_vec());
+        }
+        let zero = cx.number(Scalar::Float(0.0))?;
+        Ok(vec![cx.add(self.src, zero)?])
+    }
+}

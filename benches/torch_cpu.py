@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""PyTorch on the CPU for Kiln's benchmark cases. Prints one JSON object per case:
+{"case", "eager_us", "compiled_us", "first_call_s"}, for Adam and AdamW also "fused_us" (fused=True, eager);
+compiled_us and first_call_s are null where only eager is compared. Usage: torch_cpu.py [case ...]"""
+import json, statistics, sys, time
+import torch
+F, O = torch.nn.functional, torch.optim
+
+def median_us(f, n, warm=3):
+    for _ in range(warm): f()
+    ts = []
+    for _ in range(n):
+        t = time.perf_counter(); f(); ts.append((time.perf_counter() - t) * 1e6)
+    return statistics.median(ts)
+
+def run(case, make, n, fused=None, compiled=True):
+    torch._dynamo.reset(); torch.manual_seed(0)
+    row = dict(case=case, eager_us=median_us(make(lambda f: f), n), compiled_us=None, first_call_s=None)
+    if fused: row["fused_us"] = median_us(fused(lambda f: f), n)
+    if compiled:
+        torch._dynamo.reset(); torch.manual_seed(0)
+        step = make(torch.compile)
+        t = time.perf_counter(); step(); row["first_call_s"] = time.perf_counter() - t
+        row["compiled_us"] = median_us(step, n)
+    print(json.dumps(row), flush=True)
+
+def optimizer(n, d, make_opt):
+    def make(comp):
+        m = torch.nn.Sequential(*[torch.nn.Linear(d, d, False) for _ in range(n)])
+        m(torch.rand(d)).sum().backward()
+        opt = make_opt(m.parameters())
+        return comp(lambda: opt.step())
+    return make
+
+def mlp(comp):
+    m = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.Linear(256, 10))
+    opt, cm = O.Adam(m.parameters()), comp(m)
+    x, y = torch.randn(64, 256), torch.randint(0, 10, (64,))
+    def step(): opt.zero_grad(); F.cross_entropy(cm(x), y).backward(); opt.step()
+    return step
+
+def gpt(comp):
+    from transformers import GPT2Config, GPT2LMHeadModel
+    m = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=8192, bos_token_id=0, eos_token_id=0, attn_pdrop=0., embd_pdrop=0., resid_pdrop=0.))
+    opt, cm = O.AdamW(m.parameters(), lr=1e-4), comp(m)
+    ids = torch.randint(0, 8192, (4, 128))
+    def step(): opt.zero_grad(); cm(input_ids=ids, labels=ids, use_cache=False).loss.backward(); opt.step()
+    return step
+
+def transformer(comp):
+    """Twelve pre-norm blocks of width 256 with 4 heads on 4 x 128 tokens, learning the next of 1024 words."""
+    nn = torch.nn
+    class Block(nn.Module):
+        def __init__(self, d, heads):
+            super().__init__()
+            self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(d), nn.LayerNorm(d)
+            self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+            self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+        def forward(self, x):
+            b, t, d = x.shape
+            q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+            seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(seen.transpose(1, 2).reshape(b, t, d))
+            return x + self.down(F.gelu(self.up(self.norm2(x))))
+    class Transformer(nn.Module):
+        def __init__(self, layers, d, heads, words, length):
+            super().__init__()
+            self.words, self.places = nn.Embedding(words, d), nn.Embedding(length, d)
+            self.blocks = nn.ModuleList(Block(d, heads) for _ in range(layers))
+            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, words, False)
+        def forward(self, words, following):
+            x = self.words(words) + self.places.weight
+            for block in self.blocks: x = block(x)
+            logits = self.head(self.norm(x))
+            return F.cross_entropy(logits.view(-1, logits.shape[-1]), following.view(-1))
+    m = Transformer(12, 256, 4, 1024, 128)
+    opt, cm = O.AdamW(m.parameters(), lr=1e-4), comp(m)
+    words, following = torch.randint(0, 1024, (4, 128)), torch.randint(0, 1024, (4, 128))
+    def step(): opt.zero_grad(); cm(words, following).backward(); opt.step()
+    return step
+
+def resnet(comp):
+    import torchvision
+    m = torchvision.models.resnet18(); opt, cm = O.SGD(m.parameters(), lr=0.01), comp(m)
+    x = torch.randn(8, 3, 112, 112)
+    def step(): opt.zero_grad(); cm(x).sum().backward(); opt.step()
+    return step
+
+def micro(f):
+    def make(comp):
+        x = torch.randn(4096, 1024); g = comp(f)
+        return lambda: g(x)
+    return make
+
+def matmul(m, k, n):
+    def make(_):
+        a, b = torch.rand(m, k), torch.rand(k, n)
+        return lambda: a @ b
+    return make
+
+def convs(_):
+    """Forward and backward of every convolution of ResNet18 at batch 8, 112x112."""
+    shapes = [(3, 64, 7, 2, 112)] + [(64, 64, 3, 1, 28)] * 4
+    for i, o, px in ((64, 128, 28), (128, 256, 14), (256, 512, 7)):
+        shapes += [(i, o, 3, 2, px), (i, o, 1, 2, px)] + [(o, o, 3, 1, (px + 1) // 2)] * 3
+    layers = [(torch.randn(8, i, px, px, requires_grad=True), torch.randn(o, i, k, k, requires_grad=True), s, k // 2) for i, o, k, s, px in shapes]
+    def step():
+        for x, w, s, p in layers: F.conv2d(x, w, stride=s, padding=p).sum().backward()
+    return step
+
+def op_overhead(_):
+    a, b = torch.rand(1, requires_grad=True), torch.rand(1)
+    def step():
+        for _ in range(1000): a + b
+    return step
+
+CASES = {
+    "adam_10x1024": (optimizer(10, 1024, lambda p: O.Adam(p, lr=0.01)), 15, optimizer(10, 1024, lambda p: O.Adam(p, lr=0.01, fused=True))),
+    "adamw_10x1024": (optimizer(10, 1024, lambda p: O.AdamW(p, lr=0.01)), 15, optimizer(10, 1024, lambda p: O.AdamW(p, lr=0.01, fused=True))),
+    "sgd_momentum_10x1024": (optimizer(10, 1024, lambda p: O.SGD(p, lr=0.01, momentum=0.9)), 15),
+    "mlp_train": (mlp, 50),
+    "softmax_4096x1024": (micro(lambda x: F.softmax(x, -1)), 20),
+    "ln_gelu_4096x1024": (micro(lambda x: F.gelu(F.layer_norm(x, (1024,)) * 2 + 1)), 20),
+    "chain10_4096x1024": (micro(lambda x: ((((x * 2 + 1).tanh() * x).sigmoid() + x).exp() - 1).relu().sqrt() * 0.5 + x), 20),
+    "sum0_4096x1024": (micro(lambda x: (x * x).sum(0)), 20),
+    "gpt_train": (gpt, 10),
+    "transformer_train": (transformer, 10),
+    "resnet18_train": (resnet, 10),
+    "matmul_2048": (matmul(2048, 2048, 2048), 20, None, False),
+    "matmul_512x256x8192": (matmul(512, 256, 8192), 20, None, False),
+    "matmul_512x576x3136": (matmul(512, 576, 3136), 20, None, False),
+    "matmul_64x256x256": (matmul(64, 256, 256), 200, None, False),
+    "conv_resnet18": (convs, 10, None, False),
+    "op_overhead_x1000": (op_overhead, 30, None, False),  # 1,000 additions of 1-element tensors with gradient recording
+}
+for name in sys.argv[1:] or CASES:
+    run(name, *CASES[name])
