@@ -458,6 +458,12 @@ impl Analysis {
             if self.shared.contains(&base) {
                 return Some("two inputs share one storage and one of them is changed");
             }
+            let known = self.variables.get(base as usize);
+            let overlaps =
+                |known: &Known| known.layout.as_ref().is_some_and(|layout| layout.overlaps_itself());
+            if known.is_some_and(|known| known.info.input.is_some() && overlaps(known)) {
+                return Some("an input whose elements share memory is changed in place");
+            }
             if self.unowned.contains(&base) {
                 return Some("a gradient that is on the tape is changed in place");
             }

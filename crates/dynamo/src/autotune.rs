@@ -9,6 +9,7 @@ use kiln_ir::{DType, Graph, Layout, Scalar, Ty};
 use kiln_runtime::{Kernel, KernelCache, threads};
 use kiln_tensor::{Device, Ready, Tensor};
 
+use crate::graph_cache::Outline;
 use crate::kernels::{self, Build};
 use crate::options::Mode;
 use crate::segment::Program;
@@ -200,7 +201,7 @@ fn measure(
     for (form, steps) in candidates.iter().enumerate() {
         let Some(steps) = steps else { continue };
         let plan = Lowered { steps: steps.clone(), ..tuned.plan.clone() };
-        let mut program = kernels::bind(graph, &plan, &tuned.kernels, Mode::Default)?;
+        let mut program = kernels::bind(&Outline::of(graph)?, &plan, &tuned.kernels, Mode::Default)?;
         program.executable = program.executable.timed();
         programs.push((form, program));
     }

@@ -7,12 +7,13 @@ use rustc_hash::FxHashMap;
 
 use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
-use kiln_ir::{Def, Graph, Layout, Result, TensorTy};
+use kiln_ir::{Layout, Result, TensorTy};
 use kiln_runtime::program::{self, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, gemm, threads, warn};
 use kiln_tensor::program::{Executable, HostStep, View};
 
 use crate::counters::{self, Count};
+use crate::graph_cache::Outline;
 use crate::options::Mode;
 use crate::segment::{Numbers, Program};
 use crate::settings::OptLevel;
@@ -129,7 +130,7 @@ fn element(dtype: kiln_ir::DType) -> Element {
 
 /// Turns a plan into a program: buffers to places, references to pointers and numbers.
 pub(crate) fn bind(
-    graph: &Graph,
+    outline: &Outline,
     lowered: &Lowered,
     kernels: &[Kernel],
     mode: Mode,
@@ -217,24 +218,12 @@ pub(crate) fn bind(
             }
         });
     }
-    let outputs: Vec<TensorTy> = graph
-        .outputs
-        .iter()
-        .map(|&v| {
-            graph.ty(v).as_tensor().cloned().ok_or_else(|| "an output that is not a tensor".to_string())
-        })
-        .collect::<Result<_, _>>()?;
     for (i, id) in lowered.outputs.iter().enumerate() {
         if buffers[id.index()].place != Place::Output(i) {
             return Err(format!("output {i} has no buffer of its own"));
         }
     }
-    let mut writes = vec![false; graph.inputs.len()];
-    for write in &graph.writes {
-        if let Def::Input(number) = graph.def(write.target) {
-            writes[number as usize] = true;
-        }
-    }
+    let Outline { outputs, writes } = outline.clone();
     let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
     let program = program::Program { steps, places, arena_bytes: lowered.arena_bytes };
     let executable = Executable::new(program, outputs, writes, host_steps);

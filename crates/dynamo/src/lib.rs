@@ -31,6 +31,7 @@ mod compile;
 mod counters;
 mod explain;
 mod gradients;
+mod graph_cache;
 mod interpret;
 mod kernels;
 mod logs;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_aot::trace::{Event as TraceEvent, TraceArg, Variable};
-use kiln_aot::{Functional, GraphInput, Home, Joint, Partition, Survivor, Trace};
+use kiln_aot::{Functional, GraphInput, Home, Joint, Partition, Report, Survivor, Trace};
 use kiln_inductor::{Layout as InputLayout, Options, Plan as Lowered, Step, Tuning};
 use kiln_ir::{Grad, Graph, Layout, Loc, Result, Stage, Ty, Value, carries_gradient};
 use kiln_prims::Rounding;
@@ -17,6 +17,7 @@ use crate::analysis::{self, Analysis, Far, TapeCall};
 use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
+use crate::graph_cache::{Entry, Key, Made, Outline, PartFacts, Planned};
 use crate::kernels;
 use crate::logs::{self, Log};
 use crate::options::Mode;
@@ -48,7 +49,9 @@ pub(crate) fn compile(
         }
     };
     let keep_text = site.options.settings.keep_text;
-    let mut stages = Stages { info: Info::default(), started: Instant::now(), keep_text };
+    let (keep_plans, planned) = (false, Vec::new());
+    let mut stages =
+        Stages { info: Info::default(), started: Instant::now(), keep_text, keep_plans, planned };
     stages.info.nodes = trace.events.len();
     if let Some(known) = known {
         stages.info.stages.push(("capture", known.started.elapsed()));
@@ -87,36 +90,122 @@ fn plan(
     let functional = stages.run("functionalise", || kiln_aot::functionalise(trace, &live))?;
     stages.text("graph", Log::Graph, functional.graph.clone(), Stage::Functional)?;
     let (used_up, gradients) = leaving(site, trace, tape, &functional)?;
-    let results = functional.graph.outputs.len();
-    let compiled = match gradients {
-        None => {
-            let graph = stages.prims(site, &functional.graph)?;
-            let layouts = layouts(trace, &functional.inputs);
-            (stages.lower(site, &graph, &layouts, GraphKind::Whole, results)?, Vec::new())
+    let key = key(site, trace, &functional, gradients.as_ref());
+    let found = key.as_ref().and_then(|key| stages.timed("graph cache", || key.find()));
+    let found = found.and_then(|entry| stages.run_entry(site, gradients.as_ref(), entry));
+    let made = match found {
+        Some(made) => {
+            stages.texts_again(site, &functional, gradients.as_ref());
+            made
         }
-        Some(gradients) => {
-            let joint = stages.run("joint", || gradients.joint(&functional))?;
-            stages.text("joint", Log::Joint, Arc::new(joint.graph.clone()), Stage::Functional)?;
-            let prims = Arc::unwrap_or_clone(stages.prims(site, &joint.graph)?);
-            let joint = Joint { graph: prims, ..joint };
-            let parts = stages.run("partition", || kiln_aot::partition(&joint))?;
-            stages.info.bytes_saved = parts.report.bytes_saved;
-            stages.info.bytes_recomputed = parts.report.bytes_recomputed;
-            let forward = layouts(trace, &functional.inputs);
-            let results = parts.forward_outputs;
-            let forward = stages.lower(site, &parts.forward, &forward, GraphKind::Forward, results)?;
-            let backward = stages.backward(site, trace, tape, &functional, &gradients, parts)?;
-            (forward, backward)
+        None => {
+            stages.keep_plans = key.is_some();
+            let made = make(site, trace, &functional, gradients.as_ref(), stages)?;
+            if let Some(key) = key {
+                let plans = std::mem::take(&mut stages.planned);
+                stages.timed("graph cache", || key.keep(&made, &plans));
+            }
+            made
         }
     };
-    let (code, backward) = compiled;
+    let Made { code, forward_outputs, parts, .. } = made;
+    let backward = gradients.map(|gradients| connect(tape, &gradients, forward_outputs, parts));
     Ok(Plan::Compiled {
         code: Box::new(code),
         inputs: functional.inputs,
         survivors: functional.survivors,
-        backward,
+        backward: backward.unwrap_or_default(),
         used_up,
     })
+}
+
+/// Takes a functional graph through the passes.
+fn make(
+    site: &Site,
+    trace: &Trace,
+    functional: &Functional,
+    gradients: Option<&Gradients>,
+    stages: &mut Stages,
+) -> Result<Made, String> {
+    let forward = layouts(trace, &functional.inputs);
+    let Some(gradients) = gradients else {
+        let graph = stages.prims(site, &functional.graph)?;
+        let results = functional.graph.outputs.len();
+        let code = stages.lower(site, &graph, &forward, GraphKind::Whole, results)?;
+        return Ok(Made { code, forward_outputs: results, parts: Vec::new(), report: Report::default() });
+    };
+    let joint = stages.run("joint", || gradients.joint(functional))?;
+    stages.text("joint", Log::Joint, Arc::new(joint.graph.clone()), Stage::Functional)?;
+    let prims = Arc::unwrap_or_clone(stages.prims(site, &joint.graph)?);
+    let joint = Joint { graph: prims, ..joint };
+    let partition = stages.run("partition", || kiln_aot::partition(&joint))?;
+    let Partition { forward: graph, forward_outputs, backward, report } = partition;
+    stages.saved(report);
+    let code = stages.lower(site, &graph, &forward, GraphKind::Forward, forward_outputs)?;
+    let mut parts = Vec::with_capacity(backward.len());
+    for (outputs, part) in gradients.outputs.iter().zip(backward) {
+        let layouts = backward_layouts(&forward, &part);
+        let results = part.graph.outputs.len();
+        let code = stages.lower(site, &part.graph, &layouts, GraphKind::Backward, results)?;
+        let saved = part.saved.iter().map(|saved| saved.what).zip(lines(&part.graph)).collect();
+        let partial = (outputs.len() > 1).then_some(part.graph);
+        parts.push((PartFacts { saved, grads: part.grads, partial }, code));
+    }
+    Ok(Made { code, forward_outputs, parts, report })
+}
+
+/// The key of a graph whose plan may be kept, or may have been.
+fn key<'a>(
+    site: &Site,
+    trace: &Trace,
+    functional: &'a Functional,
+    gradients: Option<&Gradients>,
+) -> Option<Key<'a>> {
+    let options = &site.options;
+    let usual = options.backend.is(Backend::Inductor) && options.mode != Mode::MaxAutotune;
+    // Who wants to see the stages wants them to be gone through.
+    let shown = [Log::Joint, Log::Prims].into_iter().any(logs::enabled);
+    if !usual || shown || !options.settings.graph_cache {
+        return None;
+    }
+    let recorded = gradients.map(|_| &functional.recorded);
+    let build = options.settings.build();
+    let layouts = layouts(trace, &functional.inputs);
+    Some(Key::new(
+        &functional.graph,
+        &[&options.settings, &options.mode, &build, &threads::count(), &layouts, &gradients, &recorded],
+    ))
+}
+
+/// Parts of a backward, each with what it takes and gives.
+fn connect(
+    tape: &Analysis,
+    gradients: &Gradients,
+    forward_outputs: usize,
+    codes: Vec<(PartFacts, Code)>,
+) -> Vec<Arc<Backward>> {
+    // Gradients are for inputs, and for the results of parts that come before.
+    let mut targets: Vec<Variable> = gradients.inputs.iter().map(|&(_, v)| v).collect();
+    let mut ends: FxHashMap<usize, Variable> = FxHashMap::default();
+    let mut parts = Vec::with_capacity(codes.len());
+    for (outputs, (facts, code)) in gradients.outputs.iter().zip(codes) {
+        let tape_of = |v: Variable| Tape::new(tape, tape.reach_as_far(&[v], Far::Makers(&ends)));
+        let given = targets.iter().zip(facts.grads).filter_map(|(&v, result)| Some((v, result?)));
+        parts.push(Arc::new(Backward {
+            code,
+            saved: facts.saved,
+            partial: facts.partial,
+            grads: given.collect(),
+            tapes: outputs.iter().map(|&(v, _)| tape_of(v)).collect(),
+            tangents: outputs.clone(),
+            forward_outputs,
+        }));
+        for &(variable, _) in outputs {
+            targets.push(variable);
+            ends.extend(tape.maker(variable).map(|maker| (maker, variable)));
+        }
+    }
+    parts
 }
 
 /// The stages' timings, texts and counts.
@@ -124,6 +213,9 @@ struct Stages {
     info: Info,
     started: Instant,
     keep_text: bool,
+    /// Whether plans are kept for other processes, and those made so far.
+    keep_plans: bool,
+    planned: Vec<Planned>,
 }
 
 impl Stages {
@@ -151,11 +243,7 @@ impl Stages {
         if wants_aten || backend.is(Backend::AotEager) {
             return Ok(Arc::new(graph.clone()));
         }
-        let rounding = match site.options.settings.numerics {
-            Numerics::Default => Rounding::Stored,
-            Numerics::Strict => Rounding::Kernels(kiln_tensor::has_kernel),
-        };
-        let graph = Arc::new(self.run("prims", || kiln_prims::lower_rounding(graph, rounding))?);
+        let graph = Arc::new(self.run("prims", || kiln_prims::lower_rounding(graph, rounding(site)))?);
         self.text("prims", Log::Prims, graph.clone(), Stage::Prims)?;
         Ok(graph)
     }
@@ -192,53 +280,76 @@ impl Stages {
         let (mut kernels, compiled) = self.timed("compile", || kernels::load(&lowered, build))?;
         self.info.compiled_kernels += compiled;
         if options.mode == Mode::MaxAutotune {
-            let tuned = self.timed("autotune", || {
-                Ok(autotune::tune(graph, &lowered, kernels, &options.settings, &lower))
-            })?;
+            let tuned = self
+                .timed("autotune", || autotune::tune(graph, &lowered, kernels, &options.settings, &lower));
             self.info.compiled_kernels += tuned.compiled;
             self.info.tuned.extend(tuned.notes);
             (lowered, kernels) = (tuned.plan, tuned.kernels);
         }
-        let program = self.timed("bind", || kernels::bind(graph, &lowered, &kernels, options.mode))?;
+        let outline = Outline::of(graph)?;
+        let program = self.timed("bind", || kernels::bind(&outline, &lowered, &kernels, options.mode))?;
+        if self.keep_plans {
+            self.planned.push(Planned { outline, plan: lowered });
+        }
         self.info.stages.push(("total", self.started.elapsed()));
         Ok(Code::Program(program))
     }
 
-    /// Makes the parts of a backward run.
-    fn backward(
-        &mut self,
-        site: &Site,
-        trace: &Trace,
-        tape: &Analysis,
-        functional: &Functional,
-        gradients: &Gradients,
-        partition: Partition,
-    ) -> Result<Vec<Arc<Backward>>, String> {
-        // Gradients are for inputs, and for the results of parts that come before.
-        let mut targets: Vec<Variable> = gradients.inputs.iter().map(|&(_, v)| v).collect();
-        let mut ends: FxHashMap<usize, Variable> = FxHashMap::default();
-        let mut parts = Vec::with_capacity(partition.backward.len());
-        for (outputs, part) in gradients.outputs.iter().zip(partition.backward) {
-            let layouts = backward_layouts(trace, &functional.inputs, &part);
-            let results = part.graph.outputs.len();
-            let code = self.lower(site, &part.graph, &layouts, GraphKind::Backward, results)?;
-            let tape_of = |v: Variable| Tape::new(tape, tape.reach_as_far(&[v], Far::Makers(&ends)));
-            let given = targets.iter().zip(part.grads).filter_map(|(&v, result)| Some((v, result?)));
-            parts.push(Arc::new(Backward {
-                code,
-                saved: part.saved.into_iter().zip(lines(&part.graph)).collect(),
-                partial: (outputs.len() > 1).then_some(part.graph),
-                grads: given.collect(),
-                tapes: outputs.iter().map(|&(v, _)| tape_of(v)).collect(),
-                tangents: outputs.clone(),
-                forward_outputs: partition.forward_outputs,
-            }));
-            for &(variable, _) in outputs {
-                targets.push(variable);
-                ends.extend(tape.maker(variable).map(|maker| (maker, variable)));
-            }
+    /// Makes an entry of the graph cache run; `None` if it does not: what it says of kernels may no longer hold.
+    fn run_entry(&mut self, site: &Site, gradients: Option<&Gradients>, entry: Entry) -> Option<Made> {
+        if gradients.map_or(0, |gradients| gradients.outputs.len()) != entry.parts.len() {
+            return None;
         }
-        Ok(parts)
+        let build = site.options.settings.build();
+        let plans = entry.parts.iter().map(|(_, part)| part);
+        let mut loaded = Vec::with_capacity(1 + entry.parts.len());
+        for planned in [&entry.forward].into_iter().chain(plans) {
+            loaded.push(self.timed("compile", || kernels::load(&planned.plan, build)).ok()?);
+        }
+        let mut loaded = loaded.into_iter();
+        let mut code = |planned: &Planned| {
+            let (kernels, compiled) = loaded.next()?;
+            self.info.compiled_kernels += compiled;
+            self.describe(&planned.plan);
+            let mode = site.options.mode;
+            let bound = self.timed("bind", || kernels::bind(&planned.outline, &planned.plan, &kernels, mode));
+            bound.ok().map(Code::Program)
+        };
+        let forward = code(&entry.forward)?;
+        let mut parts = Vec::with_capacity(entry.parts.len());
+        for (facts, planned) in entry.parts {
+            parts.push((facts, code(&planned)?));
+        }
+        self.saved(entry.report);
+        self.info.stages.push(("total", self.started.elapsed()));
+        Some(Made { code: forward, forward_outputs: entry.forward_outputs, parts, report: entry.report })
+    }
+
+    fn saved(&mut self, report: Report) {
+        self.info.bytes_saved = report.bytes_saved;
+        self.info.bytes_recomputed = report.bytes_recomputed;
+    }
+
+    /// The texts of stages that were not gone through, made when somebody reads them.
+    fn texts_again(&mut self, site: &Site, functional: &Functional, gradients: Option<&Gradients>) {
+        if !self.keep_text {
+            return;
+        }
+        let leave = gradients.is_some();
+        let (functional, gradients, rounding) = (functional.clone(), gradients.cloned(), rounding(site));
+        let whole = move || match &gradients {
+            Some(gradients) => gradients.joint(&functional).map(|joint| joint.graph),
+            None => Ok((*functional.graph).clone()),
+        };
+        let whole = Arc::new(whole);
+        let text = |graph: Result<Graph>| graph.map_or_else(|error| error.to_string(), |g| g.to_string());
+        let joint = whole.clone();
+        let joint = Text::later(move || text(joint()));
+        let prims =
+            Text::later(move || text(whole().and_then(|graph| kiln_prims::lower_rounding(&graph, rounding))));
+        // In the order of the stages: behind the graph.
+        let joint = leave.then_some(("joint", joint));
+        self.info.texts.splice(1..1, joint.into_iter().chain([("prims", prims)]));
     }
 
     /// Has the user's backend make a graph run.
@@ -277,11 +388,7 @@ impl Stages {
         })
     }
 
-    fn timed<T>(
-        &mut self,
-        name: &'static str,
-        body: impl FnOnce() -> Result<T, String>,
-    ) -> Result<T, String> {
+    fn timed<T>(&mut self, name: &'static str, body: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let result = body();
         self.info.stages.push((name, begin.elapsed()));
@@ -406,6 +513,7 @@ fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Arc<[InputLayout]> {
 type UsedUp = Vec<(Variable, Option<TapeCall>)>;
 
 /// Which results leave with gradients, and which inputs those reach.
+#[derive(Clone, Debug)]
 struct Gradients {
     /// Survivors, variable and output, by the part of the backward that begins at them: those that depend on
     /// others come later.
@@ -541,13 +649,16 @@ impl Gradients {
     }
 }
 
-/// How the inputs of a part of a backward lie: saved inputs as they came, everything else dense.
-fn backward_layouts(
-    trace: &Trace,
-    inputs: &[GraphInput],
-    part: &kiln_aot::BackwardPart,
-) -> Arc<[InputLayout]> {
-    let forward = layouts(trace, inputs);
+/// Where halves are rounded.
+fn rounding(site: &Site) -> Rounding {
+    match site.options.settings.numerics {
+        Numerics::Default => Rounding::Stored,
+        Numerics::Strict => Rounding::Kernels(kiln_tensor::has_kernel),
+    }
+}
+
+/// How the inputs of a part of a backward lie: saved inputs as those of the forward, everything else dense.
+fn backward_layouts(forward: &[InputLayout], part: &kiln_aot::BackwardPart) -> Arc<[InputLayout]> {
     let dense = |ty: &Ty| {
         let strides = ty.as_tensor().map(|t| t.shape.contiguous_strides());
         InputLayout { strides: strides.unwrap_or_default() }

@@ -9,7 +9,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use kiln_aot::trace::Variable;
-use kiln_aot::{GraphInput, Home, Saved, Source, Survivor, View};
+use kiln_aot::{GraphInput, Home, Source, Survivor, View};
 use kiln_inductor::{ScalarOp, ScalarRef};
 use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Result, Scalar, Why};
 use kiln_tensor::autograd::{self, TapeFunction};
@@ -87,7 +87,7 @@ pub(crate) struct Backward {
     /// would make 0 · NaN of what was never asked for.
     pub(crate) partial: Option<Graph>,
     /// Where backward's first inputs come from, and the user's lines that they are read for.
-    pub(crate) saved: Vec<(Saved, Loc)>,
+    pub(crate) saved: Vec<(Source, Loc)>,
     /// The variables that it gives gradients to (inputs, and results of earlier parts), and which of its results
     /// those are.
     pub(crate) grads: Vec<(Variable, usize)>,
@@ -134,10 +134,24 @@ pub(crate) enum Plan {
 }
 
 /// A stage's result, turned into text when somebody asks.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Text {
     Graph(Arc<Graph>),
     Source(String),
+    /// A stage that was not gone through.
+    Later(Arc<dyn Fn() -> String + Send + Sync>),
+}
+
+impl Text {
+    pub(crate) fn later(text: impl Fn() -> String + Send + Sync + 'static) -> Text {
+        Text::Later(Arc::new(text))
+    }
+}
+
+impl std::fmt::Debug for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Text({self})")
+    }
 }
 
 impl std::fmt::Display for Text {
@@ -145,6 +159,7 @@ impl std::fmt::Display for Text {
         match self {
             Text::Graph(graph) => write!(f, "{graph}"),
             Text::Source(text) => f.write_str(text),
+            Text::Later(text) => f.write_str(&text()),
         }
     }
 }
@@ -357,8 +372,8 @@ fn connect_views(survivors: &[Survivor], state: &State, results: &[Ready]) {
 /// Puts the compiled backward on the tape of the results.
 fn attach(backward: &Arc<Backward>, inputs: &[GraphInput], state: &State, results: &[Ready]) -> Result<()> {
     let mut saved = Vec::with_capacity(backward.saved.len());
-    for (value, _) in &backward.saved {
-        saved.push(match value.what {
+    for (source, _) in &backward.saved {
+        saved.push(match *source {
             Source::Input(i) => match inputs[i] {
                 GraphInput::Number(hole) => SavedValue::Number(state.numbers[hole as usize]),
                 GraphInput::Variable(v) => {

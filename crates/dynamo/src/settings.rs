@@ -95,6 +95,8 @@ pub struct Settings {
     pub autotune_ms: usize,
     /// Keeps every stage's text for `explain()`.
     pub keep_text: bool,
+    /// Keeps what the passes make of graphs for other processes, beside the kernels.
+    pub graph_cache: bool,
 }
 
 impl Default for Settings {
@@ -113,6 +115,7 @@ impl Default for Settings {
             size_limit: 64,
             autotune_ms: 500,
             keep_text: true,
+            graph_cache: true,
         }
     }
 }
@@ -213,6 +216,11 @@ const OPTIONS: &[OptionInfo] = &[
     ),
     plain!(autotune_ms, COUNT, "how many milliseconds mode max-autotune may measure for each graph"),
     plain!(keep_text, FLAG, "keeps every stage's text for explain()"),
+    plain!(
+        graph_cache,
+        FLAG,
+        "keeps what the passes make of a graph for other processes, beside the kernels"
+    ),
 ];
 
 /// Every named option, with what it can be, what it is by default, and what it does.

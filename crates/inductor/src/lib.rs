@@ -3,7 +3,8 @@
 //! [`lower`] turns a graph of prims into a [`Plan`]: kernels as C text, library calls, and where everything
 //! lies in memory. In order:
 //!
-//! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back);
+//! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
+//!    `windows`: what is put into windows is set apart);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
 //!    expressions, `views`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
@@ -26,6 +27,7 @@
 
 mod assemble;
 mod c;
+pub mod codec;
 mod elements;
 mod fuse;
 pub mod index;
@@ -46,6 +48,7 @@ mod shared;
 mod table;
 mod views;
 mod why_not;
+mod windows;
 
 use kiln_ir::{Graph, Ty};
 
@@ -95,7 +98,7 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
     check(graph, options)?;
     let layouts = &options.input_layouts;
     let (graph, refused) = lists::take_apart(graph, layouts);
-    let (graph, elements) = elements::take_out(graph);
+    let (graph, elements) = elements::take_out(windows::set_apart(graph));
     let mut fusion = fuse::fuse(&graph, layouts, elements, options.tuning);
     fusion.why_not.extend(refused);
     let order = order::order(&fusion);

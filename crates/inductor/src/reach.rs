@@ -41,6 +41,7 @@ impl Reach {
                 }
             }
         }
+        debug_assert!(waiting.iter().all(|&count| count == 0), "units wait for each other");
         this
     }
 

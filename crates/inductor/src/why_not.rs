@@ -89,6 +89,12 @@ pub enum WhyNot {
         /// Element of the list.
         row: usize,
     },
+    /// What was said when the plan was made, which now comes from a cache.
+    #[error("{text}")]
+    Told {
+        /// In words.
+        text: String,
+    },
 }
 
 fn name(value: &Value) -> String {

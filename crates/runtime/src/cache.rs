@@ -225,6 +225,23 @@ impl KernelCache {
         }
     }
 
+    /// A plan that was kept under a key, if it is whole.
+    pub fn plan(&self, key: &str) -> Option<Vec<u8>> {
+        self.directory.as_ref().ok()?.read(&plan_name(key))
+    }
+
+    /// Keeps a plan beside the objects for other processes. One that can't be kept is only missed.
+    pub fn keep_plan(&self, key: &str, bytes: &[u8]) {
+        let Ok(directory) = &self.directory else { return };
+        let Ok(workshop) = Workshop::new(directory.path()) else { return };
+        let (draft, path) = (workshop.path.join("plan"), directory.path().join(plan_name(key)));
+        let sealed = [bytes, &directory::seal_of(bytes)].concat();
+        // Written apart and renamed, so that nobody reads half of it.
+        if fs::write(&draft, sealed).is_ok() && fs::rename(&draft, &path).is_ok() {
+            self.added(&[&path]);
+        }
+    }
+
     fn added(&self, files: &[&Path]) {
         if let Ok(directory) = &self.directory {
             directory.added(files);
@@ -344,6 +361,12 @@ impl KernelCache {
         // Once loaded, the code no longer needs its file.
         Library::open(&workshop.compile(compiler, source)?)
     }
+}
+
+/// The file of a plan: no compiler took part in it.
+fn plan_name(key: &str) -> String {
+    let key = Key(Sha256::digest(key.as_bytes()).into());
+    format!("{key}.plan")
 }
 
 /// The bytes that `KILN_CACHE_SIZE` allows.

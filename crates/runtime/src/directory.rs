@@ -86,6 +86,8 @@ pub struct Contents {
     pub texts: usize,
     /// What was measured.
     pub remarks: usize,
+    /// What the compiler made of graphs.
+    pub plans: usize,
     /// Folders of compilations that run, failed (with the text that failed) or were cut off.
     pub folders: usize,
     /// All bytes.
@@ -142,12 +144,17 @@ impl Directory {
 
     /// The object of this name, if it is there and whole; it counts as used now.
     pub fn find(&self, name: &str) -> Option<PathBuf> {
+        self.read(name)?;
+        Some(self.path.join(name))
+    }
+
+    /// The contents of a sealed file, without the seal, if it is there and whole; it counts as used now.
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.path.join(name);
-        if !is_whole(&fs::read(&path).ok()?) {
-            return None;
-        }
+        let mut bytes = fs::read(&path).ok().filter(|bytes| is_whole(bytes))?;
         touch(&path);
-        Some(path)
+        bytes.truncate(bytes.len() - TRAILER);
+        Some(bytes)
     }
 
     /// Counts what was just put into the directory, and makes room if that was too much.
@@ -186,15 +193,17 @@ impl Directory {
             contents.objects += entry.count("so");
             contents.texts += entry.count("c");
             contents.remarks += entry.count("txt");
+            contents.plans += entry.count("plan");
             contents.folders += usize::from(entry.is_folder);
         }
         contents
     }
 
-    /// Objects that would be rebuilt because they are not whole.
+    /// Objects and plans that would be made anew because they are not whole.
     pub fn damaged(&self) -> Vec<PathBuf> {
-        let objects = self.entries().into_iter().flat_map(|entry| entry.files);
-        let objects = objects.filter(|path| path.extension().is_some_and(|ending| ending == "so"));
+        let sealed =
+            |path: &PathBuf| path.extension().is_some_and(|ending| ending == "so" || ending == "plan");
+        let objects = self.entries().into_iter().flat_map(|entry| entry.files).filter(sealed);
         objects.filter(|path| fs::read(path).is_ok_and(|bytes| !is_whole(&bytes))).collect()
     }
 
@@ -222,7 +231,7 @@ impl Directory {
             };
             let is_key = stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
             let is_folder = data.is_dir() && stem.starts_with("kiln-") && ending.is_empty();
-            let is_file = data.is_file() && is_key && ["so", "c", "txt"].contains(&ending);
+            let is_file = data.is_file() && is_key && ["so", "c", "txt", "plan"].contains(&ending);
             if !is_folder && !is_file {
                 continue;
             }
@@ -286,9 +295,13 @@ fn touch(path: &Path) {
 
 /// Appends the checksum; loaders ignore what follows an object's own tables.
 pub(crate) fn seal(object: &Path) -> std::io::Result<()> {
-    let sum = Sha256::digest(fs::read(object)?);
-    let mut file = OpenOptions::new().append(true).open(object)?;
-    file.write_all(&[sum.as_slice(), MARK].concat())
+    let seal = seal_of(&fs::read(object)?);
+    OpenOptions::new().append(true).open(object)?.write_all(&seal)
+}
+
+/// What follows these bytes in a sealed file.
+pub(crate) fn seal_of(bytes: &[u8]) -> Vec<u8> {
+    [Sha256::digest(bytes).as_slice(), MARK].concat()
 }
 
 fn is_whole(bytes: &[u8]) -> bool {

@@ -1,0 +1,188 @@
+//! The graph cache: what the passes made of a graph, kept beside the kernels for the next process, which then goes
+//! from the captured graph straight to its kernels.
+//!
+//! A plan is found by everything it was made from: the functional graph with the user's lines (they are in its
+//! report), how the inputs lie, which gradients leave, the options, the machine's instructions and threads, and the
+//! very sources of the compiler. Modes that measure keep their own remarks and don't come here.
+
+use kiln_aot::{Report, Source};
+use kiln_inductor::Plan as Lowered;
+use kiln_inductor::codec::{Code as _, Reader, Writer};
+use kiln_ir::{Def, Graph, Loc, TensorTy};
+use kiln_runtime::KernelCache;
+
+use crate::segment::Code;
+
+/// What a program has to know of the graph it was made from.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Outline {
+    /// The results.
+    pub(crate) outputs: Vec<TensorTy>,
+    /// Which inputs it changes.
+    pub(crate) writes: Vec<bool>,
+}
+
+impl Outline {
+    pub(crate) fn of(graph: &Graph) -> Result<Outline, String> {
+        let tensor = |&value| graph.ty(value).as_tensor().cloned();
+        let outputs: Option<Vec<TensorTy>> = graph.outputs.iter().map(tensor).collect();
+        let mut writes = vec![false; graph.inputs.len()];
+        for write in &graph.writes {
+            if let Def::Input(number) = graph.def(write.target) {
+                writes[number as usize] = true;
+            }
+        }
+        Ok(Outline { outputs: outputs.ok_or("an output that is not a tensor")?, writes })
+    }
+}
+
+/// A graph as it was lowered.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Planned {
+    pub(crate) outline: Outline,
+    pub(crate) plan: Lowered,
+}
+
+/// What a part of a backward takes and gives, beside its plan.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct PartFacts {
+    /// Where its first inputs come from, and the user's lines that they are read for.
+    pub(crate) saved: Vec<(Source, Loc)>,
+    /// As in `kiln_aot::Part`.
+    pub(crate) grads: Vec<Option<usize>>,
+    /// The graph, where gradients may arrive for some results only.
+    pub(crate) partial: Option<Graph>,
+}
+
+/// What the passes made of a captured graph, ready to run.
+pub(crate) struct Made {
+    /// The graph, or its forward.
+    pub(crate) code: Code,
+    /// How many of its results are the program's own.
+    pub(crate) forward_outputs: usize,
+    /// The parts of its backward.
+    pub(crate) parts: Vec<(PartFacts, Code)>,
+    /// What the backward keeps.
+    pub(crate) report: Report,
+}
+
+/// The same as data: plans instead of programs.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Entry {
+    pub(crate) forward: Planned,
+    pub(crate) forward_outputs: usize,
+    pub(crate) parts: Vec<(PartFacts, Planned)>,
+    pub(crate) report: Report,
+}
+
+/// What an entry is found by.
+pub(crate) struct Key<'a> {
+    text: String,
+    /// The graph whose lines plans tell.
+    graph: &'a Graph,
+}
+
+impl<'a> Key<'a> {
+    /// The key of a functional graph; `facts` are what else its plan depends on.
+    pub(crate) fn new(graph: &'a Graph, facts: &[&dyn std::fmt::Debug]) -> Key<'a> {
+        let mut text = format!("kiln plan {}\n", env!("KILN_FINGERPRINT"));
+        facts.iter().for_each(|fact| text += &format!("{fact:?}\n"));
+        text += &graph.to_string();
+        Key { text, graph }
+    }
+
+    fn lines(&self) -> Vec<Loc> {
+        let mut lines: Vec<Loc> = self.graph.nodes.iter().map(|node| node.loc).collect();
+        lines.dedup();
+        lines
+    }
+
+    /// The entry, if another process (or an earlier call) kept one.
+    pub(crate) fn find(&self) -> Option<Entry> {
+        let (bytes, lines) = (KernelCache::global().plan(&self.text)?, self.lines());
+        let mut reader = Reader::new(&bytes, &lines);
+        let entry = take(&mut reader)?;
+        reader.is_done().then_some(entry)
+    }
+
+    /// Keeps what was made, given the plan of each of its graphs; without all of them there is nothing to keep.
+    pub(crate) fn keep(&self, made: &Made, plans: &[Planned]) {
+        let Some((forward, parts)) = plans.split_first().filter(|(_, parts)| parts.len() == made.parts.len())
+        else {
+            return;
+        };
+        let facts = made.parts.iter().map(|(facts, _)| facts.clone());
+        let entry = Entry {
+            forward: forward.clone(),
+            forward_outputs: made.forward_outputs,
+            parts: facts.zip(parts.iter().cloned()).collect(),
+            report: made.report,
+        };
+        let lines = self.lines();
+        let mut writer = Writer::new(&lines);
+        put(&entry, &mut writer);
+        KernelCache::global().keep_plan(&self.text, &writer.into_bytes());
+    }
+}
+
+fn put(entry: &Entry, to: &mut Writer<'_>) {
+    let planned = |planned: &Planned, to: &mut Writer<'_>| {
+        planned.outline.outputs.put(to);
+        planned.outline.writes.put(to);
+        planned.plan.put(to);
+    };
+    planned(&entry.forward, to);
+    entry.forward_outputs.put(to);
+    let Report { bytes_saved, bytes_recomputed, nodes_recomputed } = entry.report;
+    [bytes_saved, bytes_recomputed, nodes_recomputed, entry.parts.len()].iter().for_each(|n| n.put(to));
+    for (facts, part) in &entry.parts {
+        let saved: Vec<((usize, usize), Loc)> =
+            facts.saved.iter().map(|(source, loc)| (numbers(*source), *loc)).collect();
+        saved.put(to);
+        facts.grads.put(to);
+        facts.partial.as_ref().map(Graph::to_string).put(to);
+        planned(part, to);
+    }
+}
+
+fn take(from: &mut Reader<'_>) -> Option<Entry> {
+    let planned = |from: &mut Reader<'_>| -> Option<Planned> {
+        let outline = Outline { outputs: Vec::take(from)?, writes: Vec::take(from)? };
+        Some(Planned { outline, plan: Lowered::take(from)? })
+    };
+    let forward = planned(from)?;
+    let mut number = || usize::take(from);
+    let forward_outputs = number()?;
+    let report = Report { bytes_saved: number()?, bytes_recomputed: number()?, nodes_recomputed: number()? };
+    let count = number()?;
+    let mut parts = Vec::new();
+    for _ in 0..count {
+        let saved = Vec::<((usize, usize), Loc)>::take(from)?;
+        let saved = saved.into_iter().map(|(numbers, loc)| Some((source(numbers)?, loc)));
+        let saved = saved.collect::<Option<_>>()?;
+        let grads = Vec::take(from)?;
+        let partial = match kiln_inductor::codec::Code::take(from)? {
+            Some::<String>(text) => Some(text.parse().ok()?),
+            None => None,
+        };
+        parts.push((PartFacts { saved, grads, partial }, planned(from)?));
+    }
+    Some(Entry { forward, forward_outputs, parts, report })
+}
+
+fn numbers(source: Source) -> (usize, usize) {
+    match source {
+        Source::Input(i) => (0, i),
+        Source::Output(i) => (1, i),
+        Source::Fresh(i) => (2, i),
+    }
+}
+
+fn source((kind, i): (usize, usize)) -> Option<Source> {
+    match kind {
+        0 => Some(Source::Input(i)),
+        1 => Some(Source::Output(i)),
+        2 => Some(Source::Fresh(i)),
+        _ => None,
+    }
+}

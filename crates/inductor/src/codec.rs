@@ -1,0 +1,413 @@
+//! Plans as bytes, for a cache: what [`Plan::to_bytes`] writes, [`Plan::from_bytes`] reads back.
+//!
+//! The bytes are for the build that wrote them: nothing in them says which version they are, whoever keeps them
+//! does. Reading never trusts them, all the same: bytes that are no plan are no plan.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use kiln_ir::math::c::CIsa;
+use kiln_ir::math::{Function, Width};
+use kiln_ir::{DType, Device, Loc, Op, Scalar, ScalarKind, TensorTy};
+
+use crate::plan::{
+    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan,
+    ScalarOp, ScalarRef, Step, ViewRef,
+};
+use crate::report::{Report, StepReport};
+use crate::why_not::WhyNot;
+
+/// Where things are written.
+pub struct Writer<'a> {
+    bytes: Vec<u8>,
+    /// The lines that a reader will have, too.
+    lines: &'a [Loc],
+}
+
+/// Where things are read.
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    lines: &'a [Loc],
+}
+
+impl<'a> Writer<'a> {
+    /// An empty one. Lines of the program are written as places in `lines`.
+    pub fn new(lines: &'a [Loc]) -> Writer<'a> {
+        Writer { bytes: Vec::new(), lines }
+    }
+
+    /// What was written.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+impl<'a> Reader<'a> {
+    /// Reads what was written with as many lines.
+    pub fn new(bytes: &'a [u8], lines: &'a [Loc]) -> Reader<'a> {
+        Reader { bytes, lines }
+    }
+
+    /// Whether everything was read.
+    pub fn is_done(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.bytes.split_at_checked(count)?;
+        self.bytes = rest;
+        Some(taken)
+    }
+}
+
+/// What can be written and read back. `None`: the bytes are something else.
+pub trait Code: Sized {
+    /// Writes it.
+    fn put(&self, to: &mut Writer<'_>);
+    /// Reads it.
+    fn take(from: &mut Reader<'_>) -> Option<Self>;
+}
+
+/// Whole numbers: seven bits a byte, the small ones in one.
+impl Code for u64 {
+    fn put(&self, to: &mut Writer<'_>) {
+        let mut rest = *self;
+        while rest >= 128 {
+            to.bytes.push(rest as u8 | 128);
+            rest >>= 7;
+        }
+        to.bytes.push(rest as u8);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = from.bytes(1)?[0];
+            number |= u64::from(byte & 127) << shift;
+            if byte < 128 {
+                return Some(number);
+            }
+        }
+        None
+    }
+}
+
+impl Code for i64 {
+    fn put(&self, to: &mut Writer<'_>) {
+        // The sign last, so that small numbers of either sign are short.
+        ((*self as u64) << 1 ^ (*self >> 63) as u64).put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<i64> {
+        let bits = u64::take(from)?;
+        Some((bits >> 1) as i64 ^ -((bits & 1) as i64))
+    }
+}
+
+macro_rules! whole_numbers {
+    ($($ty:ty as $wide:ty),*) => { $(
+        impl Code for $ty {
+            fn put(&self, to: &mut Writer<'_>) {
+                (*self as $wide).put(to);
+            }
+            fn take(from: &mut Reader<'_>) -> Option<$ty> {
+                <$wide>::take(from)?.try_into().ok()
+            }
+        }
+    )* };
+}
+whole_numbers! { usize as u64, u32 as u64, isize as i64 }
+
+impl Code for bool {
+    fn put(&self, to: &mut Writer<'_>) {
+        u64::from(*self).put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<bool> {
+        match u64::take(from)? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+}
+
+impl Code for f64 {
+    fn put(&self, to: &mut Writer<'_>) {
+        to.bytes.extend(self.to_bits().to_le_bytes());
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<f64> {
+        Some(f64::from_bits(u64::from_le_bytes(from.bytes(8)?.try_into().ok()?)))
+    }
+}
+
+impl Code for String {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.len().put(to);
+        to.bytes.extend(self.as_bytes());
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<String> {
+        let length = usize::take(from)?;
+        String::from_utf8(from.bytes(length)?.to_vec()).ok()
+    }
+}
+
+fn put_all<'a, T: Code + 'a>(items: impl ExactSizeIterator<Item = &'a T>, to: &mut Writer<'_>) {
+    items.len().put(to);
+    items.for_each(|item| item.put(to));
+}
+
+fn take_all<T: Code, C: FromIterator<T>>(from: &mut Reader<'_>) -> Option<C> {
+    let length = usize::take(from)?;
+    // Everything takes a byte at least, so a length beyond the bytes is none.
+    (length <= from.bytes.len()).then(|| (0..length).map(|_| T::take(from)).collect()).flatten()
+}
+
+impl<T: Code> Code for Vec<T> {
+    fn put(&self, to: &mut Writer<'_>) {
+        put_all(self.iter(), to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Vec<T>> {
+        take_all(from)
+    }
+}
+
+impl<T: Code, const N: usize> Code for SmallVec<[T; N]>
+where
+    [T; N]: smallvec::Array<Item = T>,
+{
+    fn put(&self, to: &mut Writer<'_>) {
+        put_all(self.iter(), to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<SmallVec<[T; N]>> {
+        take_all(from)
+    }
+}
+
+impl Code for kiln_ir::Shape {
+    fn put(&self, to: &mut Writer<'_>) {
+        put_all(self.iter(), to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<kiln_ir::Shape> {
+        take_all(from)
+    }
+}
+
+impl<T: Code> Code for Option<T> {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.is_some().put(to);
+        self.iter().for_each(|item| item.put(to));
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Option<T>> {
+        match bool::take(from)? {
+            true => T::take(from).map(Some),
+            false => Some(None),
+        }
+    }
+}
+
+impl<A: Code, B: Code> Code for (A, B) {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.0.put(to);
+        self.1.put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<(A, B)> {
+        Some((A::take(from)?, B::take(from)?))
+    }
+}
+
+/// A line that is not among the reader's is not known there.
+impl Code for Loc {
+    fn put(&self, to: &mut Writer<'_>) {
+        to.lines.iter().position(|line| line == self).put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Loc> {
+        match <Option<usize> as Code>::take(from)? {
+            Some(place) => from.lines.get(place).copied(),
+            None => Some(Loc::UNKNOWN),
+        }
+    }
+}
+
+/// By its text form.
+impl Code for Op {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.name().to_string().put(to);
+        let attributes = self.attributes();
+        put_all(attributes.iter().map(|(_, value)| value), to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Op> {
+        let (name, values) = (String::take(from)?, Vec::<String>::take(from)?);
+        let mut values = values.into_iter();
+        // Attributes are asked for in the order in which they are told.
+        Op::parse(&name, &mut |_| values.next())
+    }
+}
+
+/// Values that a list names all of, by their place there.
+macro_rules! listed {
+    ($($ty:ty: $all:expr;)*) => { $(
+        impl Code for $ty {
+            fn put(&self, to: &mut Writer<'_>) {
+                $all.iter().position(|value| value == self).unwrap_or(usize::MAX).put(to);
+            }
+            fn take(from: &mut Reader<'_>) -> Option<$ty> {
+                $all.get(usize::take(from)?).copied()
+            }
+        }
+    )* };
+}
+listed! {
+    DType: DType::ALL;
+    Function: Function::ALL;
+    Width: [Width::F32, Width::F64];
+    ScalarKind: [ScalarKind::Bool, ScalarKind::Int, ScalarKind::Float];
+    CIsa: [CIsa::Avx512, CIsa::Avx2, CIsa::Plain];
+    Distribution: [Distribution::Uniform, Distribution::Normal];
+    Device: [Device::Cpu];
+}
+
+/// Structs, field by field.
+macro_rules! structs {
+    ($($ty:ident { $($field:tt),* })*) => { $(
+        impl Code for $ty {
+            fn put(&self, to: &mut Writer<'_>) {
+                $(self.$field.put(to);)*
+            }
+            fn take(from: &mut Reader<'_>) -> Option<$ty> {
+                Some($ty { $($field: Code::take(from)?),* })
+            }
+        }
+    )* };
+}
+structs! {
+    BufferId { 0 }
+    BufferTy { dtype, shape, strides, bytes }
+    BufferRef { buffer, offset }
+    MatrixRef { at, row, column }
+    ViewRef { at, shape, strides }
+    ScalarOp { op, args, kind }
+    KernelSource { name, lanes, code, functions, needs_libm, ops, loops }
+    StepReport { name, ops, bytes_read, bytes_written }
+    Report { steps, why_not }
+    TensorTy { dtype, device, shape }
+    Plan { kernels, buffers, scalars, steps, arena_bytes, outputs, isa, report }
+}
+
+/// Enums: the variant's number, then its fields.
+macro_rules! enums {
+    ($($ty:ident { $($number:literal $variant:ident { $($field:tt: $name:ident),* })* })*) => { $(
+        impl Code for $ty {
+            fn put(&self, to: &mut Writer<'_>) {
+                match self {
+                    $($ty::$variant { $($field: $name),* } => {
+                        u64::from($number as u8).put(to);
+                        $($name.put(to);)*
+                    })*
+                }
+            }
+            fn take(from: &mut Reader<'_>) -> Option<$ty> {
+                match u64::take(from)? {
+                    $($number => Some($ty::$variant { $($field: Code::take(from)?),* }),)*
+                    _ => None,
+                }
+            }
+        }
+    )* };
+}
+enums! {
+    Scalar {
+        0 Bool { 0: x }
+        1 Int { 0: x }
+        2 Float { 0: x }
+    }
+    ScalarRef {
+        0 Input { 0: i }
+        1 Constant { 0: x }
+        2 Computed { 0: i }
+    }
+    Place {
+        0 Input { 0: i }
+        1 Output { 0: i }
+        2 Arena { offset: offset }
+        3 BeforeOutput { output: output, offset: offset }
+    }
+    Step {
+        0 Kernel {
+            kernel: kernel, bufs: bufs, ints: ints, scalars: scalars, items: items, grain: grain,
+            scratch_bytes: scratch_bytes, checks: checks
+        }
+        1 Gemm {
+            m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, accumulate: accumulate, dtype: dtype
+        }
+        2 Random { distribution: distribution, buffer: buffer, seed: seed, offset: offset }
+        3 Copy { src: src, dst: dst }
+        4 Fallback { op: op, args: args, outs: outs, loc: loc }
+    }
+}
+
+impl Code for CheckText {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.op.to_string().put(to);
+        self.size.put(to);
+        self.loc.put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<CheckText> {
+        let name = String::take(from)?;
+        let op = Op::ROWS.iter().map(|row| row.name).find(|op| *op == name)?;
+        Some(CheckText { op, size: Code::take(from)?, loc: Code::take(from)? })
+    }
+}
+
+/// As text: nobody looks into it again.
+impl Code for WhyNot {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.to_string().put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<WhyNot> {
+        String::take(from).map(|text| WhyNot::Told { text })
+    }
+}
+
+/// Types are shared by neighbours: each is written where it is another than the one before.
+impl Code for Vec<BufferPlan> {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.len().put(to);
+        let mut before: Option<&Arc<BufferTy>> = None;
+        for buffer in self {
+            buffer.place.put(to);
+            let again = before.is_some_and(|ty| Arc::ptr_eq(ty, &buffer.ty));
+            again.put(to);
+            if !again {
+                buffer.ty.put(to);
+            }
+            before = Some(&buffer.ty);
+        }
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Vec<BufferPlan>> {
+        let length = usize::take(from)?;
+        let mut buffers: Vec<BufferPlan> = Vec::new();
+        for _ in 0..length {
+            let place = Place::take(from)?;
+            let ty = match bool::take(from)? {
+                true => buffers.last()?.ty.clone(),
+                false => Arc::new(BufferTy::take(from)?),
+            };
+            buffers.push(BufferPlan { place, ty });
+        }
+        Some(buffers)
+    }
+}
