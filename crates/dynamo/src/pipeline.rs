@@ -17,7 +17,7 @@ use crate::analysis::{self, Analysis};
 use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
-use crate::kernels;
+use crate::kernels::{self, Loading};
 use crate::logs::{self, Log};
 use crate::options::Mode;
 use crate::region::Site;
@@ -196,15 +196,25 @@ impl Stages {
             threads: threads::count(),
             tuning: options.settings.tuning(),
         };
-        let lower = |tuning: Tuning| {
+        let lower_without = |tuning: Tuning, refused: &[String]| {
             let lowering = Options { tuning, ..lowering.clone() };
-            kiln_inductor::lower(graph, &lowering).map_err(|error| format!("inductor: {error}"))
+            let lowered = kiln_inductor::lower_without(graph, &lowering, refused);
+            lowered.map_err(|error| format!("inductor: {error}"))
         };
+        let lower = |tuning: Tuning| lower_without(tuning, &[]);
         let mut lowered = self.timed("inductor", || lower(lowering.tuning))?;
-        self.describe(&lowered);
-        let (mut kernels, compiled) = self.timed("compile", || kernels::load(&lowered, build))?;
+        let loaded = self.timed("compile", || kernels::load(&lowered, build));
+        let refused = loaded.as_ref().map_or(&[][..], |loaded| &loaded.refused);
+        if !refused.is_empty() {
+            let names: Vec<String> = refused.iter().map(|(name, _)| name.clone()).collect();
+            lowered = self.timed("inductor", || lower_without(lowering.tuning, &names))?;
+        }
+        self.describe(&lowered, refused);
+        let Loading { compiled, refused } = loaded?;
+        let mut kernels = kernels::find(&lowered, build)?;
         self.info.compiled_kernels += compiled;
-        if options.mode == Mode::MaxAutotune {
+        // Forms are compared step by step, so all must be kernels.
+        if options.mode == Mode::MaxAutotune && refused.is_empty() {
             let tuned = self.timed("autotune", || {
                 Ok(autotune::tune(graph, &lowered, kernels, &options.settings, &lower))
             })?;
@@ -264,7 +274,8 @@ impl Stages {
         result
     }
 
-    fn describe(&mut self, lowered: &Lowered) {
+    /// Tells what a plan does; `refused` are the kernels that it does without, and why.
+    fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)]) {
         for kernel in &lowered.kernels {
             logs::write(Log::Loops, &kernel.name, &|| kernel.loops.clone());
             logs::write(Log::Code, &kernel.name, &|| kernel.source(lowered.isa));
@@ -280,6 +291,11 @@ impl Stages {
             match step {
                 Step::Kernel { .. } => info.kernels += 1,
                 Step::Fallback { op, loc, .. } => info.fallbacks.push(format!("{} at {loc}", op.name())),
+                Step::Eager { .. } => {
+                    let reason = refused.first().map_or("", |(_, reason)| reason);
+                    let reason = reason.lines().next().unwrap_or_default();
+                    info.fallbacks.push(format!("{}: {reason}", report::by_line(&report.ops)));
+                }
                 Step::Gemm { .. } | Step::Random { .. } | Step::Copy { .. } => info.library_calls += 1,
             }
             info.bytes_read += report.bytes_read;

@@ -172,10 +172,10 @@ fn gap(
                 best = Some((at, gap));
             }
         }
-        at = at.max(to.next_multiple_of(ALIGN));
         if to == limit {
             break;
         }
+        at = at.max(to.next_multiple_of(ALIGN));
     }
     best
 }
