@@ -152,10 +152,14 @@ fn steps(
     if !aligned || (same_text && level == settings.opt_level) {
         return Ok(None);
     }
-    let (kernels, compiled) = kernels::load(&other, Build { level, ..settings.build() })?;
-    tuned.compiled += compiled;
+    let build = Build { level, ..settings.build() };
+    let loading = kernels::load(&other, build)?;
+    if let Some((_, reason)) = loading.refused.into_iter().next() {
+        return Err(format!("compile: {reason}"));
+    }
+    tuned.compiled += loading.compiled;
     let first = tuned.kernels.len();
-    tuned.kernels.extend(kernels);
+    tuned.kernels.extend(kernels::find(&other, build)?);
     let mut steps = other.steps;
     for step in &mut steps {
         if let Step::Kernel { kernel, .. } = step {

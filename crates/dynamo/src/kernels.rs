@@ -1,19 +1,21 @@
 //! A plan's kernels, compiled and loaded, and the plan bound to them: a program that runs.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
-use kiln_ir::{Layout, Result, TensorTy};
+use kiln_ir::{Graph, Layout, Result, Scalar, ScalarKind, TensorTy, Ty, Value};
 use kiln_runtime::program::{self, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, gemm, threads, warn};
-use kiln_tensor::program::{Executable, HostStep, View};
+use kiln_tensor::Tensor;
+use kiln_tensor::program::{Executable, HostFunction, HostStep, View};
 
 use crate::counters::{self, Count};
 use crate::graph_cache::Outline;
+use crate::interpret::{self, GraphValue};
 use crate::options::Mode;
 use crate::segment::{Numbers, Program};
 use crate::settings::OptLevel;
@@ -51,10 +53,21 @@ pub(crate) fn forget() {
     loaded().lock().clear();
 }
 
-/// The plan's kernels, compiled where they are not there yet, and how many had to be compiled. Kernels are
-/// compiled together in a few sources of about equal length, at most one per core: most of a small
-/// kernel's compile time is the compiler's start.
-pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<(Vec<Kernel>, usize), String> {
+/// What came of loading a plan's kernels.
+pub(crate) struct Loading {
+    /// How many had to be compiled.
+    pub compiled: usize,
+    /// Names of kernels that the C compiler fails on, and what it says.
+    pub refused: Vec<(String, String)>,
+}
+
+/// Of the kernels that are tried alone, so many may fail in a row before the others are given up, too.
+const MOST_FAILURES: usize = 3;
+
+/// The plan's kernels, compiled where they are not there yet. Kernels are compiled together in a few sources of
+/// about equal length, at most one per core: most of a small kernel's compile time is the compiler's start. Where
+/// the compiler fails on a source, its kernels are tried one by one.
+pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
     let key = |kernel: &KernelSource| (kernel.name.clone(), build);
     let missing: Vec<&KernelSource> = {
         let loaded = loaded().lock();
@@ -79,29 +92,9 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<(Vec<Kernel>, usiz
         }
         shards.extend(parts.into_iter().map(|(_, kernels)| kernels));
     }
-    let sources: Vec<Source> = shards
-        .iter()
-        .map(|kernels| {
-            let mut flags = vec![build.level.flag(), "-fno-strict-aliasing"];
-            flags.extend(c::FLAGS.iter().chain(build.sanitize.flags()));
-            if kernels.iter().any(|k| k.needs_libm) {
-                flags.push("-lm");
-            }
-            Source { isa: build.isa, ..Source::new(KernelSource::shard(kernels, lowered.isa), &flags) }
-        })
-        .collect();
+    let sources: Vec<Source> = shards.iter().map(|kernels| source(kernels, lowered.isa, build)).collect();
     let mut compiled = 0;
-    for (kernels, outcome) in shards.iter().zip(KernelCache::global().load_many(&sources)) {
-        let library = match outcome {
-            Ok(library) => library,
-            Err(error) => {
-                let text = error.to_string();
-                warn::once("compile", || {
-                    format!("kernels can't be compiled, running eagerly instead: {text}")
-                });
-                return Err(format!("compile: {text}"));
-            }
-        };
+    let mut keep = |kernels: &[&KernelSource], library: kiln_runtime::Loaded| -> Result<(), String> {
         if matches!(library.origin, Origin::Compiler) {
             compiled += kernels.len();
         }
@@ -111,12 +104,65 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<(Vec<Kernel>, usiz
                 .ok_or_else(|| format!("compile: {} is not in its library", kernel.name))?;
             loaded.insert(key(kernel), found);
         }
+        Ok(())
+    };
+    let mut refused: Vec<(String, String)> = Vec::new();
+    for (kernels, outcome) in shards.iter().zip(KernelCache::global().load_many(&sources)) {
+        match outcome {
+            Ok(library) => keep(kernels, library)?,
+            // Without a compiler there is nothing to try.
+            Err(error) if error.is_for_all() => return Err(warn_once(&error.to_string())),
+            Err(error) if kernels.len() == 1 => refused.push((kernels[0].name.clone(), error.to_string())),
+            Err(_) => {
+                let (mut failures, mut last) = (0, String::new());
+                for kernel in kernels {
+                    if failures < MOST_FAILURES {
+                        match KernelCache::global().load(&source(&[*kernel], lowered.isa, build)) {
+                            Ok(library) => {
+                                failures = 0;
+                                keep(&[*kernel], library)?;
+                                continue;
+                            }
+                            Err(error) => last = error.to_string(),
+                        }
+                    }
+                    failures += 1;
+                    refused.push((kernel.name.clone(), last.clone()));
+                }
+            }
+        }
     }
-    let loaded = loaded().lock();
-    let kernels: Option<Vec<Kernel>> = lowered.kernels.iter().map(|k| loaded.get(&key(k)).cloned()).collect();
+    if let Some((_, reason)) = refused.first() {
+        let text = warn_once(reason);
+        if refused.len() == lowered.kernels.len() {
+            return Err(text);
+        }
+    }
     counters::add(Count::CacheMiss, compiled);
-    counters::add(Count::CacheHit, lowered.kernels.len() - compiled);
-    Ok((kernels.ok_or("compile: a kernel was lost")?, compiled))
+    counters::add(Count::CacheHit, lowered.kernels.len() - refused.len() - compiled);
+    Ok(Loading { compiled, refused })
+}
+
+/// A plan's kernels, which were [loaded](load) before.
+pub(crate) fn find(lowered: &Lowered, build: Build) -> Result<Vec<Kernel>, String> {
+    let loaded = loaded().lock();
+    let kernels = lowered.kernels.iter().map(|kernel| loaded.get(&(kernel.name.clone(), build)).cloned());
+    kernels.collect::<Option<_>>().ok_or_else(|| "compile: a kernel was lost".into())
+}
+
+fn warn_once(reason: &str) -> String {
+    warn::once("compile", || format!("kernels can't be compiled, running eagerly instead: {reason}"));
+    format!("compile: {reason}")
+}
+
+/// The source of these kernels and how it is built.
+fn source(kernels: &[&KernelSource], isa: CIsa, build: Build) -> Source {
+    let mut flags = vec![build.level.flag(), "-fno-strict-aliasing"];
+    flags.extend(c::FLAGS.iter().chain(build.sanitize.flags()));
+    if kernels.iter().any(|k| k.needs_libm) {
+        flags.push("-lm");
+    }
+    Source { isa: build.isa, ..Source::new(KernelSource::shard(kernels, isa), &flags) }
 }
 
 fn element(dtype: kiln_ir::DType) -> Element {
@@ -126,6 +172,25 @@ fn element(dtype: kiln_ir::DType) -> Element {
         kiln_ir::DType::F32 => Element::F32,
         _ => Element::I64,
     }
+}
+
+/// The ops of a graph, whose inputs are tensors first and then numbers, run one by one.
+fn one_by_one(graph: &Arc<Graph>) -> HostFunction {
+    let graph = graph.clone();
+    HostFunction(Arc::new(move |tensors, numbers| {
+        let kind = |value: &Value| match graph.ty(*value) {
+            Ty::Scalar(kind) => Some(*kind),
+            Ty::Tensor(_) | Ty::List(_) => None,
+        };
+        let numbers = graph.inputs.iter().filter_map(kind).zip(numbers).map(|(kind, &bits)| match kind {
+            ScalarKind::Float => Scalar::Float(f64::from_bits(bits)),
+            ScalarKind::Int => Scalar::Int(bits as i64),
+            ScalarKind::Bool => Scalar::Bool(bits != 0),
+        });
+        let tensors = tensors.into_iter().map(|ready| GraphValue::Tensor(Tensor::from_ready(ready)));
+        let inputs: Vec<GraphValue> = tensors.chain(numbers.map(GraphValue::Number)).collect();
+        interpret::graph(&graph, &inputs)?.iter().map(|result| result.ready().cloned()).collect()
+    }))
 }
 
 /// Turns a plan into a program: buffers to places, references to pointers and numbers.
@@ -158,6 +223,11 @@ pub(crate) fn bind(
         offset: m.at.offset as isize,
         row: m.row as isize,
         column: m.column as isize,
+    };
+    let operand = |v: &kiln_inductor::ViewRef| View {
+        buffer: v.at.buffer.index(),
+        ty: TensorTy::new(buffers[v.at.buffer.index()].ty.dtype, v.shape.clone()),
+        layout: Layout { shape: v.shape.clone(), strides: v.strides.clone(), offset: v.at.offset as usize },
     };
     for step in &lowered.steps {
         steps.push(match step {
@@ -203,17 +273,17 @@ pub(crate) fn bind(
             }
             Step::Fallback { op, args, outs, loc } => {
                 let out = view(*outs.first().ok_or("a fallback without a result")?);
-                let operand = |v: &kiln_inductor::ViewRef| View {
-                    buffer: v.at.buffer.index(),
-                    ty: TensorTy::new(buffers[v.at.buffer.index()].ty.dtype, v.shape.clone()),
-                    layout: Layout {
-                        shape: v.shape.clone(),
-                        strides: v.strides.clone(),
-                        offset: v.at.offset as usize,
-                    },
-                };
                 let args = args.iter().map(operand).collect();
                 host_steps.push(HostStep::Op { op: op.clone(), args, out, loc: *loc });
+                program::Step::Host(host_steps.len() - 1)
+            }
+            Step::Eager { graph, args, scalars, outs } => {
+                host_steps.push(HostStep::Call {
+                    function: one_by_one(graph),
+                    args: args.iter().map(operand).collect(),
+                    numbers: scalars.iter().map(|s| numbers.position(*s)).collect(),
+                    outs: outs.iter().map(|(result, out)| (*result, operand(out))).collect(),
+                });
                 program::Step::Host(host_steps.len() - 1)
             }
         });

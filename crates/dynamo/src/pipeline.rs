@@ -18,7 +18,7 @@ use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
 use crate::graph_cache::{Entry, Key, Made, Outline, PartFacts, Planned};
-use crate::kernels;
+use crate::kernels::{self, Loading};
 use crate::logs::{self, Log};
 use crate::options::Mode;
 use crate::region::Site;
@@ -271,15 +271,25 @@ impl Stages {
             threads: threads::count(),
             tuning: options.settings.tuning(),
         };
-        let lower = |tuning: Tuning| {
+        let lower_without = |tuning: Tuning, refused: &[String]| {
             let lowering = Options { tuning, ..lowering.clone() };
-            kiln_inductor::lower(graph, &lowering).map_err(|error| format!("inductor: {error}"))
+            let lowered = kiln_inductor::lower_without(graph, &lowering, refused);
+            lowered.map_err(|error| format!("inductor: {error}"))
         };
+        let lower = |tuning: Tuning| lower_without(tuning, &[]);
         let mut lowered = self.timed("inductor", || lower(lowering.tuning))?;
-        self.describe(&lowered);
-        let (mut kernels, compiled) = self.timed("compile", || kernels::load(&lowered, build))?;
+        let loaded = self.timed("compile", || kernels::load(&lowered, build));
+        let refused = loaded.as_ref().map_or(&[][..], |loaded| &loaded.refused);
+        if !refused.is_empty() {
+            let names: Vec<String> = refused.iter().map(|(name, _)| name.clone()).collect();
+            lowered = self.timed("inductor", || lower_without(lowering.tuning, &names))?;
+        }
+        self.describe(&lowered, refused);
+        let Loading { compiled, refused } = loaded?;
+        let mut kernels = kernels::find(&lowered, build)?;
         self.info.compiled_kernels += compiled;
-        if options.mode == Mode::MaxAutotune {
+        // Forms are compared step by step, so all must be kernels.
+        if options.mode == Mode::MaxAutotune && refused.is_empty() {
             let tuned = self
                 .timed("autotune", || autotune::tune(graph, &lowered, kernels, &options.settings, &lower));
             self.info.compiled_kernels += tuned.compiled;
@@ -288,7 +298,8 @@ impl Stages {
         }
         let outline = Outline::of(graph)?;
         let program = self.timed("bind", || kernels::bind(&outline, &lowered, &kernels, options.mode))?;
-        if self.keep_plans {
+        // A compiler that fails now may not fail in another process.
+        if self.keep_plans && refused.is_empty() {
             self.planned.push(Planned { outline, plan: lowered });
         }
         self.info.stages.push(("total", self.started.elapsed()));
@@ -304,13 +315,15 @@ impl Stages {
         let plans = entry.parts.iter().map(|(_, part)| part);
         let mut loaded = Vec::with_capacity(1 + entry.parts.len());
         for planned in [&entry.forward].into_iter().chain(plans) {
-            loaded.push(self.timed("compile", || kernels::load(&planned.plan, build)).ok()?);
+            let loading = self.timed("compile", || kernels::load(&planned.plan, build)).ok()?;
+            let kernels = kernels::find(&planned.plan, build).ok().filter(|_| loading.refused.is_empty())?;
+            loaded.push((kernels, loading.compiled));
         }
         let mut loaded = loaded.into_iter();
         let mut code = |planned: &Planned| {
             let (kernels, compiled) = loaded.next()?;
             self.info.compiled_kernels += compiled;
-            self.describe(&planned.plan);
+            self.describe(&planned.plan, &[]);
             let mode = site.options.mode;
             let bound = self.timed("bind", || kernels::bind(&planned.outline, &planned.plan, &kernels, mode));
             bound.ok().map(Code::Program)
@@ -395,7 +408,8 @@ impl Stages {
         result
     }
 
-    fn describe(&mut self, lowered: &Lowered) {
+    /// Tells what a plan does; `refused` are the kernels that it does without, and why.
+    fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)]) {
         for kernel in &lowered.kernels {
             logs::write(Log::Loops, &kernel.name, &|| kernel.loops.clone());
             logs::write(Log::Code, &kernel.name, &|| kernel.source(lowered.isa));
@@ -411,6 +425,11 @@ impl Stages {
             match step {
                 Step::Kernel { .. } => info.kernels += 1,
                 Step::Fallback { op, loc, .. } => info.fallbacks.push(format!("{} at {loc}", op.name())),
+                Step::Eager { .. } => {
+                    let reason = refused.first().map_or("", |(_, reason)| reason);
+                    let reason = reason.lines().next().unwrap_or_default();
+                    info.fallbacks.push(format!("{}: {reason}", report::by_line(&report.ops)));
+                }
                 Step::Gemm { .. } | Step::Random { .. } | Step::Copy { .. } => info.library_calls += 1,
             }
             info.bytes_read += report.bytes_read;

@@ -7,11 +7,12 @@ use kiln_ir::{DType, Def, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::c;
+use crate::eager::{Cone, Of};
 use crate::elements::Elements;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
-use crate::lower::Lowered;
+use crate::lower::{Lowered, LoweredRoot};
 use crate::memory::{Lifetime, Room, Spot, place};
 use crate::options::Options;
 use crate::order::{Order, reads_only_where_it_writes};
@@ -32,6 +33,8 @@ struct Assembler<'f, 'g> {
     fusion: &'f Fusion<'g>,
     order: &'f Order,
     options: &'f Options,
+    /// Names of kernels that there must not be.
+    refused: &'f [String],
     buffers: Vec<BufferPlan>,
     inputs: Vec<Option<BufferId>>,
     outputs: Vec<BufferId>,
@@ -69,12 +72,13 @@ impl<'a> Column<'a> {
     }
 }
 
-pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options) -> Plan {
+pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options, refused: &[String]) -> Plan {
     let graph = fusion.graph;
     let mut this = Assembler {
         fusion,
         order,
         options,
+        refused,
         buffers: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
@@ -248,62 +252,71 @@ impl<'f, 'g> Assembler<'f, 'g> {
         self.reports.push(StepReport { name: name.into(), ops, bytes_read, bytes_written });
     }
 
-    /// Stores of a group's roots.
-    fn add_stores(&mut self, kernel: &mut Kernel, slots: &mut Vec<BufferRef>, group: usize) -> usize {
+    /// Where a root of a kernel is stored: buffers, first elements, strides.
+    fn places(&mut self, root: &LoweredRoot) -> Vec<(BufferId, i64, Strides)> {
         let fusion = self.fusion;
-        let mut written = 0;
-        for root in &fusion.groups[group].lowered.roots {
-            let targets = fusion.targets.get(&root.value).cloned().unwrap_or_default();
-            let ty = self.tensor(root.value);
-            let dense = ty.shape.contiguous_strides();
-            let inlined = fusion.graph.producer(root.value).is_some_and(|n| crate::lower::is_inlined(&n.op));
-            let own = fusion.library_target(root.value);
-            let mut places: Vec<(BufferId, i64, Strides)> = Vec::new();
-            for (t, target) in targets.iter().enumerate() {
-                if !inlined && own == Some(t) && fusion.graph.producer(root.value).is_some() {
-                    continue; // written by the library step itself
+        let targets = fusion.targets.get(&root.value).cloned().unwrap_or_default();
+        let ty = self.tensor(root.value);
+        let dense = ty.shape.contiguous_strides();
+        let inlined = fusion.graph.producer(root.value).is_some_and(|n| crate::lower::is_inlined(&n.op));
+        let own = fusion.library_target(root.value);
+        let mut places: Vec<(BufferId, i64, Strides)> = Vec::new();
+        for (t, target) in targets.iter().enumerate() {
+            if !inlined && own == Some(t) && fusion.graph.producer(root.value).is_some() {
+                continue; // written by the library step itself
+            }
+            match target {
+                Target::Home => {
+                    if !fusion.is_dropped(root.value, &self.read) {
+                        places.push((self.home(root.value), 0, dense.clone()));
+                    }
                 }
-                match target {
-                    Target::Home => {
-                        if !fusion.is_dropped(root.value, &self.read) {
-                            places.push((self.home(root.value), 0, dense.clone()));
-                        }
+                Target::Output(k) => places.push((self.outputs[*k], 0, dense.clone())),
+                Target::Part { of, offset, strides } => {
+                    places.push((self.home(*of), *offset, strides.clone()))
+                }
+                Target::Write(w) => match (self.direct(*w), self.input_of(*w)) {
+                    (Some(id), _) => {
+                        places.push((id, 0, fusion.write_strides(*w, root.value)));
                     }
-                    Target::Output(k) => places.push((self.outputs[*k], 0, dense.clone())),
-                    Target::Part { of, offset, strides } => {
-                        places.push((self.home(*of), *offset, strides.clone()))
-                    }
-                    Target::Write(w) => match (self.direct(*w), self.input_of(*w)) {
-                        (Some(id), _) => {
-                            places.push((id, 0, fusion.write_strides(*w, root.value)));
-                        }
-                        (None, Some(id)) => {
-                            let temporary = match fusion.graph.def(root.value) {
-                                Def::Input(_) => {
-                                    let shape = self.buffers[id.index()].ty.shape.clone();
-                                    self.arena(&TensorTy::new(ty.dtype, shape))
-                                }
-                                Def::Node { .. } => self.home(root.value),
-                            };
-                            if inlined || matches!(fusion.graph.def(root.value), Def::Input(_)) {
-                                places.push((temporary, 0, dense.clone()));
+                    (None, Some(id)) => {
+                        let temporary = match fusion.graph.def(root.value) {
+                            Def::Input(_) => {
+                                let shape = self.buffers[id.index()].ty.shape.clone();
+                                self.arena(&TensorTy::new(ty.dtype, shape))
                             }
-                            self.copies.push((temporary, id));
+                            Def::Node { .. } => self.home(root.value),
+                        };
+                        if inlined || matches!(fusion.graph.def(root.value), Def::Input(_)) {
+                            places.push((temporary, 0, dense.clone()));
                         }
-                        (None, None) => {}
-                    },
-                }
+                        self.copies.push((temporary, id));
+                    }
+                    (None, None) => {}
+                },
             }
-            // A stored value that others read must be in its home, wherever that is.
-            if inlined && self.read.contains(&root.value) && fusion.stored.contains(&root.value) {
-                places.push((self.home(root.value), 0, dense.clone()));
-            }
-            let mut done: Vec<(BufferId, i64)> = Vec::new();
-            for (buffer, offset, strides) in places {
-                if done.contains(&(buffer, offset)) {
-                    continue;
-                }
-                done.push((buffer, offset));
+        }
+        // A stored value that others read must be in its home, wherever that is.
+        if inlined && self.read.contains(&root.value) && fusion.stored.contains(&root.value) {
+            places.push((self.home(root.value), 0, dense));
+        }
+        let mut done = FxHashSet::default();
+        places.retain(|(buffer, offset, _)| done.insert((*buffer, *offset)));
+        places
+    }
+
+    /// Stores of a group's roots. By root, where they go.
+    fn add_stores(
+        &mut self,
+        kernel: &mut Kernel,
+        slots: &mut Vec<BufferRef>,
+        group: usize,
+    ) -> (usize, Vec<(usize, ViewRef)>) {
+        let fusion = self.fusion;
+        let (mut written, mut views) = (0, Vec::new());
+        for (r, root) in fusion.groups[group].lowered.roots.iter().enumerate() {
+            let shape = self.tensor(root.value).shape;
+            for (buffer, offset, strides) in self.places(root) {
                 let mut index = Index::default();
                 for (i, &stride) in root.index.iter().zip(&strides) {
                     index.add_scaled(i, stride as i64);
@@ -315,14 +328,16 @@ impl<'f, 'g> Assembler<'f, 'g> {
                     kernel.exprs.push(crate::loops::Expr { dtype: dtype.computing(), kind });
                     value = kernel.exprs.len() - 1;
                 }
+                written += shape.numel() * dtype.size();
+                let at = BufferRef { buffer, offset };
+                views.push((r, ViewRef { at, shape: shape.clone(), strides }));
                 let offset = offset + std::mem::take(&mut index.constant);
                 slots.push(BufferRef { buffer, offset });
                 kernel.buffers.push(dtype);
                 kernel.stores.push(Store { buffer: slots.len() - 1, index, value });
-                written += ty.shape.numel() * dtype.size();
             }
         }
-        written
+        (written, views)
     }
 
     fn kernel(&mut self, g: usize) {
@@ -353,7 +368,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 }
             }
         }
-        let bytes_written = self.add_stores(&mut kernel, &mut slots, g);
+        let (bytes_written, outs) = self.add_stores(&mut kernel, &mut slots, g);
         if kernel.stores.is_empty() {
             return;
         }
@@ -361,24 +376,33 @@ impl<'f, 'g> Assembler<'f, 'g> {
             // Filling memory is no faster together, and a kernel for each number of places would be compiled.
             let stores = std::mem::take(&mut kernel.stores);
             let bytes = bytes_written / stores.len();
-            for store in stores {
+            for (store, out) in stores.into_iter().zip(outs) {
                 let alone = Kernel { stores: vec![store], ..kernel.clone() };
-                self.launch(lowered, alone, slots.clone(), (0, bytes));
+                self.launch(lowered, alone, slots.clone(), vec![out], (0, bytes));
             }
             return;
         }
-        self.launch(lowered, kernel, slots, (bytes_read, bytes_written));
+        self.launch(lowered, kernel, slots, outs, (bytes_read, bytes_written));
     }
 
-    /// The steps of a kernel whose buffers are `slots`.
+    /// The steps of a kernel whose buffers are `slots`; its results go to `outs`.
     fn launch(
         &mut self,
         lowered: &Lowered,
         kernel: Kernel,
         mut slots: Vec<BufferRef>,
+        outs: Vec<(usize, ViewRef)>,
         (bytes_read, bytes_written): (usize, usize),
     ) {
         let (parts, partial) = finish(kernel);
+        let emitted: Vec<c::Emitted> = parts.iter().map(|part| c::emit(&part.kernel, self.options)).collect();
+        if emitted.iter().any(|emitted| self.is_refused(emitted)) {
+            let roots: Vec<Value> = lowered.roots.iter().map(|root| root.value).collect();
+            let ops = self.ops(&lowered.nodes);
+            if self.eager(&roots, Of::Kernel, outs, ops, (bytes_read, bytes_written)) {
+                return;
+            }
+        }
         for (dtype, count) in partial {
             let buffer = self.arena(&TensorTy::new(dtype, [count as usize]));
             slots.push(BufferRef { buffer, offset: 0 });
@@ -387,8 +411,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         if last == 0 {
             self.find_in_place(lowered);
         }
-        for (p, part) in parts.into_iter().enumerate() {
-            let emitted = c::emit(&part.kernel, self.options);
+        for (p, (part, emitted)) in parts.into_iter().zip(emitted).enumerate() {
             let ops = self.ops(&lowered.nodes);
             let kernel = self.source(&part.kernel, &emitted, &ops);
             let step = Step::Kernel {
@@ -472,6 +495,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
             let (columns, scalars) = kernel.prune();
             let emitted = c::emit(&kernel, self.options);
             let ops = self.ops(&lowered.nodes);
+            if self.is_refused(&emitted) && self.eager_rows(t, &lowered, &ops) {
+                continue;
+            }
             let number = self.source(&kernel, &emitted, &ops);
             let mut ints = emitted.ints;
             let first_chunk = ints.len();
@@ -521,6 +547,69 @@ impl<'f, 'g> Assembler<'f, 'g> {
             let name = self.kernels[number].name.clone();
             self.step(step, &name, ops, bytes_read, bytes_written);
         }
+    }
+
+    fn is_refused(&self, emitted: &c::Emitted) -> bool {
+        !self.refused.is_empty() && self.refused.contains(&name_of(&emitted.code))
+    }
+
+    /// A step that runs the ops behind these roots one by one. False if there is no such step.
+    fn eager(
+        &mut self,
+        roots: &[Value],
+        of: Of,
+        outs: Vec<(usize, ViewRef)>,
+        ops: Vec<String>,
+        (read, written): (usize, usize),
+    ) -> bool {
+        let Ok(cone) = Cone::new(self.fusion, roots, of) else { return false };
+        let args = cone.tensors.iter().map(|&value| self.operand(value, of)).collect();
+        let scalars = cone.numbers.iter().map(|&number| self.scalar(number)).collect();
+        self.step(Step::Eager { graph: cone.graph, args, scalars, outs }, "eager", ops, read, written);
+        true
+    }
+
+    /// What a kernel, or a table, loads.
+    fn operand(&mut self, value: Value, of: Of) -> ViewRef {
+        let shape = self.tensor(value).shape;
+        let (at, strides) = match (of, self.fusion.graph.def(value)) {
+            (_, Def::Input(number)) => {
+                let at = BufferRef { buffer: self.home(value), offset: 0 };
+                (at, self.fusion.layouts[number as usize].strides.clone())
+            }
+            (Of::Kernel, _) => {
+                (BufferRef { buffer: self.home(value), offset: 0 }, shape.contiguous_strides())
+            }
+            (Of::Row(_), _) => (self.packed(value), self.fusion.element(value).strides),
+        };
+        ViewRef { at, shape, strides }
+    }
+
+    /// Steps that run a table's ops one by one, row after row. False if there are no such steps.
+    fn eager_rows(&mut self, t: usize, lowered: &TableKernel, ops: &[String]) -> bool {
+        let fusion = self.fusion;
+        let roots = &fusion.tables[t].roots;
+        let row_is_possible = |&row: &usize| Cone::new(fusion, roots, Of::Row(row)).is_ok();
+        if !lowered.rows.iter().all(row_is_possible) {
+            return false;
+        }
+        for &row in &lowered.rows {
+            let mut outs = Vec::new();
+            for (r, &list) in roots.iter().enumerate() {
+                let buffer = self.row(list, fusion.elements.rows(list), row);
+                let there = self.buffers[buffer.index()].ty.clone();
+                let items = fusion.graph.ty(list).as_list();
+                let shape =
+                    items.and_then(|items| items.get(row)).map(|ty| ty.shape.clone()).unwrap_or_default();
+                // Behind a reshape: only dense targets get there.
+                let strides =
+                    if there.shape == shape { there.strides.clone() } else { shape.contiguous_strides() };
+                outs.push((r, ViewRef { at: BufferRef { buffer, offset: 0 }, shape, strides }));
+            }
+            let bytes: usize = outs.iter().map(|(_, out)| self.buffers[out.at.buffer.index()].ty.bytes).sum();
+            self.eager(roots, Of::Row(row), outs, ops.to_vec(), (bytes, bytes));
+        }
+        true
     }
 
     /// Where a table reads an element of a packed list.
@@ -632,6 +721,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 Step::Fallback { args, outs, .. } => {
                     args.iter().for_each(|a| touch(a.at.buffer));
                     outs.iter().for_each(|b| touch(*b));
+                }
+                Step::Eager { args, outs, .. } => {
+                    args.iter().chain(outs.iter().map(|(_, out)| out)).for_each(|v| touch(v.at.buffer));
                 }
             }
         }

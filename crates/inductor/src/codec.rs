@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use kiln_ir::math::c::CIsa;
 use kiln_ir::math::{Function, Width};
-use kiln_ir::{DType, Device, Loc, Op, Scalar, ScalarKind, TensorTy};
+use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
 
 use crate::plan::{
     BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan,
@@ -254,6 +254,17 @@ impl Code for Op {
     }
 }
 
+/// By its text form, without lines.
+impl Code for Arc<Graph> {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.to_string().put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Arc<Graph>> {
+        String::take(from)?.parse().ok().map(Arc::new)
+    }
+}
+
 /// Values that a list names all of, by their place there.
 macro_rules! listed {
     ($($ty:ty: $all:expr;)*) => { $(
@@ -353,6 +364,7 @@ enums! {
         2 Random { distribution: distribution, buffer: buffer, seed: seed, offset: offset }
         3 Copy { src: src, dst: dst }
         4 Fallback { op: op, args: args, outs: outs, loc: loc }
+        5 Eager { graph: graph, args: args, scalars: scalars, outs: outs }
     }
 }
 

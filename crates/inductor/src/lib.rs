@@ -8,7 +8,8 @@
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
 //!    expressions, `views`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
-//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `memory`, `scalars`.
+//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `memory`, `scalars`; `eager`: ops of
+//!    kernels that no compiler wants.
 //!
 //! Nothing here knows how text is built or launched.
 //!
@@ -28,6 +29,7 @@
 mod assemble;
 mod c;
 pub mod codec;
+mod eager;
 mod elements;
 mod fuse;
 pub mod index;
@@ -95,14 +97,20 @@ pub enum LowerError {
 
 /// Lowers a graph of prims.
 pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
+    lower_without(graph, options, &[])
+}
+
+/// Lowers a graph of prims; instead of the kernels with these names there are steps that run their ops one by
+/// one ([`Step::Eager`]).
+pub fn lower_without(graph: &Graph, options: &Options, refused: &[String]) -> Result<Plan, LowerError> {
     check(graph, options)?;
     let layouts = &options.input_layouts;
-    let (graph, refused) = lists::take_apart(graph, layouts);
+    let (graph, apart) = lists::take_apart(graph, layouts);
     let (graph, elements) = elements::take_out(windows::set_apart(graph));
     let mut fusion = fuse::fuse(&graph, layouts, elements, options.tuning);
-    fusion.why_not.extend(refused);
+    fusion.why_not.extend(apart);
     let order = order::order(&fusion);
-    Ok(assemble::assemble(&fusion, &order, options))
+    Ok(assemble::assemble(&fusion, &order, options, refused))
 }
 
 fn check(graph: &Graph, options: &Options) -> Result<(), LowerError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::math::{Function, Width};
-use kiln_ir::{DType, Loc, Op, Scalar, Shape, Strides};
+use kiln_ir::{DType, Graph, Loc, Op, Scalar, Shape, Strides};
 
 use crate::report::Report;
 
@@ -204,6 +204,18 @@ pub enum Step {
         outs: Vec<BufferId>,
         /// The user's line.
         loc: Loc,
+    },
+    /// The ops of a kernel that can't be compiled, one by one.
+    Eager {
+        /// The ops. Inputs are the operands, then the numbers.
+        graph: Arc<Graph>,
+        /// Operands.
+        args: Vec<ViewRef>,
+        /// Numbers.
+        scalars: Vec<ScalarRef>,
+        /// Where results go: number of the graph's output, and place. They are written after everything was
+        /// read.
+        outs: Vec<(usize, ViewRef)>,
     },
 }
 

@@ -170,7 +170,7 @@ fn chosen(deps: &[Vec<usize>], needs: &Needs, plain: &[usize], choice: Choice) -
             come as i64 - go as i64
         };
         let key = |step: usize| match choice {
-            Choice::FreesFirst => (growth(step).min(1).max(0), place[step]),
+            Choice::FreesFirst => (growth(step).clamp(0, 1), place[step]),
             Choice::LeastFirst => (growth(step), place[step]),
         };
         let Some(next) = (0..ready.len()).min_by_key(|&i| key(ready[i])) else { break };

@@ -20,7 +20,11 @@ fn show(plan: &Plan, with_c: bool) -> String {
             Step::Kernel { kernel, bufs, scalars, items, .. } => {
                 let at = |b: &kiln_inductor::BufferRef| {
                     let place = format!("{:?}", plan.buffers[b.buffer.index()].place);
-                    let place = place.replace(" { offset: ", "(").replace(" }", ")");
+                    let place = place
+                        .replace(" { offset: ", "(")
+                        .replace(" { output: ", "(")
+                        .replace(", offset: ", "+");
+                    let place = place.replace(" }", ")");
                     if b.offset == 0 { place } else { format!("{place}+{}", b.offset) }
                 };
                 let bufs: Vec<String> = bufs.iter().map(at).collect();
@@ -47,6 +51,7 @@ fn show(plan: &Plan, with_c: bool) -> String {
             Step::Random { distribution, .. } => writeln!(out, "random {distribution:?}").unwrap(),
             Step::Copy { .. } => writeln!(out, "copy").unwrap(),
             Step::Fallback { op, .. } => writeln!(out, "library {}", op.name()).unwrap(),
+            Step::Eager { .. } => writeln!(out, "eager").unwrap(),
         }
     }
     writeln!(out, "arena {} bytes, {} bytes moved", plan.arena_bytes, plan.report.bytes()).unwrap();

@@ -401,3 +401,36 @@ fn an_optimizer_step_asks_for_little_memory() -> Result<()> {
     assert!(count <= 16, "{count} allocations");
     Ok(())
 }
+
+/// A step with convolutions, which are library calls inside the program: their tables of offsets come from the
+/// storage pool as everything else does.
+#[test]
+fn a_training_step_with_convolutions_asks_for_little_memory() -> Result<()> {
+    use nn::{Conv2d, Flatten, Linear, MaxPool2d, ReLU};
+    let _turn = turn();
+    manual_seed(5);
+    let model = seq![
+        Conv2d::options().padding(1).build(2, 4, 3)?,
+        ReLU,
+        MaxPool2d::new(2),
+        Conv2d::options().padding(1).stride(2).build(4, 4, 3)?,
+        Flatten::default(),
+        Linear::new(4 * 4 * 4, 5)?
+    ];
+    let (x, y) = (Tensor::randn([4, 2, 16, 16], &CPU)?, Tensor::from_slice(&[0i64, 3, 1, 4])?);
+    let optimizer = optim::SGD::new(model.parameters(), 0.01)?;
+    let region = Compile::new().fullgraph(true).region();
+    let step = || -> Result<()> {
+        optimizer.zero_grad();
+        model.forward(&x)?.cross_entropy(&y)?.backward()?;
+        optimizer.step()
+    };
+    for _ in 0..5 {
+        region.run(step)?;
+    }
+    let explanation = region.explain();
+    assert_eq!(explanation.graphs.len(), 1, "{explanation}");
+    let counts: Vec<usize> = (0..3).map(|_| allocations(|| region.run(step))).collect();
+    assert!(counts.iter().all(|&count| count <= 16), "{counts:?} allocations");
+    Ok(())
+}

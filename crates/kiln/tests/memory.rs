@@ -46,7 +46,7 @@ fn no_more_than_eager(name: &str, make: impl Fn() -> Result<Step>) -> Result<()>
         let explanation = region.explain();
         assert!(explanation.graphs.iter().all(|graph| graph.interpreted.is_none()), "{name}: {explanation}");
         assert!(eager > 100_000, "{name}: large enough to be measured, {eager} bytes");
-        assert!(compiled <= eager, "{name}, {mode}: {compiled} bytes compiled, {eager} eager");
+        assert!(compiled <= eager, "{name}, {mode}: {compiled} bytes compiled, {eager} eager\n{explanation}");
     }
     Ok(())
 }

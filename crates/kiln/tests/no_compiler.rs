@@ -82,6 +82,8 @@ fn work() -> Result<()> {
 #[test]
 fn child() -> Result<()> {
     match std::env::var_os(JOB) {
+        Some(job) if job == "two kernels" => two_kernels(),
+        Some(job) if job == "optimizer" => optimizer_without_square_roots(),
         Some(_) => work(),
         None => Ok(()),
     }
@@ -202,4 +204,79 @@ fn a_cache_that_others_can_write_to_is_not_used() {
         folder.objects().is_empty(),
         "nothing is loaded from, or put into, a folder that others can write to"
     );
+}
+
+/// A kernel with a tanh, one without, and a product between them, so that they are two.
+fn two_kernels() -> Result<()> {
+    let dev = Device::Cpu;
+    manual_seed(4);
+    let (x, w) = (Tensor::randn([40, 30], &dev)?, Tensor::randn([30, 30], &dev)?);
+    let halves = x.slice(1, 0, 30, 2)?;
+    // Reductions, broadcasts, windows, lists and write-backs are in the part that is not compiled.
+    let count = Tensor::zeros([30], &dev)?;
+    let body = || -> Result<Tensor> {
+        let bent = (&x * 0.5 + 0.25).tanh().ok()?;
+        let sums = bent.sum_dim(0, false)?.tanh()?;
+        count.add_(&sums)?;
+        let both = Tensor::cat(&[bent.mm(&w)?, (&halves * &halves).tanh().ok()?], 1)?;
+        (both.exp()? - 1.0).ok()?.softmax(-1)
+    };
+    let want = body()?.to_vec::<f32>()?;
+    let counted = count.to_vec::<f32>()?;
+    count.fill_(0.0)?;
+    let region = Compile::new().region();
+    for round in 1..4 {
+        let got = region.run(body)?.to_vec::<f32>()?;
+        assert!(want.iter().zip(&got).all(|(a, b)| (a - b).abs() <= 1e-5), "{want:?} {got:?}");
+        let now = count.to_vec::<f32>()?;
+        assert!(counted.iter().zip(&now).all(|(a, b)| (a * round as f32 - b).abs() <= 1e-4));
+    }
+    let explanation = region.explain();
+    let graph = &explanation.graphs[0];
+    assert!(graph.interpreted.is_none(), "only the kernels that failed run eagerly: {explanation}");
+    let text = explanation.to_string();
+    assert!(graph.kernels > 0 && graph.fallbacks.iter().any(|op| op.contains("tanh")), "{text}");
+    assert!(text.contains("runs eagerly inside") && text.contains("C compiler failed"), "{text}");
+    Ok(())
+}
+
+/// A list kernel that fails: the parameters are changed one by one.
+fn optimizer_without_square_roots() -> Result<()> {
+    let dev = Device::Cpu;
+    let train = |compile: bool| -> Result<(Vec<Tensor>, String)> {
+        manual_seed(1);
+        let model = nn::seq![nn::Linear::new(9, 5)?, nn::ReLU, nn::Linear::new(5, 4)?];
+        let optimizer = optim::AdamW::new(model.parameters(), 0.1)?;
+        let (x, y) = (Tensor::randn([6, 9], &dev)?, Tensor::from_slice(&[0i64, 1, 2, 3, 0, 1])?);
+        let region = Compile::new().disable(!compile).region();
+        for _ in 0..3 {
+            region.run(|| {
+                optimizer.zero_grad();
+                model.forward(&x)?.cross_entropy(&y)?.backward()?;
+                optimizer.step()
+            })?;
+        }
+        Ok((model.parameters(), region.explain().to_string()))
+    };
+    let ((compiled, text), (eager, _)) = (train(true)?, train(false)?);
+    for (a, b) in compiled.iter().zip(&eager) {
+        let (a, b) = (a.to_vec::<f32>()?, b.to_vec::<f32>()?);
+        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= 1e-4), "{a:?} {b:?}");
+    }
+    assert!(text.contains("runs eagerly inside") && !text.contains("runs op by op"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn a_kernel_that_fails_runs_eagerly_and_the_rest_of_its_graph_is_compiled() {
+    for (job, marker) in [("two kernels", "tanh"), ("optimizer", "sqrt")] {
+        let (cache, folder) = (Folder::new("group-cache"), Folder::new("group"));
+        let crash = format!("{SOURCE}\nif grep -q '^ . {marker}' $source; then kill -SEGV $$; fi");
+        let compiler = fake_compiler(&folder, &crash);
+        let output = child_process(&cache.0).env(JOB, job).env("KILN_CC", compiler).output().unwrap();
+        let text = succeeded(&output);
+        assert_eq!(text.lines().filter(|line| line.contains("warning")).count(), 1, "{job}: {text}");
+        assert!(text.contains("running eagerly") && text.contains("SIGSEGV"), "{job}: {text}");
+        assert!(!cache.objects().is_empty(), "{job}");
+    }
 }

@@ -139,6 +139,13 @@ pub enum CacheError {
     },
 }
 
+impl CacheError {
+    /// Whether every source fails in this way: there is no compiler.
+    pub fn is_for_all(&self) -> bool {
+        matches!(self, CacheError::Compiler(CcError::Disabled | CcError::Missing { .. }))
+    }
+}
+
 /// One source's place in memory; its lock makes threads that want the same source wait for the one compiling.
 /// A compiler that failed is not asked again for the same text.
 type Entry = Arc<Mutex<Option<Result<Arc<Library>, CacheError>>>>;

@@ -162,7 +162,7 @@ unsafe fn pack<T: Real>(rhs: Lattice<'_, T>, panels: *mut T, width: usize) {
             unsafe {
                 let to = panels.add((panel * depth + from) * width);
                 match runs(columns) {
-                    Some(runs) => pack_runs(rhs.base, rows, &runs, to, width),
+                    Some((runs, count)) => pack_runs(rhs.base, rows, &runs[..count], to, width),
                     None => pack_scattered(rhs.base, rows, columns, to, width),
                 }
             }
@@ -174,6 +174,7 @@ unsafe fn pack<T: Real>(rhs: Lattice<'_, T>, panels: *mut T, width: usize) {
 const MOST_RUNS: usize = 8;
 
 /// Consecutive columns.
+#[derive(Copy, Clone, Default)]
 struct Run {
     /// Place in the panel.
     at: usize,
@@ -182,18 +183,20 @@ struct Run {
     length: usize,
 }
 
-/// The columns as few runs, if they lie so.
-fn runs(columns: &[isize]) -> Option<Vec<Run>> {
-    let mut runs: Vec<Run> = Vec::new();
+/// The columns as few runs, if they lie so, and how many of them.
+fn runs(columns: &[isize]) -> Option<([Run; MOST_RUNS], usize)> {
+    let (mut runs, mut count) = ([Run::default(); MOST_RUNS], 0);
     for (at, &column) in columns.iter().enumerate() {
-        let full = runs.len() == MOST_RUNS;
-        match runs.last_mut() {
+        match runs[..count].last_mut() {
             Some(run) if column == run.column + run.length as isize => run.length += 1,
-            _ if full => return None,
-            _ => runs.push(Run { at, column, length: 1 }),
+            _ if count == MOST_RUNS => return None,
+            _ => {
+                runs[count] = Run { at, column, length: 1 };
+                count += 1;
+            }
         }
     }
-    Some(runs)
+    Some((runs, count))
 }
 
 /// # Safety

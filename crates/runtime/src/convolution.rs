@@ -9,6 +9,7 @@
 use parking_lot::Mutex;
 
 use crate::contract::{Lattice, Real, contract};
+use crate::list::List;
 use crate::pool::{AllocError, Buffer};
 use crate::threads::{self, Shared, parallel_for};
 
@@ -116,31 +117,32 @@ impl<T: Real> Planes<T> {
 }
 
 /// Offsets of positions `(image, row, column)`, with these distances between them.
-fn positions(batch: usize, size: [usize; 2], distance: [usize; 3]) -> Vec<isize> {
-    let mut offsets = Vec::with_capacity(batch * size[0] * size[1]);
+fn positions(batch: usize, size: [usize; 2], distance: [usize; 3]) -> Result<List<isize>, AllocError> {
+    let mut offsets = List::with_room(batch * size[0] * size[1])?;
     for n in 0..batch {
         for i in 0..size[0] {
             let row = n * distance[0] + i * distance[1];
-            offsets.extend((0..size[1]).map(|j| (row + j * distance[2]) as isize));
+            (0..size[1]).for_each(|j| offsets.push((row + j * distance[2]) as isize));
         }
     }
-    offsets
+    Ok(offsets)
 }
 
 /// Offsets of `channels` things at a distance, each with the same taps, the taps innermost.
-fn with_taps(channels: usize, distance: usize, taps: &[usize]) -> Vec<isize> {
-    (0..channels).flat_map(|c| taps.iter().map(move |tap| (c * distance + tap) as isize)).collect()
+fn with_taps(channels: usize, distance: usize, taps: &[usize]) -> Result<List<isize>, AllocError> {
+    let offsets = (0..channels).flat_map(|c| taps.iter().map(move |tap| (c * distance + tap) as isize));
+    List::of(channels * taps.len(), offsets)
 }
 
 /// `count` offsets at a distance.
-fn strided(count: usize, distance: usize) -> Vec<isize> {
-    (0..count).map(|i| (i * distance) as isize).collect()
+fn strided(count: usize, distance: usize) -> Result<List<isize>, AllocError> {
+    List::of(count, (0..count).map(|i| (i * distance) as isize))
 }
 
 /// Offsets of the taps in an image this wide.
-fn taps(g: &Geometry, width: usize) -> Vec<usize> {
+fn taps(g: &Geometry, width: usize) -> Result<List<usize>, AllocError> {
     let row = |r: usize| (0..g.kernel[1]).map(move |s| r * g.dilation[0] * width + s * g.dilation[1]);
-    (0..g.kernel[0]).flat_map(row).collect()
+    List::of(g.taps(), (0..g.kernel[0]).flat_map(row))
 }
 
 /// `out[n, o, p] = Σ x[n, c, p·stride + tap] · weight[o, c, tap]`.
@@ -164,11 +166,11 @@ pub unsafe fn forward<T: Real>(
     let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
     let (area, pixels) = (image.area(), g.output[0] * g.output[1]);
     let steps = [g.channels * area, g.stride[0] * image.size[1], g.stride[1]];
-    let under = positions(g.batch, g.output, steps);
-    let inner = with_taps(channels, area, &taps(g, image.size[1]));
-    let (weights, weight_columns) = (strided(inner.len(), 1), strided(filters, inner.len()));
-    let places = positions(g.batch, g.output, [g.filters * pixels, g.output[1], 1]);
-    let planes = strided(filters, pixels);
+    let under = positions(g.batch, g.output, steps)?;
+    let inner = with_taps(channels, area, &taps(g, image.size[1])?)?;
+    let (weights, weight_columns) = (strided(inner.len(), 1)?, strided(filters, inner.len())?);
+    let places = positions(g.batch, g.output, [g.filters * pixels, g.output[1], 1])?;
+    let planes = strided(filters, pixels)?;
     let shared = Shared((out, image.base, weight.cast_mut()));
     g.each_group(|group| {
         let (out, image, weight) = shared.get();
@@ -184,13 +186,12 @@ pub unsafe fn forward<T: Real>(
 
 /// The taps that meet the positions of one phase along one dim: number of the tap, and the position in the
 /// output that the first of them meets.
-fn phase(g: &Geometry, d: usize, first: usize) -> Vec<(usize, isize)> {
-    (0..g.kernel[d])
-        .filter_map(|tap| {
-            let at = (first + g.padding[d]) as isize - (tap * g.dilation[d]) as isize;
-            (at.rem_euclid(g.stride[d] as isize) == 0).then(|| (tap, at.div_euclid(g.stride[d] as isize)))
-        })
-        .collect()
+fn phase(g: &Geometry, d: usize, first: usize) -> impl Iterator<Item = (usize, isize)> + Clone {
+    let (padding, dilation, stride) = (g.padding[d], g.dilation[d], g.stride[d] as isize);
+    (0..g.kernel[d]).filter_map(move |tap| {
+        let at = (first + padding) as isize - (tap * dilation) as isize;
+        (at.rem_euclid(stride) == 0).then(|| (tap, at.div_euclid(stride)))
+    })
 }
 
 /// Positions of one phase along one dim.
@@ -230,27 +231,27 @@ pub unsafe fn input_gradient<T: Real>(
     let field = unsafe { Planes::padded(grad.cast_mut(), g.batch * g.filters, g.output, before, after)? };
     let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
     let (area, pixels) = (field.area(), g.input[0] * g.input[1]);
-    let planes = strided(channels, pixels);
-    let weight_columns = strided(channels, g.taps());
+    let planes = strided(channels, pixels)?;
+    let weight_columns = strided(channels, g.taps())?;
     for top in 0..g.stride[0].min(g.input[0]) {
         for left in 0..g.stride[1].min(g.input[1]) {
             let (rows, columns) = (phase(g, 0, top), phase(g, 1, left));
             let size = [phase_size(g, 0, top), phase_size(g, 1, left)];
-            let mut meets = Vec::with_capacity(rows.len() * columns.len());
-            let mut tap_places = Vec::with_capacity(rows.len() * columns.len());
-            for &(r, row) in &rows {
-                for &(s, column) in &columns {
+            let mut meets = List::with_room(g.taps())?;
+            let mut tap_places = List::with_room(g.taps())?;
+            for (r, row) in rows {
+                for (s, column) in columns.clone() {
                     let row = (row + before[0] as isize) as usize;
                     let column = (column + before[1] as isize) as usize;
                     meets.push(row * field.size[1] + column);
                     tap_places.push(r * g.kernel[1] + s);
                 }
             }
-            let under = positions(g.batch, size, [g.filters * area, field.size[1], 1]);
-            let inner = with_taps(filters, area, &meets);
-            let weights = with_taps(filters, channels * g.taps(), &tap_places);
+            let under = positions(g.batch, size, [g.filters * area, field.size[1], 1])?;
+            let inner = with_taps(filters, area, &meets)?;
+            let weights = with_taps(filters, channels * g.taps(), &tap_places)?;
             let distance = [g.channels * pixels, g.stride[0] * g.input[1], g.stride[1]];
-            let places = positions(g.batch, size, distance);
+            let places = positions(g.batch, size, distance)?;
             let shared = Shared((out, field.base, weight.cast_mut()));
             g.each_group(|group| {
                 let (out, field, weight) = shared.get();
@@ -288,12 +289,12 @@ pub unsafe fn weight_gradient<T: Real>(
     let image = unsafe { Planes::padded(x.cast_mut(), g.batch * g.channels, g.input, g.padding, g.padding)? };
     let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
     let (area, pixels) = (image.area(), g.output[0] * g.output[1]);
-    let under = with_taps(channels, area, &taps(g, image.size[1]));
+    let under = with_taps(channels, area, &taps(g, image.size[1])?)?;
     let steps = [g.channels * area, g.stride[0] * image.size[1], g.stride[1]];
-    let inner = positions(g.batch, g.output, steps);
-    let grads = positions(g.batch, g.output, [g.filters * pixels, g.output[1], 1]);
-    let planes = strided(filters, pixels);
-    let (places, weight_columns) = (strided(under.len(), 1), strided(filters, under.len()));
+    let inner = positions(g.batch, g.output, steps)?;
+    let grads = positions(g.batch, g.output, [g.filters * pixels, g.output[1], 1])?;
+    let planes = strided(filters, pixels)?;
+    let (places, weight_columns) = (strided(under.len(), 1)?, strided(filters, under.len())?);
     let shared = Shared((out, image.base, grad.cast_mut()));
     g.each_group(|group| {
         let (out, image, grad) = shared.get();

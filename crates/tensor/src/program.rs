@@ -1,10 +1,12 @@
 //! Running compiled programs on tensors: locks the storages, allocates the results, calls the runtime.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
-use kiln_ir::{Device, Error, Layout, Loc, Op, Result, TensorTy, Ty, Why};
+use kiln_ir::{Device, Error, Layout, Loc, Op, Result, Shape, TensorTy, Ty, Why};
 use kiln_runtime::pool::Buffer;
 use kiln_runtime::program::{Program, Stopped, Workspace};
 
@@ -47,6 +49,27 @@ pub enum HostStep {
         /// To.
         dst: View,
     },
+    /// Whatever the compiler has instead of a kernel.
+    Call {
+        /// What is called.
+        function: HostFunction,
+        /// Its operands.
+        args: Vec<View>,
+        /// Which of the run's numbers it gets.
+        numbers: Vec<usize>,
+        /// Which of its results go where.
+        outs: Vec<(usize, View)>,
+    },
+}
+
+/// A function of tensors and numbers (as bit patterns). Its results have memory of their own.
+#[derive(Clone)]
+pub struct HostFunction(pub Arc<dyn Fn(Vec<Ready>, &[u64]) -> Result<Vec<Ready>> + Send + Sync>);
+
+impl std::fmt::Debug for HostFunction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HostFunction")
+    }
 }
 
 /// A program bound to tensor types.
@@ -55,9 +78,28 @@ pub struct Executable {
     outputs: Vec<TensorTy>,
     writes: Vec<bool>,
     host_steps: Vec<HostStep>,
+    /// By host step, what is worked out once.
+    known: Vec<Option<Known>>,
     keep: bool,
     timed: bool,
     free: Mutex<Vec<Kept>>,
+}
+
+/// What is known of an op before it runs.
+struct Known {
+    /// The types of its operands.
+    tys: Vec<Ty>,
+    /// The shape of its result. The buffer is dense, but may have a later reshape's shape.
+    shape: Shape,
+}
+
+impl Known {
+    fn of(step: &HostStep) -> Option<Known> {
+        let HostStep::Op { op, args, .. } = step else { return None };
+        let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
+        let shape = op.infer(&tys).ok()?.first()?.as_tensor()?.shape.clone();
+        Some(Known { tys, shape })
+    }
 }
 
 /// What a run needs and the next one can use again.
@@ -104,11 +146,13 @@ impl Executable {
         writes: Vec<bool>,
         host_steps: Vec<HostStep>,
     ) -> Executable {
+        let known = host_steps.iter().map(Known::of).collect();
         Executable {
             program,
             outputs,
             writes,
             host_steps,
+            known,
             keep: false,
             timed: false,
             free: Mutex::new(Vec::new()),
@@ -194,7 +238,7 @@ impl Executable {
                 &kept.outputs,
                 scalars,
                 &mut kept.workspace,
-                &mut |call, pointers| self.host(call, pointers),
+                &mut |call, pointers| self.host(call, pointers, scalars),
             )
         };
         kept.locks.release(locked);
@@ -215,7 +259,7 @@ impl Executable {
         })
     }
 
-    fn host(&self, call: usize, pointers: &[*mut u8]) -> Result<()> {
+    fn host(&self, call: usize, pointers: &[*mut u8], scalars: &[u64]) -> Result<()> {
         fn operand<'v>(view: &'v View, pointers: &[*mut u8]) -> Operand<'v> {
             Operand {
                 ptr: pointers[view.buffer].wrapping_add(view.layout.offset * view.ty.dtype.size()),
@@ -224,34 +268,47 @@ impl Executable {
                 strides: &view.layout.strides,
             }
         }
+        let borrow = |view: &View, layout: Layout| Ready {
+            // SAFETY: a buffer of the running program, which outlives the op.
+            storage: Storage::new(unsafe { Buffer::borrowed(pointers[view.buffer]) }),
+            layout,
+            dtype: view.ty.dtype,
+            device: Device::Cpu,
+            view_version: None,
+        };
         match &self.host_steps[call] {
+            HostStep::Call { function, args, numbers, outs } => {
+                let _eager = Scope::suspend();
+                let inputs = args.iter().map(|view| borrow(view, view.layout.clone())).collect();
+                let numbers: Vec<u64> = numbers.iter().map(|&number| scalars[number]).collect();
+                let results = (function.0)(inputs, &numbers)?;
+                for (result, out) in outs {
+                    // SAFETY: a buffer of the running program with this layout, of the result's shape; the
+                    // result has memory of its own.
+                    unsafe { kernels::convert(&operand(out, pointers), &whole(&results[*result])) };
+                }
+            }
             HostStep::Copy { src, dst } => {
                 // SAFETY: both are buffers of the running program with these layouts, of one shape.
                 unsafe { kernels::convert(&operand(dst, pointers), &operand(src, pointers)) };
             }
             HostStep::Op { op, args, out, loc } => {
                 let _eager = Scope::suspend();
-                let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
-                let result = op.infer(&tys).map_err(|why| op.error(&tys, why, *loc))?;
-                let borrow = |view: &View, layout: Layout| Ready {
-                    // SAFETY: a buffer of the running program, which outlives the op.
-                    storage: Storage::new(unsafe { Buffer::borrowed(pointers[view.buffer]) }),
-                    layout,
-                    dtype: view.ty.dtype,
-                    device: Device::Cpu,
-                    view_version: None,
+                let Some(Known { tys, shape }) = &self.known[call] else {
+                    let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
+                    let why = op.infer(&tys).err().unwrap_or(Why::Other("has no result".into()));
+                    return Err(op.error(&tys, why, *loc));
                 };
-                let inputs: Vec<Ready> = args.iter().map(|view| borrow(view, view.layout.clone())).collect();
-                // The buffer is dense, but may have a later reshape's shape.
-                let shape = result[0].as_tensor().map_or(&out.layout.shape, |t| &t.shape);
+                let inputs: SmallVec<[Ready; 4]> =
+                    args.iter().map(|view| borrow(view, view.layout.clone())).collect();
                 let shared = args.iter().any(|view| pointers[view.buffer] == pointers[out.buffer]);
                 let out = borrow(out, Layout::contiguous(shape.clone()));
                 match shared {
-                    false => compute_into(op, &inputs, &tys, &out, *loc)?,
+                    false => compute_into(op, &inputs, tys, &out, *loc)?,
                     // The result takes an operand's place: kernels want memory of its own.
                     true => {
                         let own = allocate(&out.ty(), op.name(), *loc)?;
-                        compute_into(op, &inputs, &tys, &own, *loc)?;
+                        compute_into(op, &inputs, tys, &own, *loc)?;
                         // SAFETY: both are dense and of one shape; nothing else uses the buffer now.
                         unsafe { kernels::convert(&whole(&out), &whole(&own)) };
                     }

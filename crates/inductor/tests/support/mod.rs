@@ -387,7 +387,9 @@ impl<'p> Run<'p> {
                 }
                 Ok(())
             }
-            Step::Random { .. } | Step::Fallback { .. } => panic!("not run here: {step:?}"),
+            Step::Random { .. } | Step::Fallback { .. } | Step::Eager { .. } => {
+                panic!("not run here: {step:?}")
+            }
         }
     }
 }
@@ -438,6 +440,9 @@ fn touched(step: &Step) -> Vec<usize> {
         Step::Random { buffer, .. } => vec![*buffer],
         Step::Copy { src, dst } => vec![*src, *dst],
         Step::Fallback { args, outs, .. } => args.iter().map(|a| a.at.buffer).chain(outs.clone()).collect(),
+        Step::Eager { args, outs, .. } => {
+            args.iter().chain(outs.iter().map(|(_, out)| out)).map(|v| v.at.buffer).collect()
+        }
     };
     buffers.into_iter().map(|b| b.index()).collect()
 }
