@@ -72,6 +72,12 @@ pub enum Failure {
         /// Their files.
         objects: Vec<String>,
     },
+    /// Something that Kiln needs is missing on this machine.
+    #[error("to be done: {}", .what.join(", "))]
+    Unwell {
+        /// The checks that failed.
+        what: Vec<&'static str>,
+    },
     /// A hand-written loop got no memory.
     #[error(transparent)]
     Memory(#[from] kiln::runtime::AllocError),

@@ -6,6 +6,7 @@ mod bench;
 mod cache;
 mod cases;
 mod corpus;
+mod doctor;
 mod explain;
 mod failure;
 mod first_call;
@@ -65,6 +66,8 @@ enum Command {
     Ops,
     /// Show what Kiln finds on this machine: vector instructions, C compiler, kernel cache, threads
     Info,
+    /// Check what Kiln needs on this machine, and say what to install; exit with 1 if something is missing
+    Doctor,
     /// The kernel cache on disk
     Cache {
         #[command(subcommand)]
@@ -216,6 +219,7 @@ fn main() -> ExitCode {
         Command::Corpus(options) => corpus::run(&options),
         Command::Ops => ops::run(),
         Command::Info => info::run(),
+        Command::Doctor => doctor::run(),
         Command::Cache { action } => cache::run(action),
         Command::FirstCall { case, how } => first_call::run(case, &how),
     };

@@ -61,6 +61,39 @@ fn help_ops_and_info() {
 }
 
 #[test]
+fn the_doctor_says_what_is_there_and_what_is_missing() {
+    let doctor = |variable: &str, value: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        let output = command.arg("doctor").env(variable, value).output().expect("the command was built");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    };
+    let row = |ran: &Ran, name: &str| {
+        let row = ran.out.lines().find(|line| line[3..].trim_start().starts_with(name));
+        row.map(str::to_owned).unwrap_or_else(|| panic!("{name} in {}", ran.out))
+    };
+    let ran = doctor("KILN_NUM_THREADS", "1");
+    for name in ["kiln", "CPU", "instructions", "threads", "memory", "C compiler", "kernel cache", "CUDA"] {
+        row(&ran, name);
+    }
+    assert!(row(&ran, "threads").contains("KILN_NUM_THREADS"), "{}", ran.out);
+
+    let ran = doctor("KILN_CC", "none");
+    assert_eq!(ran.code, Some(1), "{}", ran.out);
+    assert!(row(&ran, "C compiler").starts_with("!!"), "{}", ran.out);
+    assert!(ran.err.starts_with("error: to be done: C compiler"), "{}", ran.err);
+    let ran = doctor("KILN_CC", "no-such-compiler");
+    assert!(ran.out.contains("apt install gcc"), "{}", ran.out);
+
+    // A file where the directory should be.
+    let ran = doctor("KILN_CACHE_DIR", env!("CARGO_BIN_EXE_kiln"));
+    assert!(row(&ran, "kernel cache").contains("is not a directory"), "{}", ran.out);
+    assert_eq!(ran.code, Some(1));
+    let ran = doctor("KILN_ISA", "plain");
+    assert!(row(&ran, "instructions").contains("plain"), "{}", ran.out);
+}
+
+#[test]
 fn the_kernel_cache_is_shown_verified_and_cleared() {
     let folder = std::env::temp_dir().join(format!("kiln-command-cache-{}", std::process::id()));
     let run = |words: &[&str]| {

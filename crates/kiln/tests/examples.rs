@@ -41,6 +41,8 @@ fn main() {
         let (_, run, _) = EXAMPLES.iter().find(|(name, ..)| *name == which).unwrap();
         return run().unwrap();
     }
+    // Without a C compiler nothing is fused: other numbers of kernels.
+    let compiler = kiln::runtime::Compiler::find().is_ok();
     let page = include_str!("../../../docs/from-pytorch.md");
     let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
     assert_eq!(files.count(), EXAMPLES.len(), "an example is not in the list");
@@ -49,7 +51,7 @@ fn main() {
         let (out, err) = (String::from_utf8(ran.stdout).unwrap(), String::from_utf8_lossy(&ran.stderr));
         assert!(ran.status.success() && !out.is_empty(), "{name}: {out}{err}");
         assert!(page.contains(&format!("`{name}`")), "docs/from-pytorch.md does not name {name}");
-        if !PRINT_THEIR_OWN.contains(name) {
+        if compiler && !PRINT_THEIR_OWN.contains(name) {
             assert!(
                 page.contains(&format!("```text\n{out}```")),
                 "docs/from-pytorch.md: {name} prints\n{out}"
