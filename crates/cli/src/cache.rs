@@ -29,6 +29,7 @@ pub fn run(action: Action) -> Done {
                 ("directory", directory.to_string()),
                 ("objects", contents.objects.to_string()),
                 ("texts", contents.texts.to_string()),
+                ("plans", contents.plans.to_string()),
                 ("measurements", contents.remarks.to_string()),
                 ("unfinished", contents.folders.to_string()),
                 ("size", bytes(contents.bytes as f64)),
@@ -39,8 +40,9 @@ pub fn run(action: Action) -> Done {
         Action::Clear => {
             let before = cache.clear().map_err(off)?;
             format!(
-                "{directory}: {} and {} removed, {}",
+                "{directory}: {}, {} and {} removed, {}",
                 count(before.objects, "object"),
+                count(before.plans, "plan"),
                 count(before.remarks, "measurement"),
                 bytes(before.bytes as f64)
             )
@@ -51,7 +53,9 @@ pub fn run(action: Action) -> Done {
                 let objects = damaged.iter().map(|path| path.display().to_string()).collect();
                 return Err(Failure::Damaged { objects });
             }
-            format!("{directory}: {} whole", count(cache.contents().map_err(off)?.objects, "object"))
+            let contents = cache.contents().map_err(off)?;
+            let (objects, plans) = (count(contents.objects, "object"), count(contents.plans, "plan"));
+            format!("{directory}: {objects} and {plans}, all whole")
         }
     };
     Ok(output::print(&text)?)

@@ -232,7 +232,7 @@ impl Explanation {
 }
 
 impl GraphInfo {
-    /// Time spent in capture, aot, prims, inductor, autotune, the C compiler, and a user's backend.
+    /// Time spent in capture, aot, prims, inductor, autotune, the C compiler, the graph cache, and a user's backend.
     pub fn times(&self) -> Vec<(&'static str, Duration)> {
         let group = |stage: &str| match stage {
             "functionalise" | "joint" | "partition" => Some("aot"),
@@ -242,6 +242,7 @@ impl GraphInfo {
             "prims" => Some("prims"),
             "autotune" => Some("autotune"),
             "backend" => Some("backend"),
+            "graph cache" => Some("graph cache"),
             _ => None,
         };
         let mut sums: Vec<(&'static str, Duration)> = Vec::new();

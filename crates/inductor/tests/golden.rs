@@ -6,12 +6,31 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use kiln_inductor::codec::{Code, Reader, Writer};
 use kiln_inductor::loops::Kernel;
 use kiln_inductor::{Options, Plan, ScalarRef, Step, lower};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{Graph, Stage};
 
 const RULE: &str = "\n; ----\n";
+
+/// Plans as bytes are the same plans, and cut short they are none.
+fn check_bytes(plan: &Plan) {
+    let mut writer = Writer::new(&[]);
+    plan.put(&mut writer);
+    let bytes = writer.into_bytes();
+    let mut reader = Reader::new(&bytes, &[]);
+    let mut again = Plan::take(&mut reader).unwrap();
+    assert!(reader.is_done());
+    let texts = |plan: &Plan| plan.report.why_not.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(texts(&again), texts(plan));
+    again.report.why_not.clone_from(&plan.report.why_not);
+    assert_eq!(again, *plan);
+    for length in (0..bytes.len()).step_by(97) {
+        let mut reader = Reader::new(&bytes[..length], &[]);
+        assert!(Plan::take(&mut reader).is_none());
+    }
+}
 
 fn show(plan: &Plan, with_c: bool) -> String {
     let mut out = String::new();
@@ -83,6 +102,7 @@ fn golden_files() {
         let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
         graph.verify(Stage::Prims, "the golden file").unwrap();
         let plan = lower(&graph, &Options::dense(&graph, CIsa::Avx512, 2)).unwrap();
+        check_bytes(&plan);
         let got = show(&plan, header.contains(" c"));
         if got != expected {
             if std::env::var("BLESS").is_ok() {

@@ -233,15 +233,24 @@ fn contents_damage_and_clearing() {
     let cache = KernelCache::at(&folder.0);
     (0..2).for_each(|number| _ = load(&cache, number));
     cache.keep_remark("measured", "7");
+    cache.keep_plan("graph", b"steps");
     fs::write(folder.0.join("notes.txt"), "the user's own").unwrap();
     let leftover = folder.0.join("kiln-1-0-abc");
     fs::create_dir(&leftover).unwrap();
     let contents = cache.contents().unwrap();
     assert_eq!((contents.objects, contents.texts, contents.remarks, contents.folders), (2, 2, 1, 1));
+    assert_eq!((contents.plans, cache.plan("graph").as_deref()), (1, Some(&b"steps"[..])));
     assert!(cache.damaged().unwrap().is_empty());
     let object = folder.files(".so").remove(0);
     replace(&object, b"short");
     assert_eq!(cache.damaged().unwrap(), [object]);
+    // Half a plan is none, and the next one takes its place.
+    let plan = folder.files(".plan").remove(0);
+    replace(&plan, &fs::read(&plan).unwrap()[..20]);
+    assert_eq!((cache.plan("graph"), cache.damaged().unwrap().len()), (None, 2));
+    cache.keep_plan("graph", b"other steps");
+    assert_eq!(KernelCache::at(&folder.0).plan("graph").as_deref(), Some(&b"other steps"[..]));
+    assert_eq!(cache.plan("another graph"), None);
     // A folder that was just made may be that of a compilation that runs; one that is old is not.
     cache.clear().unwrap();
     assert_eq!(folder.files("").len(), 2);

@@ -93,7 +93,9 @@ fn recompiles_carry_their_line_and_number() -> Result<()> {
 #[test]
 fn stages_are_timed() -> Result<()> {
     let w = leaf(&[1.0, 2.0]);
-    let explanation = explain(|| w.exp()?.sum()?.backward())?;
+    let region = Compile::new().option("graph_cache", false)?.region();
+    region.run(|| w.exp()?.sum()?.backward())?;
+    let explanation = region.explain();
     let stages: Vec<&str> = explanation.graphs[0].times().iter().map(|(name, _)| *name).collect();
     match explanation.graphs[0].interpreted {
         None => assert_eq!(stages, ["capture", "aot", "prims", "inductor", "C compile"], "{explanation}"),
@@ -134,5 +136,39 @@ fn recompiles_by_grad_mode_say_so() -> Result<()> {
     region.run(|| w.exp())?;
     let reason = &region.explain().recompiles[0].reason;
     assert!(reason.ends_with("gradients were recorded, now they are not recorded"), "{reason}");
+    Ok(())
+}
+
+/// A graph that was met before goes from capture straight to its kernels, and tells the same.
+#[test]
+fn a_plan_comes_from_the_graph_cache() -> Result<()> {
+    let w = leaf(&[0.5, -1.0, 2.0]);
+    let run = |cache: bool| -> Result<_> {
+        let region = Compile::new().option("graph_cache", cache)?.region();
+        let (scores, loss) = region.run(|| {
+            let scores = w.sigmoid()?.mul(&w)?;
+            let loss = scores.cumsum(0)?.mul(&scores)?.sum()?;
+            Ok((scores, loss))
+        })?;
+        w.set_grad(None);
+        loss.backward()?;
+        let grad = w.grad().map(|grad| grad.to_vec::<f32>()).transpose()?;
+        Ok((scores.to_vec::<f32>()?, grad, region.explain().graphs.remove(0)))
+    };
+    let without = run(false)?;
+    run(true)?;
+    let with = run(true)?;
+    assert_eq!((&with.0, &with.1), (&without.0, &without.1));
+    let stages = |graph: &kiln_dynamo::GraphInfo| -> Vec<&'static str> {
+        graph.times().iter().map(|(name, _)| *name).collect()
+    };
+    if with.2.interpreted.is_none() {
+        assert_eq!(stages(&with.2), ["capture", "aot", "graph cache", "C compile", "inductor"]);
+        assert!(stages(&without.2).contains(&"prims"));
+    }
+    assert_eq!(with.2.texts, without.2.texts);
+    assert_eq!((&with.2.steps, &with.2.why_not), (&without.2.steps, &without.2.why_not));
+    assert_eq!(with.2.fallbacks, without.2.fallbacks);
+    assert_eq!((with.2.bytes_saved, with.2.has_backward), (without.2.bytes_saved, true));
     Ok(())
 }
