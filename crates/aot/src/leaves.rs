@@ -137,11 +137,12 @@ impl Translator<'_> {
         Ok(value)
     }
 
-    /// Whether one variable is a view that is made from another.
+    /// Whether one variable is a view that is made from another, and has its history from there.
     fn is_view_through(&self, view: Variable, through: Variable) -> bool {
         let mut at = view;
-        while let State::Tensor { chain, source, .. } = &self.states[at as usize]
+        while let State::Tensor { chain, source, remade, .. } = &self.states[at as usize]
             && !chain.is_empty()
+            && *remade != Remade::Root
         {
             at = *source;
             if at == through {
