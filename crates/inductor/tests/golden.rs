@@ -20,7 +20,10 @@ fn show(plan: &Plan, with_c: bool) -> String {
             Step::Kernel { kernel, bufs, scalars, items, .. } => {
                 let at = |b: &kiln_inductor::BufferRef| {
                     let place = format!("{:?}", plan.buffers[b.buffer.index()].place);
-                    let place = place.replace(" { offset: ", "(").replace(" { output: ", "(").replace(", offset: ", "+");
+                    let place = place
+                        .replace(" { offset: ", "(")
+                        .replace(" { output: ", "(")
+                        .replace(", offset: ", "+");
                     let place = place.replace(" }", ")");
                     if b.offset == 0 { place } else { format!("{place}+{}", b.offset) }
                 };
