@@ -204,7 +204,7 @@ pub(crate) fn bind(
     let mut numbers = Numbers { table: Vec::new(), computed: lowered.scalars.clone() };
     let mut host_steps = Vec::new();
     let mut steps = Vec::new();
-    let places = buffers
+    let mut places: Vec<program::Place> = buffers
         .iter()
         .map(|b| match b.place {
             Place::Input(i) => program::Place::Input(i),
@@ -271,10 +271,13 @@ pub(crate) fn bind(
                 host_steps.push(HostStep::Copy { src, dst });
                 program::Step::Host(host_steps.len() - 1)
             }
-            Step::Fallback { op, args, outs, loc } => {
+            Step::Fallback { op, args, outs, free, loc } => {
                 let out = view(*outs.first().ok_or("a fallback without a result")?);
                 let args = args.iter().map(operand).collect();
-                host_steps.push(HostStep::Op { op: op.clone(), args, out, loc: *loc });
+                // A further buffer, which no plan knows.
+                places.push(program::Place::Arena(free.start));
+                let free = (places.len() - 1, free.len());
+                host_steps.push(HostStep::Op { op: op.clone(), args, out, free, loc: *loc });
                 program::Step::Host(host_steps.len() - 1)
             }
             Step::Eager { graph, args, scalars, outs } => {

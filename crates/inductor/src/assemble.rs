@@ -13,7 +13,7 @@ use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
 use crate::lower::{Lowered, LoweredRoot};
-use crate::memory::{Lifetime, Room, Spot, place};
+use crate::memory::{Lifetime, Room, Spot, place, widest_gap};
 use crate::options::Options;
 use crate::order::{Order, reads_only_where_it_writes};
 use crate::plan::{
@@ -699,7 +699,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
                         ViewRef { at, shape: self.tensor(a).shape, strides: view.strides }
                     })
                     .collect();
-                (Step::Fallback { op: op.clone(), args, outs: vec![dst], loc: node.loc }, "library")
+                (
+                    Step::Fallback { op: op.clone(), args, outs: vec![dst], free: 0..0, loc: node.loc },
+                    "library",
+                )
             }
         };
         self.step(step, name, ops, read, ty.bytes());
@@ -794,6 +797,17 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 Spot::Arena(offset) => Place::Arena { offset },
                 Spot::Room { room, offset } => Place::BeforeOutput { output: room, offset },
             };
+        }
+        // Library steps may use what is free of the arena while they run.
+        for (s, step) in self.steps.iter_mut().enumerate() {
+            if let Step::Fallback { free, .. } = step {
+                let taken = self.buffers.iter().zip(lives).filter_map(|(buffer, life)| {
+                    let (first, last) = (*life)?;
+                    let Place::Arena { offset } = buffer.place else { return None };
+                    (first as usize <= s && s <= last as usize).then_some((offset, offset + buffer.ty.bytes))
+                });
+                *free = widest_gap(taken.collect(), arena_bytes);
+            }
         }
         arena_bytes
     }

@@ -3,6 +3,7 @@
 //! The bytes are for the build that wrote them: nothing in them says which version they are, whoever keeps them
 //! does. Reading never trusts them, all the same: bytes that are no plan are no plan.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -224,6 +225,17 @@ impl<A: Code, B: Code> Code for (A, B) {
     }
 }
 
+impl<T: Code> Code for Range<T> {
+    fn put(&self, to: &mut Writer<'_>) {
+        self.start.put(to);
+        self.end.put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Range<T>> {
+        Some(T::take(from)?..T::take(from)?)
+    }
+}
+
 /// A line that is not among the reader's is not known there.
 impl Code for Loc {
     fn put(&self, to: &mut Writer<'_>) {
@@ -363,7 +375,7 @@ enums! {
         }
         2 Random { distribution: distribution, buffer: buffer, seed: seed, offset: offset }
         3 Copy { src: src, dst: dst }
-        4 Fallback { op: op, args: args, outs: outs, loc: loc }
+        4 Fallback { op: op, args: args, outs: outs, free: free, loc: loc }
         5 Eager { graph: graph, args: args, scalars: scalars, outs: outs }
     }
 }

@@ -180,9 +180,29 @@ fn gap(
     best
 }
 
+/// The longest stretch of `total` bytes outside of these ranges.
+pub(crate) fn widest_gap(mut taken: Vec<(usize, usize)>, total: usize) -> std::ops::Range<usize> {
+    taken.sort_unstable();
+    let (mut best, mut at) = (0..0, 0);
+    for (from, to) in taken.into_iter().chain([(total, total)]) {
+        if from.saturating_sub(at) > best.len() {
+            best = at..from;
+        }
+        at = at.max(to.next_multiple_of(ALIGN));
+    }
+    best
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_widest_gap() {
+        assert_eq!(widest_gap(vec![], 640), 0..640);
+        assert_eq!(widest_gap(vec![(512, 640), (0, 100), (64, 190)], 640), 192..512);
+        assert_eq!(widest_gap(vec![(0, 640)], 640), 0..0);
+    }
 
     fn life(bytes: usize, first: usize, last: usize) -> Lifetime {
         Lifetime { bytes, first, last, becomes: None }

@@ -1,5 +1,6 @@
 //! What comes out: kernels as C text, buffers, steps in order. Plain data; running it needs no allocation.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kiln_ir::math::c::{self, CIsa};
@@ -202,6 +203,8 @@ pub enum Step {
         args: Vec<ViewRef>,
         /// Dense results.
         outs: Vec<BufferId>,
+        /// Bytes of the arena in which nothing lies while it runs: the library may work there.
+        free: Range<usize>,
         /// The user's line.
         loc: Loc,
     },

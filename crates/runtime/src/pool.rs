@@ -9,7 +9,7 @@
 //! faults.
 
 use std::alloc::Layout;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
@@ -113,6 +113,14 @@ impl Buffer {
         Ok(Buffer::take(bytes)?.0)
     }
 
+    /// The same, never from memory that is [lent](lend): for buffers that outlive a loan.
+    pub(crate) fn alloc_to_keep(bytes: usize) -> Result<Buffer, AllocError> {
+        let loan = LOAN.replace(Loan::NONE);
+        let buffer = Buffer::alloc(bytes);
+        LOAN.set(loan);
+        buffer
+    }
+
     /// A buffer of `bytes` zero bytes.
     pub fn zeroed(bytes: usize) -> Result<Buffer, AllocError> {
         let (buffer, known_zero) = Buffer::take(bytes)?;
@@ -163,6 +171,9 @@ impl Buffer {
         if let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten() {
             return Ok((Buffer { pointer, bytes }, false));
         }
+        if let Some(pointer) = Loan::take(class, bytes) {
+            return Ok((Buffer { pointer, bytes }, false));
+        }
         let (pointer, fresh) = match POOL.pop(class) {
             Some(pointer) => (pointer, false),
             None => (POOL.fresh(class, bytes)?, class.is_big()),
@@ -181,6 +192,9 @@ impl Drop for Buffer {
         if Magazine::with(class, |magazine| magazine.put(class, self.pointer)) == Some(true) {
             return;
         }
+        if Loan::give_back(self.pointer, self.bytes) {
+            return;
+        }
         POOL.count(-(class.bytes as isize));
         if POOL.cached() > machine_bytes() / 2 {
             // SAFETY: the block came from `fresh` with this class and is not used any more.
@@ -189,6 +203,81 @@ impl Drop for Buffer {
             POOL.push(class, self.pointer);
         }
     }
+}
+
+/// Memory that a thread's larger buffers come from for a while, instead of the pool's blocks.
+#[derive(Clone, Copy)]
+struct Loan {
+    start: usize,
+    /// Where the next buffer begins.
+    next: usize,
+    end: usize,
+    /// Buffers that have not been given back.
+    out: usize,
+}
+
+thread_local! {
+    static LOAN: Cell<Loan> = const { Cell::new(Loan::NONE) };
+}
+
+impl Loan {
+    const NONE: Loan = Loan { start: 0, next: 0, end: 0, out: 0 };
+
+    /// Memory for a buffer, if it is not a small one and there is room.
+    fn take(class: Class, bytes: usize) -> Option<NonNull<u8>> {
+        let mut loan = LOAN.get();
+        let size = bytes.next_multiple_of(ALIGNMENT);
+        if class.index < SMALL_CLASSES || loan.end - loan.next < size {
+            return None;
+        }
+        let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(loan.next))?;
+        loan.next += size;
+        loan.out += 1;
+        LOAN.set(loan);
+        Some(pointer)
+    }
+
+    /// Takes a buffer's memory back, if it was lent.
+    fn give_back(pointer: NonNull<u8>, bytes: usize) -> bool {
+        let mut loan = LOAN.get();
+        let start = pointer.addr().get();
+        if !(loan.start..loan.end).contains(&start) {
+            return false;
+        }
+        // The last one's memory can be used again at once, all of it when none is left.
+        if start + bytes.next_multiple_of(ALIGNMENT) == loan.next {
+            loan.next = start;
+        }
+        loan.out -= 1;
+        if loan.out == 0 {
+            loan.next = loan.start;
+        }
+        LOAN.set(loan);
+        true
+    }
+}
+
+/// Calls `body`, in which this thread's buffers come from the given memory as far as it reaches.
+///
+/// # Panics
+/// If a buffer that was made in `body` is still there when it ends.
+///
+/// # Safety
+/// The memory begins at a multiple of 64, and nobody else uses it until `body` ends. Every buffer that `body`
+/// makes on this thread is dropped on this thread before it ends.
+pub unsafe fn lend<R>(memory: *mut u8, bytes: usize, body: impl FnOnce() -> R) -> R {
+    struct Ends(Loan);
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            let loan = LOAN.replace(self.0);
+            if loan.out != 0 && !std::thread::panicking() {
+                panic!("{} buffers outlive the memory that was lent for them", loan.out);
+            }
+        }
+    }
+    let start = memory.expose_provenance();
+    let _ends = Ends(LOAN.replace(Loan { start, next: start, end: start + bytes, out: 0 }));
+    body()
 }
 
 /// What the pool holds now.
@@ -554,6 +643,31 @@ mod tests {
         assert!(after.cached_bytes >= 64 << 20);
         clear();
         assert!(stats().cached_bytes < 64 << 20);
+    }
+
+    #[test]
+    fn lent_memory_is_used_first_and_given_back() {
+        let _turn = TURN.lock();
+        let arena = Buffer::alloc(1 << 20).unwrap();
+        let range = arena.as_ptr() as usize..arena.as_ptr() as usize + (1 << 20);
+        let inside = |buffer: &Buffer| range.contains(&(buffer.as_ptr() as usize));
+        // SAFETY: the arena is ours, and all buffers but those made to be kept are dropped inside.
+        let kept = unsafe {
+            lend(arena.as_ptr(), 1 << 20, || {
+                let before = stats().live_bytes;
+                let (first, second) = (Buffer::alloc(100_000).unwrap(), Buffer::alloc(800_000).unwrap());
+                assert!(inside(&first) && inside(&second));
+                assert!(second.as_ptr() as usize >= first.as_ptr() as usize + 100_000);
+                assert_eq!(stats().live_bytes, before);
+                let (too_large, small) = (Buffer::alloc(200_000).unwrap(), Buffer::alloc(100).unwrap());
+                assert!(!inside(&too_large) && !inside(&small));
+                drop(first);
+                drop(second);
+                assert!(inside(&Buffer::alloc(1 << 20).unwrap()), "all of it is free again");
+                Buffer::alloc_to_keep(5000).unwrap()
+            })
+        };
+        assert!(!inside(&kept) && !inside(&Buffer::alloc(5000).unwrap()));
     }
 
     #[test]

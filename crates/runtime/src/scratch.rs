@@ -20,7 +20,7 @@ pub fn with<R>(bytes: usize, body: impl FnOnce(*mut u8) -> R) -> Result<R, Alloc
         Some(buffer) if buffer.bytes() >= bytes => buffer,
         smaller => {
             drop(smaller);
-            Buffer::alloc(bytes)?
+            Buffer::alloc_to_keep(bytes)?
         }
     };
     let result = body(buffer.as_ptr());

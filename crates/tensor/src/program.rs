@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use kiln_ir::{Device, Error, Layout, Loc, Op, Result, Shape, TensorTy, Ty, Why};
-use kiln_runtime::pool::Buffer;
+use kiln_runtime::pool::{self, Buffer};
 use kiln_runtime::program::{Program, Stopped, Workspace};
 
 use crate::create::allocate;
@@ -39,6 +39,8 @@ pub enum HostStep {
         args: Vec<View>,
         /// Its result.
         out: View,
+        /// A buffer in which it may work, and how many bytes of it.
+        free: (usize, usize),
         /// The user's line.
         loc: Loc,
     },
@@ -83,6 +85,15 @@ pub struct Executable {
     keep: bool,
     timed: bool,
     free: Mutex<Vec<Kept>>,
+}
+
+/// Whether an op works in memory of its own that is worth lending to it: images with zeros around them, packed
+/// operands. All of it is gone when the op is done.
+fn works_apart(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Convolution { .. } | Op::ConvolutionInputGradient { .. } | Op::ConvolutionWeightGradient { .. }
+    )
 }
 
 /// What is known of an op before it runs.
@@ -292,7 +303,7 @@ impl Executable {
                 // SAFETY: both are buffers of the running program with these layouts, of one shape.
                 unsafe { kernels::convert(&operand(dst, pointers), &operand(src, pointers)) };
             }
-            HostStep::Op { op, args, out, loc } => {
+            HostStep::Op { op, args, out, free, loc } => {
                 let _eager = Scope::suspend();
                 let Some(Known { tys, shape }) = &self.known[call] else {
                     let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
@@ -304,6 +315,13 @@ impl Executable {
                 let shared = args.iter().any(|view| pointers[view.buffer] == pointers[out.buffer]);
                 let out = borrow(out, Layout::contiguous(shape.clone()));
                 match shared {
+                    false if works_apart(op) => {
+                        let (buffer, bytes) = *free;
+                        let compute = || compute_into(op, &inputs, tys, &out, *loc);
+                        // SAFETY: nothing lies there while this step runs; what the op makes for itself is gone
+                        // when it is done, and its result is there already.
+                        unsafe { pool::lend(pointers[buffer], bytes, compute)? };
+                    }
                     false => compute_into(op, &inputs, tys, &out, *loc)?,
                     // The result takes an operand's place: kernels want memory of its own.
                     true => {
