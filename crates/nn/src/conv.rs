@@ -210,30 +210,21 @@ fn circular_pad(x: &Tensor, widths: &[i64]) -> Result<Tensor> {
     Ok(padded)
 }
 
-macro_rules! convolution {
-    ($Conv:ident, $dims:literal, $function:ident, $shape:literal) => {
-        #[doc = concat!("Cross-correlation of inputs `", $shape, "` with learned filters.")]
-        ///
-        /// ```
-        #[doc = concat!("use kiln_nn::{", stringify!($Conv), ", Forward};")]
-        /// use kiln_tensor::{Device, Tensor};
-        /// # fn main() -> kiln_tensor::Result<()> {
-        #[doc = concat!("let layer = ", stringify!($Conv), "::options().padding(1).bias(false).build(3, 8, 3)?;")]
-        #[doc = concat!("let x = Tensor::ones([[2, 3].as_slice(), &[5; ", $dims, "]].concat(), &Device::Cpu)?;")]
-        /// assert_eq!(layer.forward(&x)?.shape()[..2], [2, 8]);
-        /// # Ok(()) }
-        /// ```
+/// A layer of filters and a bias, made from options that know how to `draw` them.
+macro_rules! layer {
+    ($(#[$doc:meta])* $Conv:ident<$dims:literal>, $Options:ident, $weight:literal, |$this:ident, $x:ident| $forward:expr) => {
+        $(#[$doc])*
         #[derive(Module)]
         #[module(extra_repr = Self::describe)]
         pub struct $Conv {
-            /// The filters, `[out_channels, in_channels / groups, kernel…]`.
+            #[doc = concat!("The filters, `", $weight, "`.")]
             pub weight: Parameter,
             /// `[out_channels]`
             pub bias: Option<Parameter>,
             training: Training,
             hooks: Hooks,
             #[module(skip)]
-            options: ConvOptions<$dims>,
+            options: $Options<$dims>,
         }
 
         impl $Conv {
@@ -248,8 +239,8 @@ macro_rules! convolution {
             }
 
             /// Options, from which any number of layers can be built.
-            pub fn options() -> ConvOptions<$dims> {
-                ConvOptions::default()
+            pub fn options() -> $Options<$dims> {
+                $Options::default()
             }
 
             fn describe(&self) -> String {
@@ -257,7 +248,33 @@ macro_rules! convolution {
             }
         }
 
-        impl ConvOptions<$dims> {
+        impl $Options<$dims> {
+            /// A layer, weight and bias drawn as PyTorch draws them: from U(−1/√n, 1/√n), where n is the size of a
+            /// filter.
+            #[track_caller]
+            pub fn build(
+                &self,
+                in_channels: usize,
+                out_channels: usize,
+                kernel_size: impl IntoSizes<$dims>,
+            ) -> Result<$Conv> {
+                let channels = (in_channels, out_channels);
+                let (weight, bias) = self.draw(stringify!($Conv), channels, kernel_size.into_sizes())?;
+                let (training, hooks) = (Training::default(), Hooks::default());
+                Ok($Conv { weight, bias, training, hooks, options: self.clone() })
+            }
+        }
+
+        forward_with_hooks! {
+            $Conv: |$this, $x| $forward;
+        }
+    };
+}
+
+/// What the parameters of a layer are.
+macro_rules! parameter_options {
+    ($($Options:ident),*) => { $(
+        impl<const N: usize> $Options<N> {
             /// Whether there is a bias; there is by default.
             pub fn bias(mut self, bias: bool) -> Self {
                 self.bias = bias;
@@ -275,44 +292,46 @@ macro_rules! convolution {
                 self.device = *device;
                 self
             }
-
-            /// A layer, weight and bias drawn from U(−1/√n, 1/√n), where n is the number of inputs of an output
-            /// element.
-            #[track_caller]
-            pub fn build(
-                &self,
-                in_channels: usize,
-                out_channels: usize,
-                kernel_size: impl IntoSizes<$dims>,
-            ) -> Result<$Conv> {
-                self.check(stringify!($Conv), in_channels, out_channels)?;
-                let shape =
-                    [[out_channels, in_channels / self.groups].as_slice(), &kernel_size.into_sizes()].concat();
-                let (weight, bias) = self.parameters(shape, out_channels, self.bias)?;
-                Ok($Conv {
-                    weight,
-                    bias,
-                    training: Training::default(),
-                    hooks: Hooks::default(),
-                    options: self.clone(),
-                })
-            }
         }
+    )* };
+}
+parameter_options!(ConvOptions, ConvTransposeOptions);
 
-        forward_with_hooks! {
-            $Conv: |this, x| {
+impl<const N: usize> ConvOptions<N> {
+    #[track_caller]
+    fn draw(
+        &self,
+        layer: &str,
+        (in_channels, out_channels): (usize, usize),
+        kernel: [usize; N],
+    ) -> Result<(Parameter, Option<Parameter>)> {
+        self.check(layer, in_channels, out_channels)?;
+        let shape = [[out_channels, in_channels / self.groups].as_slice(), &kernel].concat();
+        self.parameters(shape, out_channels, self.bias)
+    }
+}
+
+macro_rules! convolution {
+    ($Conv:ident, $dims:literal, $function:ident, $shape:literal) => {
+        layer! {
+            #[doc = concat!("Cross-correlation of inputs `", $shape, "` with learned filters.")]
+            ///
+            /// ```
+            #[doc = concat!("use kiln_nn::{", stringify!($Conv), ", Forward};")]
+            /// use kiln_tensor::{Device, Tensor};
+            /// # fn main() -> kiln_tensor::Result<()> {
+            #[doc = concat!("let layer = ", stringify!($Conv), "::options().padding(1).bias(false).build(3, 8, 3)?;")]
+            #[doc = concat!("let x = Tensor::ones([[2, 3].as_slice(), &[5; ", $dims, "]].concat(), &Device::Cpu)?;")]
+            /// assert_eq!(layer.forward(&x)?.shape()[..2], [2, 8]);
+            /// # Ok(()) }
+            /// ```
+            $Conv<$dims>, ConvOptions, "[out_channels, in_channels / groups, kernel…]", |this, x| {
                 let options = &this.options;
                 let kernel = this.weight.shape();
                 let (x, padding) = options.padded(x, &kernel[2.min(kernel.rank())..])?;
-                x.$function(
-                    &this.weight,
-                    this.bias.as_deref(),
-                    options.stride,
-                    padding,
-                    options.dilation,
-                    options.groups,
-                )
-            };
+                let ConvOptions { stride, dilation, groups, .. } = *options;
+                x.$function(&this.weight, this.bias.as_deref(), stride, padding, dilation, groups)
+            }
         }
     };
 }
@@ -404,96 +423,31 @@ impl<const N: usize> ConvTransposeOptions<N> {
     }
 }
 
+impl<const N: usize> ConvTransposeOptions<N> {
+    #[track_caller]
+    fn draw(
+        &self,
+        layer: &str,
+        (in_channels, out_channels): (usize, usize),
+        kernel: [usize; N],
+    ) -> Result<(Parameter, Option<Parameter>)> {
+        let ConvTransposeOptions { groups, dtype, device, .. } = *self;
+        let options = ConvOptions::<N> { groups, dtype, device, ..ConvOptions::default() };
+        options.check(layer, in_channels, out_channels)?;
+        let shape = [[in_channels, out_channels / groups].as_slice(), &kernel].concat();
+        options.parameters(shape, out_channels, self.bias)
+    }
+}
+
 macro_rules! transposed_convolution {
     ($Conv:ident, $dims:literal, $function:ident, $shape:literal) => {
-        #[doc = concat!("Transposed convolution of inputs `", $shape, "` with learned filters.")]
-        #[derive(Module)]
-        #[module(extra_repr = Self::describe)]
-        pub struct $Conv {
-            /// The filters, `[in_channels, out_channels / groups, kernel…]`.
-            pub weight: Parameter,
-            /// `[out_channels]`
-            pub bias: Option<Parameter>,
-            training: Training,
-            hooks: Hooks,
-            #[module(skip)]
-            options: ConvTransposeOptions<$dims>,
-        }
-
-        impl $Conv {
-            /// With default options: stride 1, no padding, a bias.
-            #[track_caller]
-            pub fn new(
-                in_channels: usize,
-                out_channels: usize,
-                kernel_size: impl IntoSizes<$dims>,
-            ) -> Result<$Conv> {
-                $Conv::options().build(in_channels, out_channels, kernel_size)
-            }
-
-            /// Options, from which any number of layers can be built.
-            pub fn options() -> ConvTransposeOptions<$dims> {
-                ConvTransposeOptions::default()
-            }
-
-            fn describe(&self) -> String {
-                self.options.describe(&self.weight, self.bias.is_some())
-            }
-        }
-
-        impl ConvTransposeOptions<$dims> {
-            /// Whether there is a bias; there is by default.
-            pub fn bias(mut self, bias: bool) -> Self {
-                self.bias = bias;
-                self
-            }
-
-            /// The parameters' dtype; f32 by default.
-            pub fn dtype(mut self, dtype: DType) -> Self {
-                self.dtype = dtype;
-                self
-            }
-
-            /// Where the parameters live; on the CPU by default.
-            pub fn device(mut self, device: &Device) -> Self {
-                self.device = *device;
-                self
-            }
-
-            /// A layer, weight and bias drawn as PyTorch does.
-            #[track_caller]
-            pub fn build(
-                &self,
-                in_channels: usize,
-                out_channels: usize,
-                kernel_size: impl IntoSizes<$dims>,
-            ) -> Result<$Conv> {
-                let draw = ConvOptions::<$dims> {
-                    groups: self.groups,
-                    dtype: self.dtype,
-                    device: self.device,
-                    ..ConvOptions::default()
-                };
-                draw.check(stringify!($Conv), in_channels, out_channels)?;
-                let shape =
-                    [[in_channels, out_channels / self.groups].as_slice(), &kernel_size.into_sizes()].concat();
-                let (weight, bias) = draw.parameters(shape, out_channels, self.bias)?;
-                Ok($Conv {
-                    weight,
-                    bias,
-                    training: Training::default(),
-                    hooks: Hooks::default(),
-                    options: self.clone(),
-                })
-            }
-        }
-
-        forward_with_hooks! {
-            $Conv: |this, x| {
+        layer! {
+            #[doc = concat!("Transposed convolution of inputs `", $shape, "` with learned filters.")]
+            $Conv<$dims>, ConvTransposeOptions, "[in_channels, out_channels / groups, kernel…]", |this, x| {
                 let ConvTransposeOptions { stride, padding, output_padding, dilation, groups, .. } = this.options;
                 let options = ConvTranspose { stride, padding, output_padding, dilation, groups };
                 x.$function(&this.weight, this.bias.as_deref(), options)
-            };
+            }
         }
     };
 }
