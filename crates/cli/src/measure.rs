@@ -101,12 +101,13 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
 
     says("eager steps");
     let eager = Stand::new(case, &device)?;
-    let (expected, peak_eager) = eager.run_equal_steps(|workload| workload.step())?;
+    let (expected, peak_eager) = eager.run_equal_steps(case.equal_steps(), |workload| workload.step())?;
 
     says("compiling");
     let compiled = Stand::new(case, &device)?;
     let region = how.compile()?.region();
-    let (found, peak_compiled) = compiled.run_equal_steps(|workload| region.run(|| workload.step()))?;
+    let (found, peak_compiled) =
+        compiled.run_equal_steps(case.equal_steps(), |workload| region.run(|| workload.step()))?;
     let difference = Difference::between(&expected, &found);
     drop((expected, found));
 
@@ -202,10 +203,11 @@ impl Stand {
     /// the last one, above what was in use before it.
     pub fn run_equal_steps(
         &self,
+        steps: usize,
         step: impl Fn(&Workload) -> Result<Option<Tensor>>,
     ) -> Result<(Results, usize)> {
         let (mut last, mut before) = (None, 0);
-        for _ in 0..EQUAL_STEPS {
+        for _ in 0..steps {
             drop(last.take());
             pool::reset_peak();
             let stats = pool::stats();
