@@ -431,9 +431,9 @@ fn a_training_step_with_convolutions_asks_for_little_memory() -> Result<()> {
     let explanation = region.explain();
     assert_eq!(explanation.graphs.len(), 1, "{explanation}");
     let counts: Vec<usize> = (0..3).map(|_| allocations(|| region.run(step))).collect();
-    // The optimizer's lists, and the closures that ask for gradients.
-    assert!(counts.iter().all(|&count| count <= 32), "{counts:?} allocations");
-    // What is compiled, alone: nothing.
+    // Lists of the optimizer and attributes of the ops that the layers ask for; of the program itself at most one
+    // a library call.
+    assert!(counts.iter().all(|&count| count <= 26), "{counts:?} allocations");
     let region = Compile::new().fullgraph(true).region();
     let forward = || {
         let _mode = no_grad();
@@ -443,6 +443,7 @@ fn a_training_step_with_convolutions_asks_for_little_memory() -> Result<()> {
         region.run(forward)?;
     }
     let counts: Vec<usize> = (0..3).map(|_| allocations(|| region.run(forward))).collect();
-    assert_eq!(counts, [0, 0, 0], "allocations");
+    // Five for the attributes and operands of each convolution, nine for the pool's.
+    assert!(counts.iter().all(|&count| count <= 2 * 5 + 9 + 1), "{counts:?} allocations");
     Ok(())
 }
