@@ -233,10 +233,11 @@ impl State {
 
     /// A pass that fails changes no leaf. What this graph has for leaves is there before the pass goes on outside,
     /// so that must be sure to succeed.
-    fn check_outside(&self, targets: impl Iterator<Item = (Variable, bool)>) -> Result<(), Leave> {
-        let (leaves, outside): (Vec<_>, Vec<_>) = targets.partition(|(_, leaf)| *leaf);
-        let tensors: Vec<Tensor> = outside.iter().filter_map(|&(v, _)| self.held(v).cloned()).collect();
-        if leaves.is_empty() || autograd::goes_through(&tensors) {
+    fn check_outside(&self, targets: impl Iterator<Item = (Variable, bool)> + Clone) -> Result<(), Leave> {
+        let outside = targets.clone().filter(|(_, leaf)| !leaf);
+        let tensors: SmallVec<[Tensor; 2]> = outside.filter_map(|(v, _)| self.held(v).cloned()).collect();
+        let no_leaves = || !targets.clone().any(|(_, leaf)| leaf);
+        if tensors.is_empty() || no_leaves() || autograd::goes_through(&tensors) {
             return Ok(());
         }
         Err(Leave::Eager("a pass that may fail outside the compiled function also reaches leaves inside"))
