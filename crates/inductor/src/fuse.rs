@@ -103,6 +103,7 @@ pub(crate) fn fuse<'g>(
     };
     this.sinks();
     this.operands();
+    this.store_masks();
     this.store_far_reaching();
     this.large_cones();
     this.tables = Table::find(graph, &this.live);

@@ -14,6 +14,10 @@ use crate::fuse::Fusion;
 /// From so many kernels on it makes no difference how many there are.
 const MANY: usize = 4;
 
+/// Bytes of the smallest mask that is worth a kernel of its own, and how often it must be repeated.
+const SMALLEST_MASK: i64 = 1024;
+const REPEATED: i64 = 8;
+
 /// The stored values that a value goes into, as far as they are counted.
 type Sinks = SmallVec<[u32; MANY]>;
 
@@ -44,6 +48,51 @@ impl Fusion<'_> {
             let pointwise = graph.nodes[n].op.row().class == Class::Pointwise;
             if pointwise && users[n] > 1 && self.is_inlined(value) && !self.stored.contains(&value) {
                 self.store_if_dear(value, sinks.len());
+            }
+        }
+    }
+
+    /// Stores what is made of positions alone and repeated, like the mask of attention that all heads and samples
+    /// share: arithmetic of 64-bit integers, half as many to a vector as what it is for.
+    pub fn store_masks(&mut self) {
+        let graph = self.graph;
+        // By node: whether it is made of positions and numbers alone, and whether there is a position in it.
+        let mut made: Vec<Option<bool>> = Vec::with_capacity(graph.nodes.len());
+        for node in &graph.nodes {
+            let class = node.op.row().class;
+            let of_args = || {
+                let of = |&arg: &Value| match graph.def(arg) {
+                    _ if !self.is_tensor(arg) => Some(false),
+                    Def::Node { node, .. } => made[node as usize],
+                    Def::Input(_) => None,
+                };
+                node.args.iter().map(of).try_fold(false, |any, one| one.map(|one| any | one))
+            };
+            made.push(match node.op {
+                Op::Arange { .. } => Some(true),
+                Op::Full { .. } => Some(false),
+                _ if matches!(class, Class::Pointwise | Class::View) && self.is_inlined(node.outs[0]) => {
+                    of_args()
+                }
+                _ => None,
+            });
+        }
+        for (n, node) in graph.nodes.iter().enumerate() {
+            let (Op::Expand { .. }, [mask]) = (&node.op, &node.args[..]) else { continue };
+            let Def::Node { node: from, .. } = graph.def(*mask) else { continue };
+            let mask = *mask;
+            let pointwise = graph.nodes[from as usize].op.row().class == Class::Pointwise;
+            let (once, all) = (self.bytes(mask), self.bytes(node.outs[0]));
+            if self.live[n]
+                && made[from as usize] == Some(true)
+                && pointwise
+                && once >= SMALLEST_MASK
+                && all >= REPEATED * once
+                && !self.stored.contains(&mask)
+            {
+                self.why_not
+                    .push(WhyNot::Stored { value: mask, reason: "it is made of positions, and repeated" });
+                self.store(mask);
             }
         }
     }

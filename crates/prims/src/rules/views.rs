@@ -1,6 +1,6 @@
 //! Rules of views, joins and filled tensors.
 
-use kiln_ir::{Class, Dims, Emit, EmitExt, Op, Result, Scalar, Ty, Value, result_dtype};
+use kiln_ir::{Class, Dims, Emit, EmitExt, Op, Result, Ty, Value, result_dtype};
 use smallvec::SmallVec;
 
 use super::NO;
@@ -110,23 +110,28 @@ pub const VIEWS: &[Rule] = &[
     },
     Rule {
         name: "add_scattered",
-        law: "parts in zeros + neighbouring parts in zeros → both in zeros: cat(a + 0, b + 0)",
+        law: "parts in zeros + other parts in zeros, which make up the whole → cat(a + 0, b + 0)",
         apply: |cx, call| {
-            let (Op::Add {}, &[x, y]) = (call.op, call.args) else { return NO };
-            let (Some(x), Some(y)) = (Scattered::of(cx, x), Scattered::of(cx, y)) else { return NO };
-            let (low, high) = if x.start <= y.start { (x, y) } else { (y, x) };
-            if low.dim != high.dim || low.end != high.start || low.zeros != high.zeros {
+            let (Op::Add {}, Ty::Tensor(out)) = (call.op, call.out) else { return NO };
+            let mut parts = Vec::new();
+            if !Scattered::sum(cx, call.args, &mut parts) {
+                return NO;
+            }
+            let dim = parts[0].dim;
+            parts.sort_by_key(|part| part.start);
+            let side_by_side = parts.windows(2).all(|pair| pair[0].end == pair[1].start);
+            let ends = (parts[0].start, parts.last().map_or(0, |part| part.end));
+            let alike = parts.iter().all(|part| part.dim == dim && part.zeros == parts[0].zeros);
+            if !alike || !side_by_side || ends != (0, out.shape[dim]) {
                 return NO;
             }
             // −0 + 0 is 0: a sum with zeros is not the part itself.
-            let mut parts = low.parts(cx)?;
-            parts.extend(high.parts(cx)?);
-            let both = cx.cat(&parts, low.dim)?;
-            let op = Op::SliceScatter { dim: low.dim, start: low.start, end: high.end, step: 1 };
-            cx.emit_one(op, &[low.zeros, both]).map(Some)
+            let zero = cx.number(0.0)?;
+            let parts: Vec<Value> = parts.iter().map(|part| cx.add(part.src, zero)).collect::<Result<_>>()?;
+            cx.cat(&parts, dim).map(Some)
         },
         examples: &[
-            "graph(%0: f32[2], %1: f32[3]) { %2 = constant() {value: 0.0} : float %3 = full(%2) {shape: [6], dtype: f32, device: cpu} : f32[6] %4 = slice_scatter(%3, %0) {dim: 0, start: 4, end: 6, step: 1} : f32[6] %5 = slice_scatter(%3, %1) {dim: 0, start: 1, end: 4, step: 1} : f32[6] %6 = add(%4, %5) : f32[6] return %6 }",
+            "graph(%0: f32[2], %1: f32[3]) { %2 = constant() {value: 0.0} : float %3 = full(%2) {shape: [5], dtype: f32, device: cpu} : f32[5] %4 = slice_scatter(%3, %0) {dim: 0, start: 3, end: 5, step: 1} : f32[5] %5 = slice_scatter(%3, %1) {dim: 0, start: 0, end: 3, step: 1} : f32[5] %6 = add(%4, %5) : f32[5] return %6 }",
             "graph(%0: f32[1, 2], %1: f32[1, 2], %2: f32[1, 2]) { %3 = constant() {value: 0.0} : float %4 = full(%3) {shape: [3, 2], dtype: f32, device: cpu} : f32[3, 2] %5 = slice_scatter(%4, %0) {dim: 0, start: 2, end: 3, step: 1} : f32[3, 2] %6 = slice_scatter(%4, %1) {dim: 0, start: 1, end: 2, step: 1} : f32[3, 2] %7 = add(%5, %6) : f32[3, 2] %8 = slice_scatter(%4, %2) {dim: 0, start: 0, end: 1, step: 1} : f32[3, 2] %9 = add(%7, %8) : f32[3, 2] return %9 }",
         ],
     },
@@ -219,6 +224,9 @@ pub const VIEWS: &[Rule] = &[
     },
 ];
 
+/// The most parts of a sum that are looked at.
+const MOST_PARTS: usize = 64;
+
 /// A part put into zeros: what the gradient of a slice is.
 struct Scattered {
     zeros: Value,
@@ -244,19 +252,27 @@ impl Scattered {
         })
     }
 
-    /// Its parts, each with zero added.
-    fn parts(&self, cx: &mut Rewriter<'_>) -> Result<Vec<Value>> {
-        let added = |cx: &Rewriter<'_>, v: &Value| match cx.producer(*v) {
-            Some((Op::Add {}, args)) => is_positive_zero(cx, args[1]),
-            _ => false,
+    /// Whether a sum is one of such parts alone, which are put into `parts`.
+    fn sum(cx: &Rewriter<'_>, args: &[Value], parts: &mut Vec<Scattered>) -> bool {
+        let &[x, y] = args else { return false };
+        let rest = match (Scattered::of(cx, x), Scattered::of(cx, y)) {
+            (Some(x), Some(y)) => {
+                parts.extend([x, y]);
+                return true;
+            }
+            (Some(part), None) => {
+                parts.push(part);
+                y
+            }
+            (None, Some(part)) => {
+                parts.push(part);
+                x
+            }
+            (None, None) => return false,
         };
-        if let Some((Op::Cat { dim }, parts)) = cx.producer(self.src)
-            && dim == self.dim
-            && parts.iter().all(|part| added(cx, part))
-        {
-            return Ok(parts.to_vec());
+        match cx.producer(rest) {
+            Some((Op::Add {}, args)) if parts.len() < MOST_PARTS => Scattered::sum(cx, &args, parts),
+            _ => false,
         }
-        let zero = cx.number(Scalar::Float(0.0))?;
-        Ok(vec![cx.add(self.src, zero)?])
     }
 }
