@@ -266,7 +266,7 @@ mod tests {
             };
             for (i, a) in all.iter().enumerate() {
                 let (space, at) = begin(spots[i]);
-                assert!(at % ALIGN == 0);
+                assert!(at.is_multiple_of(ALIGN));
                 match spots[i] {
                     Spot::Arena(_) => assert!(at + a.bytes <= total),
                     Spot::Room { room, .. } => {

@@ -227,15 +227,15 @@ mod tests {
             let mut deps = vec![Vec::new(); steps];
             let mut needs = Needs::of_steps(steps);
             let made: Vec<u32> = (0..steps).map(|_| needs.item(random(50), random(5) == 0)).collect();
-            for s in 0..steps {
-                needs.touch(names[s], made[s]);
+            for (s, &step) in names.iter().enumerate() {
+                needs.touch(step, made[s]);
                 for _ in 0..random(3).min(s) {
                     let before = random(s);
-                    deps[names[s]].push(names[before]);
-                    needs.touch(names[s], made[before]);
+                    deps[step].push(names[before]);
+                    needs.touch(step, made[before]);
                 }
-                deps[names[s]].sort_unstable();
-                deps[names[s]].dedup();
+                deps[step].sort_unstable();
+                deps[step].dedup();
             }
             let plain = depth_first(&deps);
             let mut all = vec![plain.clone(), sequence(&deps, &needs)];

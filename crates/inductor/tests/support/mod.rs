@@ -468,11 +468,14 @@ pub fn check_memory(plan: &Plan) {
             Place::Output(k) => spans.push((Some(k), 0, bytes, first, usize::MAX)),
             Place::BeforeOutput { output, offset } => {
                 let whole = plan.buffers[plan.outputs[output].index()].ty.bytes;
-                assert!(offset % 64 == 0 && offset + bytes <= whole, "outside of output {output}");
+                assert!(offset.is_multiple_of(64) && offset + bytes <= whole, "outside of output {output}");
                 spans.push((Some(output), offset, offset + bytes, first, last));
             }
             Place::Arena { offset } => {
-                assert!(offset % 64 == 0 && offset + bytes <= plan.arena_bytes, "outside of the arena");
+                assert!(
+                    offset.is_multiple_of(64) && offset + bytes <= plan.arena_bytes,
+                    "outside of the arena"
+                );
                 side_by_side += bytes.next_multiple_of(64);
                 spans.push((None, offset, offset + bytes, first, last));
             }
