@@ -1,14 +1,14 @@
 //! Sequences read step by step: cells written from ops, states kept across calls, attention over what was read.
 
-use kiln::Result;
 use kiln::prelude::*;
+use kiln::{IndexOp, Result};
 
 use super::{CPU, constant, gradient, programs, weight};
 use crate::{Record, Step};
 
 programs!("recurrent":
     elman_network, lstm_with_state, gru_last_state, teacher_forcing, scheduled_sampling, attention_decoder,
-    variable_lengths, padded_and_masked, bidirectional, state_space_scan,
+    variable_lengths, padded_and_masked, bidirectional, state_space_scan, output_buffer,
 );
 
 /// A plain recurrent network over a sequence, trained through time.
@@ -35,6 +35,36 @@ fn elman_network(step: &Step) -> Result<Record> {
         record.tensor("loss", &loss)?;
     }
     record.tensors("parameters", [&input, &recurrent, &out])?;
+    Ok(record)
+}
+
+/// Outputs are put into a buffer that was made before, row by row, as PyTorch programs often do.
+fn output_buffer(step: &Step) -> Result<Record> {
+    let (input, recurrent) = (weight([8, 3], 0.4)?, weight([8, 8], 0.3)?);
+    let optimizer = optim::SGD::new(vec![input.clone(), recurrent.clone()], 0.1)?;
+    let (x, y) = (Tensor::randn([4, 6, 3], &CPU)?, Tensor::randn([4, 6, 8], &CPU)?);
+    let mut record = Record::new();
+    for _ in 0..4 {
+        let (outputs, loss) = step.run(|| {
+            optimizer.zero_grad();
+            let outputs = Tensor::zeros([4, 6, 8], &CPU)?;
+            let mut hidden = Tensor::zeros([4, 8], &CPU)?;
+            for time in 0..6 {
+                let seen = x.i((.., time))?.linear(&input, None)?;
+                hidden = (seen + hidden.linear(&recurrent, None)?).tanh().ok()?;
+                outputs.set_i((.., time), &hidden)?;
+            }
+            // What comes first is not judged.
+            outputs.i((.., ..2))?.mul_(0.0)?;
+            let loss = outputs.mse_loss(&y, Reduction::Mean)?;
+            loss.backward()?;
+            optimizer.step()?;
+            Ok::<_, kiln::Error>((outputs.detach()?, loss))
+        })?;
+        record.tensor("outputs", &outputs)?;
+        record.tensor("loss", &loss)?;
+    }
+    record.tensors("parameters", [&input, &recurrent])?;
     Ok(record)
 }
 
