@@ -549,8 +549,10 @@ fn leaving(
     functional: &Functional,
 ) -> Result<(UsedUp, Option<Gradients>), String> {
     let mut outputs = Vec::new();
-    // Behind a custom function nothing is sure: a pass that comes may not get there.
-    let is_used_up = |s: &&Survivor| s.used_up || tape.reach_as_far(&[s.variable], Far::Functions).freed;
+    // Behind a custom function nothing is sure: a pass that comes may not get there. What is behind a pass that is
+    // on the tape itself shows in the graph only.
+    let is_used_up =
+        |s: &&Survivor| (tape.twice && s.used_up) || tape.reach_as_far(&[s.variable], Far::Functions).freed;
     let (used_up, leaving): (Vec<&Survivor>, Vec<&Survivor>) =
         functional.survivors.iter().filter(|s| s.requires_grad).partition(is_used_up);
     let used_up = used_up.iter().map(|s| (s.variable, tape.first_used_up(s.variable))).collect();

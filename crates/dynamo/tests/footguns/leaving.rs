@@ -173,3 +173,64 @@ fn a_function_that_no_gradient_reached_is_not_used_up() -> Result<()> {
     })?;
     Ok(())
 }
+
+/// Its backward returns something of another shape.
+struct Misshapen;
+
+impl Function for Misshapen {
+    fn forward(&mut self, _: &mut Context, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![inputs[0].mul(2.0)?])
+    }
+
+    fn backward(&self, _: &Context, grads: &[Tensor]) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(grads[0].sum()?)])
+    }
+}
+
+/// A pass that fails outside the region has changed no leaf, those inside among them.
+#[test]
+fn a_pass_that_fails_outside_changes_nothing() -> Result<()> {
+    check(|lab| {
+        let (w, v) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
+        for _ in 0..3 {
+            let outside = Misshapen.apply(&[&w])?;
+            lab.outcome("the pass", lab.run(|| (&outside * &v).ok()?.sum()?.backward()));
+            lab.see_grad("v", &v)?;
+            lab.see_grad("w", &w)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Hands its input back.
+struct Same;
+
+impl Function for Same {
+    fn forward(&mut self, _: &mut Context, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn backward(&self, _: &Context, grads: &[Tensor]) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![Some(grads[0].clone())])
+    }
+}
+
+#[test]
+fn a_leaf_is_frozen_after_a_function_was_applied_to_it() -> Result<()> {
+    check(|lab| {
+        for call in 0..3 {
+            let z = lab.run(|| {
+                let z = t(&[1.0, 2.0]).mul(call)?;
+                z.requires_grad_(true)?;
+                let twice = Same.apply(&[&Same.apply(&[&z])?])?;
+                z.requires_grad_(false)?;
+                lab.outcome("the pass", twice.reshape([2, 1])?.sum()?.backward());
+                Ok(z)
+            })?;
+            lab.see_grad("z", &z)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}

@@ -121,3 +121,52 @@ fn what_is_cut_off_or_unrecorded() -> Result<()> {
     })?;
     Ok(())
 }
+
+/// An input whose elements share memory can't be written back as a whole: nothing may happen twice.
+#[test]
+fn a_row_of_an_expanded_input_is_changed() -> Result<()> {
+    check(|lab| {
+        let (narrow, other) = (matrix(1, 3), t(&[1.0, 2.0]));
+        let wide = narrow.expand([2, 3])?;
+        for _ in 0..3 {
+            lab.run(|| {
+                other.add_(&other)?;
+                wide.i(1)?.mul_(3.0).map(drop)
+            })?;
+            lab.see("narrow", &narrow)?;
+            lab.see("other", &other)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// A change off the tape gives views a new place on it: what a pass before used up is not theirs any more.
+#[test]
+fn views_are_renewed_after_a_change_off_the_tape() -> Result<()> {
+    check(|lab| {
+        for read in 0..3 {
+            let w = leaf(&[1.0, 2.0, 3.0, 4.0]);
+            let (row, part) = lab.run(|| {
+                let row = w.reshape([2, 2])?.i(0)?;
+                let part = row.narrow(0, 0, 1)?;
+                if read == 1 {
+                    row.sum()?.backward()?;
+                }
+                {
+                    let _guard = no_grad();
+                    part.sub_(0.5)?;
+                }
+                if read == 2 {
+                    part.exp()?.sum()?.backward()?;
+                }
+                Ok((row, part))
+            })?;
+            lab.outcome("row", row.sum()?.backward());
+            lab.outcome("part", part.sum()?.backward());
+            lab.see_grad("w", &w)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
