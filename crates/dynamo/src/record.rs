@@ -83,11 +83,10 @@ impl State {
         if requires_grad && self.input(target).is_some() {
             return Err(Leave::Eager("an input is changed in place and gradients flow through the change"));
         }
-        if (target as usize) < self.analysis(site).next() as usize {
-            if self.analysis(site).layout_overlaps(target) {
-                let error = call.op.error(&tys, Why::Overlap, call.loc);
-                return Err(fail(error.named(&format!("{}_", call.op.name()))));
-            }
+        let analysis = self.analysis(site);
+        if target < analysis.next() && analysis.layout_overlaps(target) {
+            let error = call.op.error(&tys, Why::Overlap, call.loc);
+            return Err(fail(error.named(&format!("{}_", call.op.name()))));
         }
         Ok(Made::Changed { requires_grad, alike: if requires_grad { alike } else { SmallVec::new() } })
     }

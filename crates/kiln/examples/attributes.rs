@@ -24,6 +24,7 @@ impl Forward for Net {
     }
 }
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     manual_seed(0);
     let x = Tensor::ones([1, 1, 4, 4], &Device::Cpu)?;

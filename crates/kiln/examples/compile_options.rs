@@ -5,6 +5,7 @@
 
 use kiln::prelude::*;
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     println!("backends: {}", kiln::list_backends().join(", "));
     let isa = kiln::list_options().iter().find(|option| option.name == "isa");

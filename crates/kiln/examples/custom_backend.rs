@@ -39,6 +39,7 @@ fn text(context: &GraphContext<'_>) -> String {
     format!("{:?}", context.kind).to_lowercase()
 }
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     let backend = Counting::default();
     let counts = backend.counts.clone();

@@ -6,6 +6,7 @@
 use kiln::nn::{Gelu, Linear, seq};
 use kiln::prelude::*;
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     manual_seed(0);
     let model = seq![Linear::new(16, 32)?, Gelu, Linear::new(32, 4)?];

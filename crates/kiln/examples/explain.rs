@@ -20,6 +20,7 @@ impl Forward for Mlp {
     }
 }
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     let model = Mlp { first: Linear::new(64, 128)?, second: Linear::new(128, 10)? };
     let opt = optim::SGD::new(model.parameters(), 0.1)?;

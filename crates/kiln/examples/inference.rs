@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kiln::models::{ViT, ViTConfig};
 use kiln::prelude::*;
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     manual_seed(0);
     let config = ViTConfig {

@@ -20,6 +20,7 @@ fn optimizer(name: &str, parameters: Vec<Tensor>) -> kiln::Result<Box<dyn Optimi
     })
 }
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "adam".into());
     let device = Device::best();

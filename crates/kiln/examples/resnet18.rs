@@ -6,6 +6,7 @@
 use kiln::models::resnet18;
 use kiln::prelude::*;
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     manual_seed(0);
     let device = Device::best();

@@ -6,6 +6,7 @@
 use kiln::nn::{Linear, ReLU, safetensors, seq, torch_file};
 use kiln::prelude::*;
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     let folder = std::env::temp_dir().join(format!("kiln-serialization-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| kiln::Error::State(error.to_string()))?;

@@ -5,6 +5,7 @@
 
 use kiln::prelude::*;
 
+/// The example.
 pub fn main() -> kiln::Result<()> {
     manual_seed(0);
     let model = nn::Linear::new(10, 1)?;

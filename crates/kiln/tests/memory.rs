@@ -42,7 +42,7 @@ fn no_more_than_eager(name: &str, make: impl Fn() -> Result<Step>) -> Result<()>
         manual_seed(1);
         let step = make()?;
         let region = Compile::new().mode(mode).fullgraph(true).region();
-        let compiled = peak(&|| region.run(|| step()))?;
+        let compiled = peak(&|| region.run(&step))?;
         let explanation = region.explain();
         assert!(explanation.graphs.iter().all(|graph| graph.interpreted.is_none()), "{name}: {explanation}");
         assert!(eager > 100_000, "{name}: large enough to be measured, {eager} bytes");

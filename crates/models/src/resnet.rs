@@ -121,8 +121,8 @@ impl Forward for Bottleneck {
 /// use kiln_tensor::{Device, Tensor};
 /// # fn main() -> kiln_tensor::Result<()> {
 /// let model = resnet18(10)?;
-/// let y = model.forward(&Tensor::ones([1, 3, 32, 32], &Device::Cpu)?)?;
-/// assert_eq!(y.shape().to_vec(), [1, 10]);
+/// let y = model.forward(&Tensor::ones([2, 3, 32, 32], &Device::Cpu)?)?;
+/// assert_eq!(y.shape().to_vec(), [2, 10]);
 /// assert_eq!(model.layer2[0].conv1.weight.shape().to_vec(), [128, 64, 3, 3]);
 /// # Ok(()) }
 /// ```

@@ -66,7 +66,10 @@ pub enum HostStep {
 
 /// A function of tensors and numbers (as bit patterns). Its results have memory of their own.
 #[derive(Clone)]
-pub struct HostFunction(pub Arc<dyn Fn(Vec<Ready>, &[u64]) -> Result<Vec<Ready>> + Send + Sync>);
+pub struct HostFunction(pub Arc<Host>);
+
+/// See [`HostFunction`].
+type Host = dyn Fn(Vec<Ready>, &[u64]) -> Result<Vec<Ready>> + Send + Sync;
 
 impl std::fmt::Debug for HostFunction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
