@@ -115,7 +115,7 @@ impl Tape {
     /// Of the calls that were used up, the one that a pass meets first.
     fn first_of(&self, freed: &FxHashSet<usize>) -> Option<(usize, TapeCall)> {
         let met = self.calls.iter().rev().find(|(call, _)| freed.contains(call));
-        met.map(|(&index, &call)| (index, call))
+        met.map(|(&index, call)| (index, call.clone()))
     }
 }
 
@@ -225,7 +225,7 @@ impl Segment {
             attach(part, inputs, state, &results)?;
         }
         for (tensor, call) in used_up.iter().filter_map(|(v, call)| Some((held(state, *v)?, call))) {
-            let function = Arc::new(UsedUp(*call));
+            let function = Arc::new(UsedUp(call.clone()));
             autograd::attach(function, &[], std::slice::from_ref(tensor), Loc::UNKNOWN);
         }
         results.clear();
@@ -460,7 +460,7 @@ impl TapeFunction for UsedUp {
     }
 
     fn backward(&self, _: &[Option<Tensor>], _: bool) -> Result<Vec<Option<Tensor>>> {
-        Err(used_up(self.0))
+        Err(used_up(self.0.clone()))
     }
 
     fn goes_through(&self) -> bool {

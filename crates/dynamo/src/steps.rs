@@ -117,7 +117,8 @@ impl State {
                     return Err(Leave::Eager(reason));
                 }
                 let (inputs, outputs) = (inputs.clone(), made.clone());
-                self.extend(site, Event::Apply(ApplyEvent { inputs, outputs, guards, loc: *loc }))?;
+                let name = function.name().into();
+                self.extend(site, Event::Apply(ApplyEvent { name, inputs, outputs, guards, loc: *loc }))?;
             }
         }
         let keep = |tensor: &Tensor| match tensor.tag() {

@@ -248,6 +248,8 @@ impl Mark {
 /// A custom function was applied; the ops of its forward came before.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct ApplyEvent {
+    /// The name of the function that was met here first.
+    pub(crate) name: Arc<str>,
     pub(crate) inputs: SmallVec<[Variable; 2]>,
     /// The results that carry gradients.
     pub(crate) outputs: SmallVec<[Variable; 1]>,

@@ -75,6 +75,7 @@ pub(crate) struct Analysis {
 
 /// A custom function, as a call.
 struct Applied {
+    name: Arc<str>,
     call: usize,
     outputs: SmallVec<[Variable; 1]>,
 }
@@ -165,7 +166,8 @@ impl Analysis {
             self.variables[output as usize].requires_grad = true;
             self.history[output as usize].push(call);
         }
-        self.functions.push(Applied { call, outputs: event.outputs.clone() });
+        let (name, outputs) = (event.name.clone(), event.outputs.clone());
+        self.functions.push(Applied { name, call, outputs });
     }
 
     /// Whether gradients flowed through a variable when a call read it.

@@ -1,5 +1,7 @@
 //! The tape of a segment so far: what gradients flow through, what a pass used up, where user code takes part.
 
+use std::borrow::Cow;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_aot::trace::Variable;
@@ -141,7 +143,12 @@ impl Analysis {
     /// A call, as errors name it.
     pub(crate) fn tape_call(&self, call: usize) -> TapeCall {
         let Done { op, loc, .. } = &self.calls[call];
-        TapeCall { op: op.as_ref().map(Op::name), loc: *loc }
+        let function = || self.functions.iter().find(|function| function.call == call);
+        let op = match op {
+            Some(op) => Some(Cow::Borrowed(op.name())),
+            None => function().map(|function| Cow::Owned(function.name.to_string())),
+        };
+        TapeCall { op, loc: *loc }
     }
 
     /// Whether a `backward` before put gradients into leaves.
@@ -248,10 +255,10 @@ impl Analysis {
     }
 }
 
-/// A call on the tape: its op (`None`: user code, or a pass) and the user's line.
-#[derive(Copy, Clone, Debug)]
+/// A call on the tape: its op or custom function (`None`: a pass) and the user's line.
+#[derive(Clone, Debug)]
 pub(crate) struct TapeCall {
-    pub(crate) op: Option<&'static str>,
+    pub(crate) op: Option<Cow<'static, str>>,
     pub(crate) loc: Loc,
 }
 

@@ -234,3 +234,21 @@ fn a_leaf_is_frozen_after_a_function_was_applied_to_it() -> Result<()> {
     })?;
     Ok(())
 }
+
+#[test]
+fn a_function_that_a_backward_inside_used_up_is_named() -> Result<()> {
+    check(|lab| {
+        let w = leaf(&[1.0, 2.0]);
+        for _ in 0..3 {
+            let y = lab.run(|| {
+                let y = Same.apply(&[&w])?;
+                y.sum()?.backward()?;
+                Ok(y)
+            })?;
+            lab.outcome("outside", y.sum()?.backward());
+            lab.see_grad("w", &w)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
