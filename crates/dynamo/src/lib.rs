@@ -18,6 +18,7 @@
 //! | `trie`        | everything the program ever did, as paths                              |
 //! | `analysis`    | what recording must know and replay needn't: aliases, the tape         |
 //! | `pipeline`    | the whole compiler as one list of stages                               |
+//! | `sizes`       | which recordings differ in sizes alone; `general`: one graph for all   |
 //! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
 //! | `autotune`    | the quickest of several forms of each kernel, by measuring             |
 //! | `segment`     | a compiled piece of program and its backward                           |
@@ -30,6 +31,7 @@ mod backend;
 mod compile;
 mod counters;
 mod explain;
+mod general;
 mod gradients;
 mod graph_cache;
 mod interpret;

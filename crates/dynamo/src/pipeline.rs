@@ -178,7 +178,7 @@ fn key<'a>(
 }
 
 /// Parts of a backward, each with what it takes and gives.
-fn connect(
+pub(crate) fn connect(
     tape: &Analysis,
     gradients: &Gradients,
     forward_outputs: usize,
@@ -270,6 +270,7 @@ impl Stages {
             isa: kernels::c_isa(build.isa),
             threads: threads::count(),
             tuning: options.settings.tuning(),
+            general: false,
         };
         let lower_without = |tuning: Tuning, refused: &[String]| {
             let lowering = Options { tuning, ..lowering.clone() };
@@ -446,7 +447,7 @@ impl Stages {
     }
 }
 
-fn variables(live: &LiveSet) -> Vec<Variable> {
+pub(crate) fn variables(live: &LiveSet) -> Vec<Variable> {
     let bit = |i: u32| live[i as usize / 64] >> (i % 64) & 1 == 1;
     (0..live.len() as u32 * 64).filter(|&i| bit(i)).collect()
 }
@@ -481,7 +482,7 @@ fn without_gradient(trace: &Trace, in_steps: bool) -> Vec<Variable> {
 }
 
 /// Why a trace can't become a graph, if it can't.
-fn compilable(trace: &Trace) -> Result<(), String> {
+pub(crate) fn compilable(trace: &Trace) -> Result<(), String> {
     let mut requires: Vec<bool> =
         trace.variables.iter().map(|v| v.input.as_ref().is_some_and(|input| input.requires_grad)).collect();
     for event in &trace.events {
@@ -515,7 +516,7 @@ fn compilable(trace: &Trace) -> Result<(), String> {
     Ok(())
 }
 
-fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Arc<[InputLayout]> {
+pub(crate) fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Arc<[InputLayout]> {
     inputs
         .iter()
         .map(|input| match input {
@@ -529,20 +530,20 @@ fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Arc<[InputLayout]> {
 }
 
 /// Results whose tape was used up, and what of it a pass would meet first.
-type UsedUp = Vec<(Variable, Option<TapeCall>)>;
+pub(crate) type UsedUp = Vec<(Variable, Option<TapeCall>)>;
 
 /// Which results leave with gradients, and which inputs those reach.
 #[derive(Clone, Debug)]
-struct Gradients {
+pub(crate) struct Gradients {
     /// Survivors, variable and output, by the part of the backward that begins at them: those that depend on
     /// others come later.
-    outputs: Vec<Vec<(Variable, usize)>>,
+    pub(crate) outputs: Vec<Vec<(Variable, usize)>>,
     /// Graph inputs: position and variable.
     inputs: Vec<(usize, Variable)>,
 }
 
 /// The results that leave with a tape that a `backward` inside used up, and those that leave with a good one.
-fn leaving(
+pub(crate) fn leaving(
     site: &Site,
     trace: &Trace,
     tape: &Analysis,
@@ -644,7 +645,7 @@ fn differentiated(functional: &Functional, value: Value) -> Vec<bool> {
 }
 
 /// For each input of a graph the user's line that it is first read for.
-fn lines(graph: &Graph) -> Vec<Loc> {
+pub(crate) fn lines(graph: &Graph) -> Vec<Loc> {
     let mut lines = vec![Loc::UNKNOWN; graph.value_count()];
     for node in graph.nodes.iter().rev() {
         node.args.iter().for_each(|arg| lines[arg.index()] = node.loc);
@@ -660,7 +661,7 @@ fn is_whole(functional: &Functional, output: usize, layout: &Layout) -> bool {
 }
 
 impl Gradients {
-    fn joint(&self, functional: &Functional) -> Result<Joint> {
+    pub(crate) fn joint(&self, functional: &Functional) -> Result<Joint> {
         let outputs: Vec<Vec<usize>> =
             self.outputs.iter().map(|part| part.iter().map(|(_, o)| *o).collect()).collect();
         let outputs: Vec<&[usize]> = outputs.iter().map(Vec::as_slice).collect();
@@ -671,7 +672,7 @@ impl Gradients {
 }
 
 /// Where halves are rounded.
-fn rounding(site: &Site) -> Rounding {
+pub(crate) fn rounding(site: &Site) -> Rounding {
     match site.options.settings.numerics {
         Numerics::Default => Rounding::Stored,
         Numerics::Strict => Rounding::Kernels(kiln_tensor::has_kernel),
@@ -679,7 +680,7 @@ fn rounding(site: &Site) -> Rounding {
 }
 
 /// How the inputs of a part of a backward lie: saved inputs as those of the forward, everything else dense.
-fn backward_layouts(forward: &[InputLayout], part: &kiln_aot::BackwardPart) -> Arc<[InputLayout]> {
+pub(crate) fn backward_layouts(forward: &[InputLayout], part: &kiln_aot::BackwardPart) -> Arc<[InputLayout]> {
     let dense = |ty: &Ty| {
         let strides = ty.as_tensor().map(|t| t.shape.contiguous_strides());
         InputLayout { strides: strides.unwrap_or_default() }

@@ -12,9 +12,11 @@ use kiln_tensor::no_grad;
 
 use crate::counters::{self, Count, count};
 use crate::explain::{Break, Explanation, Recompile};
+use crate::general::Generals;
 use crate::logs::{self, Log};
 use crate::options::{Compile, Mode};
 use crate::run::Run;
+use crate::segment::Segment;
 use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
@@ -27,6 +29,7 @@ const NODE_LIMIT: usize = 1 << 20;
 pub(crate) struct Site {
     pub(crate) options: Compile,
     pub(crate) trie: Trie,
+    generals: Mutex<Generals>,
     /// Runs that the next calls use again; none once the region is gone or was reset. A run holds its site,
     /// so neither would ever be freed otherwise.
     runs: Mutex<Option<Vec<Arc<Run>>>>,
@@ -47,6 +50,7 @@ impl Site {
         Arc::new(Site {
             options,
             trie: Trie::new(),
+            generals: Mutex::default(),
             runs: Mutex::new(Some(Vec::new())),
             breaks: Mutex::default(),
             fallbacks: Mutex::default(),
@@ -111,6 +115,13 @@ impl Site {
             self.note_recompile(self.recompile(like, &self.trie.node(to).event))?;
         }
         Ok(sight)
+    }
+
+    /// A segment made from a template, for a known graph that came in other sizes. `first` is where its first
+    /// recording ends.
+    pub(crate) fn general(&self, at: u32, first: u32, live: &LiveSet, at_once: bool) -> Option<Arc<Segment>> {
+        let _eager = Scope::suspend();
+        self.generals.lock().segment(self, (&self.trie, at), first, live, at_once)
     }
 
     /// Called before a segment is compiled. If the stance forbids it, the segment runs op by op, and the

@@ -121,8 +121,14 @@ impl Run {
                 let sight = self.site.sight(state.at, &state.live, &mut state.parted);
                 let refusal = match sight {
                     Ok(Sight::New) => self.site.may_compile().err(),
-                    Ok(Sight::Again) => None,
-                    Ok(Sight::First) => Some(None),
+                    Ok(Sight::Known { first, again, at_once }) => {
+                        if let Some(segment) = self.site.general(state.at, first, &state.live, at_once) {
+                            let segment = self.site.trie.add_segment(state.at, state.live.clone(), segment);
+                            let _eager = Scope::suspend();
+                            return segment.run(&self.site, state);
+                        }
+                        if again || at_once { None } else { Some(None) }
+                    }
                     Err(Leave::Error(error)) => Some(Some(error)),
                     Err(Leave::Eager(_)) => Some(None),
                 };

@@ -13,10 +13,17 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
-use crate::trie::{CallEvent, Event, Guard, LiveSet, Trie, Wanted};
+use kiln_ir::{Op, Ty};
+
+use crate::trie::{CallEvent, Event, Guard, LiveSet, Made, Trie, Wanted};
 
 /// Attributes that are sizes or places, not ways to compute.
 const SIZES: [&str; 9] = ["shape", "start", "end", "len", "size", "offset", "input", "output", "view"];
+
+/// Whether an attribute is a size or a place.
+pub(crate) fn is_size(attribute: &str) -> bool {
+    SIZES.contains(&attribute)
+}
 
 /// What is left of an event when sizes are not looked at. 0 and 1 are: an empty tensor and one that is
 /// repeated are computed with other code.
@@ -50,7 +57,7 @@ pub(crate) fn form(before: u64, event: &Event) -> u64 {
 fn form_of_call(call: &CallEvent, hash: &mut FxHasher) {
     (call.op.index(), call.in_place, call.grad_enabled).hash(hash);
     for (name, value) in call.op.attributes() {
-        if !SIZES.contains(&name) {
+        if !is_size(name) {
             value.hash(hash);
         }
     }
@@ -60,6 +67,58 @@ fn form_of_call(call: &CallEvent, hash: &mut FxHasher) {
 
 fn form_of_guard(guard: &Guard, hash: &mut FxHasher) {
     (guard.variable, guard.shares_with, guard.form).hash(hash);
+}
+
+/// Whether two events differ in sizes alone.
+pub(crate) fn alike(a: &Event, b: &Event) -> bool {
+    let inputs = |a: &[Guard], b: &[Guard]| {
+        let same = |(a, b): (&Guard, &Guard)| {
+            (a.variable, a.shares_with, a.form) == (b.variable, b.shares_with, b.form)
+                && (a.dtype, a.device, a.requires_grad, a.leaf) == (b.dtype, b.device, b.requires_grad, b.leaf)
+                && a.shape.rank() == b.shape.rank()
+        };
+        a.len() == b.len() && a.iter().zip(b).all(same)
+    };
+    if !inputs(a.guards(), b.guards()) {
+        return false;
+    }
+    match (a, b) {
+        (Event::Start, Event::Start) | (Event::Break, Event::Break) => true,
+        (Event::Call(a), Event::Call(b)) => {
+            let made = match (&a.made, &b.made) {
+                (
+                    Made::Variable { requires_grad: a, ty: Ty::Tensor(x) },
+                    Made::Variable { requires_grad: b, ty: Ty::Tensor(y) },
+                ) => a == b && (x.dtype, x.device, x.shape.rank()) == (y.dtype, y.device, y.shape.rank()),
+                (Made::Variable { .. }, Made::Variable { .. }) | (Made::Changed { .. }, Made::Changed { .. }) => {
+                    a.made == b.made
+                }
+                _ => false,
+            };
+            let same = (a.in_place, a.grad_enabled, &a.args) == (b.in_place, b.grad_enabled, &b.args);
+            made && same && (a.op == b.op || sizeless(&a.op) == sizeless(&b.op))
+        }
+        (Event::Backward(a), Event::Backward(b)) => {
+            (&a.outputs, a.retain_graph, &a.targets) == (&b.outputs, b.retain_graph, &b.targets)
+        }
+        (Event::Grad(a), Event::Grad(b)) => {
+            (&a.key, &a.found, &a.reached) == (&b.key, &b.found, &b.reached)
+        }
+        (Event::Mark(a), Event::Mark(b)) => (a.mark, a.variable) == (b.mark, b.variable),
+        (Event::Apply(a), Event::Apply(b)) => (&a.inputs, &a.outputs) == (&b.inputs, &b.outputs),
+        _ => false,
+    }
+}
+
+/// An op without its sizes. How many there are shows.
+fn sizeless(op: &Op) -> Op {
+    let mut op = op.clone();
+    op.each_number(&mut |name, number| {
+        if is_size(name) {
+            *number = 0;
+        }
+    });
+    op
 }
 
 /// What is left of an input when sizes are not looked at.
@@ -80,10 +139,15 @@ pub(crate) fn form_of_input(wanted: &Wanted) -> u64 {
 pub(crate) enum Sight {
     /// It is a graph of its own.
     New,
-    /// A graph that is known, with sizes to be planned now.
-    Again,
-    /// A graph that is known, with sizes that come for the first time: it runs op by op.
-    First,
+    /// A graph that is known, in other sizes.
+    Known {
+        /// Where its first recording ends.
+        first: u32,
+        /// Whether these sizes came before, and ran op by op.
+        again: bool,
+        /// Whether the user wants no size to wait.
+        at_once: bool,
+    },
 }
 
 /// The sizes in which a region's graphs came.
@@ -107,11 +171,11 @@ impl Sizes {
         }
         let again = self.once.remove(&(at, live.clone()));
         self.count += usize::from(!again);
-        if again || at_once || announced(trie, first, at) {
-            return Sight::Again;
+        let at_once = at_once || announced(trie, first, at);
+        if !again && !at_once {
+            self.once.insert((at, live.clone()));
         }
-        self.once.insert((at, live.clone()));
-        Sight::First
+        Sight::Known { first, again, at_once }
     }
 }
 

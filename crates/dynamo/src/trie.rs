@@ -116,6 +116,24 @@ impl Guard {
         Guard { variable, shares_with, wanted }
     }
 
+    /// The same of an input of another size.
+    pub(crate) fn resized(&self, shape: Shape, strides: Strides) -> Guard {
+        if shape == self.shape && strides == self.strides {
+            return self.clone();
+        }
+        let ty = TensorTy { dtype: self.dtype, device: self.device, shape: shape.clone() }.into();
+        let layout = Arc::new(Layout { shape: shape.clone(), strides: strides.clone(), offset: 0 });
+        let input = Some(InputVariable { layout, requires_grad: self.requires_grad, leaf: self.leaf });
+        let wanted = Wanted {
+            shape,
+            strides,
+            dynamic: self.dynamic.clone(),
+            info: Arc::new(VariableInfo { ty, input }),
+            ..**self
+        };
+        Guard { variable: self.variable, shares_with: self.shares_with, wanted: Arc::new(wanted) }
+    }
+
     /// Whether an input is as it was; compares without copying.
     pub(crate) fn holds(&self, tensor: &Tensor, shares_with: Option<Variable>) -> bool {
         tensor.try_ready().is_some_and(|ready| self.holds_of(tensor, ready, shares_with))
@@ -306,6 +324,17 @@ impl Event {
             Event::Apply(event) => &event.guards,
             Event::Backward(event) => &event.guards,
             Event::Grad(event) => &event.guards,
+        }
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn guards_mut(&mut self) -> &mut [Guard] {
+        match self {
+            Event::Start | Event::Break | Event::Mark(_) => &mut [],
+            Event::Call(call) => &mut call.guards,
+            Event::Apply(event) => &mut event.guards,
+            Event::Backward(event) => &mut event.guards,
+            Event::Grad(event) => &mut event.guards,
         }
     }
 

@@ -13,7 +13,6 @@ use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
 use crate::lower::{Lowered, LoweredRoot};
-use crate::memory::{Lifetime, Room, Spot, place, widest_gap};
 use crate::options::Options;
 use crate::order::{Order, reads_only_where_it_writes};
 use crate::plan::{
@@ -24,6 +23,7 @@ use crate::report::{Report, StepReport};
 use crate::scalars::Scalars;
 use crate::schedule::finish;
 use crate::table::TableKernel;
+use crate::temporaries::{InPlace, place_temporaries};
 use crate::views::view_of;
 
 /// Elements per item of a table kernel.
@@ -48,7 +48,9 @@ struct Assembler<'f, 'g> {
     reports: Vec<StepReport>,
     copies: Vec<(BufferId, BufferId)>,
     /// Steps whose result may lie where this operand does, if that is not needed any more.
-    in_place: Vec<(usize, BufferId, BufferId)>,
+    in_place: Vec<InPlace>,
+    /// By step, the loops of its kernel (not those of tables).
+    loops: Vec<Option<Kernel>>,
     scalars: Scalars<'g>,
 }
 
@@ -72,7 +74,20 @@ impl<'a> Column<'a> {
     }
 }
 
-pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options, refused: &[String]) -> Plan {
+/// A plan, and what it takes to work it out again for other sizes.
+pub(crate) struct Assembled {
+    pub plan: Plan,
+    /// By step, the loops of its kernel (not those of tables).
+    pub loops: Vec<Option<Kernel>>,
+    pub in_place: Vec<InPlace>,
+}
+
+pub(crate) fn assemble(
+    fusion: &Fusion<'_>,
+    order: &Order,
+    options: &Options,
+    refused: &[String],
+) -> Assembled {
     let graph = fusion.graph;
     let mut this = Assembler {
         fusion,
@@ -91,6 +106,7 @@ pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options, re
         reports: Vec::new(),
         copies: Vec::new(),
         in_place: Vec::new(),
+        loops: Vec::new(),
         scalars: Scalars::new(graph),
     };
     for unit in &fusion.units {
@@ -132,7 +148,7 @@ pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options, re
     this.finish()
 }
 
-fn name_of(code: &str) -> String {
+pub(crate) fn name_of(code: &str) -> String {
     let mut hasher = FxHasher::default();
     code.hash(&mut hasher);
     let first = hasher.finish();
@@ -249,6 +265,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
 
     fn step(&mut self, step: Step, name: &str, ops: Vec<String>, bytes_read: usize, bytes_written: usize) {
         self.steps.push(step);
+        self.loops.push(None);
         self.reports.push(StepReport { name: name.into(), ops, bytes_read, bytes_written });
     }
 
@@ -427,6 +444,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
             let name = self.kernels[kernel].name.clone();
             let (read, written) = if p == last && p > 0 { (0, 0) } else { (bytes_read, bytes_written) };
             self.step(step, &name, ops, read, written);
+            if let Some(loops) = self.loops.last_mut() {
+                *loops = Some(part.kernel);
+            }
         }
     }
 
@@ -451,7 +471,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                     && (source.ty.dtype, source.ty.bytes) == (ty.dtype, ty.bytes)
                     && reads_only_where_it_writes(lowered, load, root, &dense)
                 {
-                    self.in_place.push((self.steps.len(), from, to));
+                    self.in_place.push(InPlace { step: self.steps.len(), from, to });
                 }
             }
         }
@@ -709,33 +729,14 @@ impl<'f, 'g> Assembler<'f, 'g> {
     }
 
     /// Places the arena's buffers and puts the plan together.
-    fn finish(mut self) -> Plan {
-        let mut lives: Vec<Option<(u32, u32)>> = vec![None; self.buffers.len()];
-        for (s, step) in self.steps.iter().enumerate() {
-            let s = s as u32;
-            let mut touch = |id: BufferId| lives[id.index()].get_or_insert((s, s)).1 = s;
-            match step {
-                Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
-                Step::Gemm { lhs, rhs, dst, .. } => {
-                    [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer))
-                }
-                Step::Random { buffer, .. } => touch(*buffer),
-                Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
-                Step::Fallback { args, outs, .. } => {
-                    args.iter().for_each(|a| touch(a.at.buffer));
-                    outs.iter().for_each(|b| touch(*b));
-                }
-                Step::Eager { args, outs, .. } => {
-                    args.iter().chain(outs.iter().map(|(_, out)| out)).for_each(|v| touch(v.at.buffer));
-                }
-            }
-        }
-        let arena_bytes = self.place_temporaries(&lives);
+    fn finish(mut self) -> Assembled {
+        let arena_bytes =
+            place_temporaries(&mut self.buffers, &mut self.steps, self.outputs.len(), &self.in_place);
         let mut why_not = self.fusion.why_not.clone();
         why_not.extend(self.order.why_not.iter().cloned());
         let mut seen = FxHashSet::default();
         why_not.retain(|w| seen.insert(w.clone()));
-        Plan {
+        let plan = Plan {
             kernels: self.kernels,
             buffers: self.buffers,
             scalars: self.scalars.ops,
@@ -744,71 +745,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
             outputs: self.outputs,
             isa: self.options.isa,
             report: Report { steps: self.reports, why_not },
-        }
-    }
-
-    /// Gives every temporary its place; the arena's size. `lives` are the steps that use each buffer first and
-    /// last.
-    fn place_temporaries(&mut self, lives: &[Option<(u32, u32)>]) -> usize {
-        // By output, its room.
-        let mut rooms: Vec<Room> = vec![Room { bytes: 0, until: 0 }; self.outputs.len()];
-        let mut lifetimes: Vec<Lifetime> = Vec::new();
-        let mut at: Vec<Option<usize>> = vec![None; self.buffers.len()];
-        for (i, (buffer, life)) in self.buffers.iter().zip(lives).enumerate() {
-            let Some((first, last)) = life.map(|(first, last)| (first as usize, last as usize)) else {
-                continue;
-            };
-            match buffer.place {
-                Place::Output(k) => rooms[k] = Room { bytes: buffer.ty.bytes, until: first },
-                Place::Arena { .. } => {
-                    at[i] = Some(lifetimes.len());
-                    lifetimes.push(Lifetime { bytes: buffer.ty.bytes, first, last, becomes: None });
-                }
-                Place::Input(_) | Place::BeforeOutput { .. } => {}
-            }
-        }
-        // A result takes the place of an operand that dies with the step that makes it: they are one lifetime.
-        let (mut givers, mut takers) = (FxHashSet::default(), FxHashSet::default());
-        for (step, from, to) in std::mem::take(&mut self.in_place) {
-            let Some(source) = at[from.index()] else { continue };
-            if givers.contains(&from) || takers.contains(&to) {
-                continue;
-            }
-            let dies = lifetimes[source].last == step && lifetimes[source].becomes.is_none();
-            match (self.buffers[to.index()].place, at[to.index()]) {
-                (Place::Output(k), _) if dies && rooms[k].until == step => {
-                    lifetimes[source].becomes = Some(k);
-                }
-                (Place::Arena { .. }, Some(result)) if dies && lifetimes[result].first == step => {
-                    // The result's own lifetime is empty from now on.
-                    lifetimes[source].last = lifetimes[result].last;
-                    lifetimes[result].bytes = 0;
-                    at[to.index()] = Some(source);
-                }
-                _ => continue,
-            }
-            givers.insert(from);
-            takers.insert(to);
-        }
-        let (spots, arena_bytes) = place(&lifetimes, &rooms);
-        for (buffer, at) in self.buffers.iter_mut().zip(&at) {
-            let Some(at) = *at else { continue };
-            buffer.place = match spots[at] {
-                Spot::Arena(offset) => Place::Arena { offset },
-                Spot::Room { room, offset } => Place::BeforeOutput { output: room, offset },
-            };
-        }
-        // Library steps may use what is free of the arena while they run.
-        for (s, step) in self.steps.iter_mut().enumerate() {
-            if let Step::Fallback { free, .. } = step {
-                let taken = self.buffers.iter().zip(lives).filter_map(|(buffer, life)| {
-                    let (first, last) = (*life)?;
-                    let Place::Arena { offset } = buffer.place else { return None };
-                    (first as usize <= s && s <= last as usize).then_some((offset, offset + buffer.ty.bytes))
-                });
-                *free = widest_gap(taken.collect(), arena_bytes);
-            }
-        }
-        arena_bytes
+        };
+        Assembled { plan, loops: self.loops, in_place: self.in_place }
     }
 }

@@ -8,8 +8,10 @@
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
 //!    expressions, `views`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
-//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `memory`, `scalars`; `eager`: ops of
+//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `temporaries` (`memory`), `scalars`; `eager`: ops of
 //!    kernels that no compiler wants.
+//!
+//! A plan for graphs that differ in sizes alone is a [`General`].
 //!
 //! Nothing here knows how text is built or launched.
 //!
@@ -32,6 +34,7 @@ pub mod codec;
 mod eager;
 mod elements;
 mod fuse;
+mod general;
 pub mod index;
 mod lists;
 pub mod loops;
@@ -48,12 +51,14 @@ mod schedule;
 mod sequence;
 mod shared;
 mod table;
+mod temporaries;
 mod views;
 mod why_not;
 mod windows;
 
 use kiln_ir::{Graph, Ty};
 
+pub use general::{Form, General, Numbers};
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
     BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan,
@@ -103,6 +108,14 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
 /// Lowers a graph of prims; instead of the kernels with these names there are steps that run their ops one by
 /// one ([`Step::Eager`]).
 pub fn lower_without(graph: &Graph, options: &Options, refused: &[String]) -> Result<Plan, LowerError> {
+    Ok(assembled(graph, options, refused)?.plan)
+}
+
+fn assembled(
+    graph: &Graph,
+    options: &Options,
+    refused: &[String],
+) -> Result<assemble::Assembled, LowerError> {
     check(graph, options)?;
     let layouts = &options.input_layouts;
     let (graph, apart) = lists::take_apart(graph, layouts);

@@ -49,6 +49,8 @@ pub struct Options {
     pub threads: usize,
     /// Sizes of kernels.
     pub tuning: Tuning,
+    /// Whether the kernels are for graphs of other sizes, too: then no size is part of their text.
+    pub general: bool,
 }
 
 impl Options {
@@ -56,6 +58,6 @@ impl Options {
     pub fn dense(graph: &Graph, isa: CIsa, threads: usize) -> Options {
         let strides = |&v| graph.ty(v).as_tensor().map(|t| t.shape.contiguous_strides()).unwrap_or_default();
         let input_layouts = graph.inputs.iter().map(|v| Layout { strides: strides(v) }).collect();
-        Options { input_layouts, isa, threads, tuning: Tuning::DEFAULT }
+        Options { input_layouts, isa, threads, tuning: Tuning::DEFAULT, general: false }
     }
 }

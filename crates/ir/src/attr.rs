@@ -127,6 +127,15 @@ pub trait Attribute: Sized {
     fn print(&self) -> String;
     /// Reads the text form.
     fn parse(text: &str) -> Option<Self>;
+    /// Calls `change` for every number in it, in order. Dims of a tensor are not numbers in this sense.
+    fn each_number(&mut self, _change: &mut dyn FnMut(&mut i64)) {}
+}
+
+/// [`Attribute::each_number`] of a size.
+fn change_size(size: &mut usize, change: &mut dyn FnMut(&mut i64)) {
+    let mut number = *size as i64;
+    change(&mut number);
+    *size = number as usize;
 }
 
 impl Attribute for bool {
@@ -145,6 +154,9 @@ impl Attribute for usize {
     fn parse(text: &str) -> Option<usize> {
         text.parse().ok()
     }
+    fn each_number(&mut self, change: &mut dyn FnMut(&mut i64)) {
+        change_size(self, change);
+    }
 }
 
 impl Attribute for i64 {
@@ -153,6 +165,9 @@ impl Attribute for i64 {
     }
     fn parse(text: &str) -> Option<i64> {
         text.parse().ok()
+    }
+    fn each_number(&mut self, change: &mut dyn FnMut(&mut i64)) {
+        change(self);
     }
 }
 
@@ -171,6 +186,9 @@ impl Attribute for Shape {
     fn parse(text: &str) -> Option<Shape> {
         parse_list(text).map(Shape::from)
     }
+    fn each_number(&mut self, change: &mut dyn FnMut(&mut i64)) {
+        self.iter_mut().for_each(|size| change_size(size, change));
+    }
 }
 
 impl Attribute for Pairs {
@@ -181,6 +199,9 @@ impl Attribute for Pairs {
         let numbers = parse_list(text)?;
         let pairs = numbers.chunks_exact(2);
         pairs.remainder().is_empty().then(|| Pairs(pairs.map(|pair| (pair[0], pair[1])).collect()))
+    }
+    fn each_number(&mut self, change: &mut dyn FnMut(&mut i64)) {
+        self.0.iter_mut().flat_map(|(a, b)| [a, b]).for_each(|size| change_size(size, change));
     }
 }
 
@@ -231,6 +252,9 @@ impl Attribute for Sizes {
     }
     fn parse(text: &str) -> Option<Sizes> {
         parse_list(text).map(|list| Sizes(list.into()))
+    }
+    fn each_number(&mut self, change: &mut dyn FnMut(&mut i64)) {
+        self.0.iter_mut().for_each(|size| change_size(size, change));
     }
 }
 

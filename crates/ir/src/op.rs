@@ -260,6 +260,16 @@ macro_rules! define_ops {
                 }
             }
 
+            /// Calls `change` for every number in the attributes, in order, with the attribute's name.
+            #[allow(unused_variables, reason = "most ops have no numbers")]
+            pub fn each_number(&mut self, change: &mut dyn FnMut(&'static str, &mut i64)) {
+                match self {
+                    $( Op::$Variant { $($attr),* } => {
+                        $( Attribute::each_number($attr, &mut |number| change(stringify!($attr), number)); )*
+                    } )*
+                }
+            }
+
             /// The op with this name and these attributes (all of them, by name).
             pub fn parse(name: &str, attribute: &mut dyn FnMut(&str) -> Option<String>) -> Option<Op> {
                 match name {

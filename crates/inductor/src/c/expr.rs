@@ -16,7 +16,7 @@ fn width(dtype: DType) -> Option<Width> {
     }
 }
 
-impl Emitter<'_> {
+impl<'k> Emitter<'k> {
     fn ty(&self, dtype: DType) -> &'static str {
         vector_type(dtype, self.mask)
     }
@@ -288,7 +288,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn position(&mut self, id: ExprId, index: &Index, before: &mut String, indent: &str) -> String {
+    fn position(&mut self, id: ExprId, index: &'k Index, before: &mut String, indent: &str) -> String {
         let constant = self.stride(id, usize::MAX, index.constant);
         if !self.lane_varies[id] {
             let text = self.index_text(id, index, None, &|_, _| true);
@@ -312,7 +312,7 @@ impl Emitter<'_> {
         &mut self,
         id: ExprId,
         buffer: usize,
-        index: &Index,
+        index: &'k Index,
         before: &mut String,
         indent: &str,
     ) -> String {
@@ -342,7 +342,7 @@ impl Emitter<'_> {
     }
 
     /// The part of an index that changes inside an item, and how it changes along lanes.
-    fn moving(&mut self, access: usize, index: &Index, varies: bool) -> (String, Class) {
+    fn moving(&mut self, access: usize, index: &'k Index, varies: bool) -> (String, Class) {
         let wanted = |this: &Emitter<'_>, term: &Term| !this.is_fixed(term);
         if !varies {
             return (self.index_text(access, index, None, &wanted), Class::Same);
@@ -365,7 +365,7 @@ impl Emitter<'_> {
         name: &str,
         access: usize,
         buffer: usize,
-        index: &Index,
+        index: &'k Index,
         dtype: DType,
     ) -> String {
         let text = self.index_text(access, index, None, &|this, term| this.is_fixed(term));

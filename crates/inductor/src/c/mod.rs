@@ -3,7 +3,8 @@
 //! [Note: one text for many sizes]
 //! Extents, strides and run-time numbers are arguments (`ints`, `scalars`), so loops of equal form give equal
 //! text whatever their sizes. What is part of the text: the modes, dtypes and operations, which strides are 0,
-//! whether the stride along the vector axis is 1, divisors in indices.
+//! whether the stride along the vector axis is 1, divisors in indices. Loops that will run on many sizes
+//! ([`Options::general`]) take divisors as arguments, too.
 //!
 //! [Note: bodies]
 //! The body of each pass is an always-inline function of the position and the number of live lanes. The main
@@ -81,6 +82,9 @@ struct Emitter<'k> {
     outer_names: BTreeMap<String, String>,
     /// Strides of accesses, fixed once.
     stride_names: BTreeMap<(usize, usize), String>,
+    /// Names of the numbers inside quotients, by where they stand in the kernel; `None` if they are part of the
+    /// text.
+    inner_names: Option<BTreeMap<*const i64, String>>,
     /// Functions written so far.
     bodies: String,
     uses_status: bool,
@@ -140,6 +144,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         functions: Vec::new(),
         outer_names: BTreeMap::new(),
         stride_names: BTreeMap::new(),
+        inner_names: options.general.then(BTreeMap::new),
         bodies: String::new(),
         uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { .. })),
         streams: false,
@@ -328,7 +333,7 @@ impl<'k> Emitter<'k> {
     fn index_text(
         &mut self,
         access: usize,
-        index: &Index,
+        index: &'k Index,
         lane: Option<&str>,
         wanted: &dyn Fn(&Emitter<'_>, &Term) -> bool,
     ) -> String {
@@ -350,7 +355,7 @@ impl<'k> Emitter<'k> {
         }
     }
 
-    fn term_text(&self, term: &Term, lane: Option<&str>) -> String {
+    fn term_text(&mut self, term: &'k Term, lane: Option<&str>) -> String {
         match term {
             Term::Axis(a) => match lane {
                 Some(l) if *a == self.kernel.vector_axis() => format!("(j + {l})"),
@@ -360,17 +365,29 @@ impl<'k> Emitter<'k> {
                 Some(l) => format!("v{v}[{l}]"),
                 None => format!("v{v}[0]"),
             },
-            // Inside quotients numbers are part of the text: a known divisor is a multiplication.
-            Term::Div(inner, d) => format!("(({}) / {d})", self.literal_index(inner, lane)),
-            Term::Mod(inner, d) => format!("(({}) % {d})", self.literal_index(inner, lane)),
+            Term::Div(inner, d) => format!("(({}) / {})", self.inner_index(inner, lane), self.inner_number(d)),
+            Term::Mod(inner, d) => format!("(({}) % {})", self.inner_index(inner, lane), self.inner_number(d)),
         }
     }
 
-    fn literal_index(&self, index: &Index, lane: Option<&str>) -> String {
-        let mut parts: Vec<String> =
-            index.terms.iter().map(|(t, f)| format!("{} * {f}", self.term_text(t, lane))).collect();
+    /// A number inside a quotient. As a part of the text it is quick: a known divisor is a multiplication.
+    fn inner_number(&mut self, number: &'k i64) -> String {
+        let Some(names) = &self.inner_names else { return number.to_string() };
+        if let Some(name) = names.get(&std::ptr::from_ref(number)) {
+            return name.clone();
+        }
+        let name = self.int(format!("d{}", names.len()), *number);
+        self.inner_names.get_or_insert_default().insert(std::ptr::from_ref(number), name.clone());
+        name
+    }
+
+    fn inner_index(&mut self, index: &'k Index, lane: Option<&str>) -> String {
+        let mut parts: Vec<String> = Vec::with_capacity(index.terms.len() + 1);
+        for (term, factor) in &index.terms {
+            parts.push(format!("{} * {}", self.term_text(term, lane), self.inner_number(factor)));
+        }
         if index.constant != 0 || parts.is_empty() {
-            parts.push(index.constant.to_string());
+            parts.push(self.inner_number(&index.constant));
         }
         parts.join(" + ")
     }

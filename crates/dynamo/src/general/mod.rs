@@ -1,0 +1,144 @@
+//! Graphs for many sizes: what differs in sizes alone is one graph, with one template for a range of sizes.
+//!
+//! The first recording of a graph has a plan for its very sizes. When the same ops come with other sizes, the
+//! numbers that changed are fitted to all recordings ([`shapes`]): some are free symbols, the others follow from
+//! them. With that a [`template`] is found for the range that the sizes lie in, from which a segment for any
+//! sizes in the range is made in a fraction of a millisecond, without a pass and without a new kernel.
+
+mod draft;
+mod fit;
+mod shapes;
+mod template;
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use self::fit::Point;
+use self::shapes::{Shapes, Slot};
+use self::template::{Ranges, Template, contains, ranges};
+use crate::backend::Backend;
+use crate::logs::{self, Log};
+use crate::options::Mode;
+use crate::region::Site;
+use crate::segment::Segment;
+use crate::sizes;
+use crate::trie::{LiveSet, Trie};
+
+/// A graph is generalised when it came in this many sizes: two may be all there are, a batch and the rest.
+const ENOUGH: usize = 3;
+/// So often rules are found to be wrong before they are given up.
+const MOST_GUESSES: usize = 4;
+/// Sizes that rules are fitted to, at most.
+const MOST_RECORDINGS: usize = 12;
+
+/// What is known of a graph that came in several sizes.
+struct Known {
+    /// Where its first recording ends.
+    first: u32,
+    /// The sizes it came in.
+    recordings: Vec<Vec<Slot>>,
+    shapes: Option<Shapes>,
+    guesses: usize,
+    templates: Vec<Arc<Template>>,
+    /// Ranges without a template, and why.
+    refused: Vec<(Ranges, String)>,
+}
+
+/// The graphs of a region that came in several sizes.
+#[derive(Default)]
+pub(crate) struct Generals {
+    graphs: FxHashMap<(u64, LiveSet), Known>,
+    /// Why some sizes have plans of their own, in words.
+    pub(crate) reasons: Vec<String>,
+}
+
+impl Generals {
+    /// A segment for the recording that ends at `at` in a trie, if its graph is general. `first` is where the
+    /// graph's first recording ends in the region's own trie; `at_once`: two sizes are enough.
+    pub(crate) fn segment(
+        &mut self,
+        site: &Site,
+        (trie, at): (&Trie, u32),
+        first: u32,
+        live: &LiveSet,
+        at_once: bool,
+    ) -> Option<Arc<Segment>> {
+        if !site.options.backend.is(Backend::Inductor) || site.options.mode == Mode::MaxAutotune {
+            return None;
+        }
+        let slots = shapes::slots(trie, at);
+        let known = self.graphs.entry((trie.node(at).form, live.clone())).or_insert_with(|| Known {
+            first,
+            recordings: vec![shapes::slots(&site.trie, first)],
+            shapes: None,
+            guesses: 0,
+            templates: Vec::new(),
+            refused: Vec::new(),
+        });
+        // A form is a hash: whether it is the same graph is seen here.
+        let (own, other) = (site.trie.path(known.first), trie.path(at));
+        let alike = |(a, b): (&u32, &u32)| sizes::alike(&site.trie.node(*a).event, &trie.node(*b).event);
+        if own.len() != other.len() || !own.iter().zip(&other).all(alike) {
+            return None;
+        }
+        let point = known.bind(slots, if at_once { 2 } else { ENOUGH })?;
+        match known.at(site, live, &point) {
+            Ok(segment) => Some(segment),
+            Err(reason) => {
+                if !self.reasons.contains(&reason) {
+                    logs::write(Log::Recompiles, "sizes", &|| reason.clone());
+                    self.reasons.push(reason);
+                }
+                None
+            }
+        }
+    }
+}
+
+impl Known {
+    /// The symbols' values in a recording, if enough is known to say; the rules are found again if need be.
+    fn bind(&mut self, slots: Vec<Slot>, enough: usize) -> Option<Point> {
+        if let Some(point) = self.shapes.as_ref().and_then(|shapes| shapes.bind(&slots)) {
+            return Some(point);
+        }
+        if !self.recordings.contains(&slots) && self.recordings.len() < MOST_RECORDINGS {
+            self.recordings.push(slots.clone());
+        }
+        if self.recordings.len() < enough || self.guesses == MOST_GUESSES {
+            return None;
+        }
+        self.guesses += 1;
+        self.shapes = Shapes::fit(&self.recordings);
+        self.templates.clear();
+        self.refused.clear();
+        self.shapes.as_ref()?.bind(&slots)
+    }
+
+    /// The segment for these values of the symbols.
+    fn at(&mut self, site: &Site, live: &LiveSet, point: &Point) -> Result<Arc<Segment>, String> {
+        if let Some(template) = self.templates.iter().find(|template| contains(&template.ranges, point)) {
+            return template.segment(site, point);
+        }
+        if let Some((_, reason)) = self.refused.iter().find(|(ranges, _)| contains(ranges, point)) {
+            return Err(reason.clone());
+        }
+        let shapes = self.shapes.as_ref().ok_or("nothing is known of the sizes")?;
+        let found = Template::find(site, (&site.trie, self.first), live, shapes, point);
+        let found = found.and_then(|template| match contains(&template.ranges, point) {
+            true => Ok(template),
+            false => Err("a size divides another".to_string()),
+        });
+        match found {
+            Ok(template) => {
+                let template = Arc::new(template);
+                self.templates.push(template.clone());
+                template.segment(site, point)
+            }
+            Err(reason) => {
+                self.refused.extend(ranges(point).map(|ranges| (ranges, reason.clone())));
+                Err(reason)
+            }
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! How the sizes of a recording depend on each other: each is a polynomial of a few that change freely.
+//!
+//! Recordings of one form differ in the sizes of inputs and in attributes that are sizes or places. A size that
+//! was the same in all of them is a constant. One that changed is fitted as c · ∏ symbols + d to all recordings
+//! there are; where nothing fits it becomes a symbol of its own. What was found is a guess about the program, so
+//! it is checked on every call ([`Shapes::bind`]): a size that is not what it should be means that the guess is
+//! made again from more recordings, or that this call has a plan of its own.
+
+use smallvec::SmallVec;
+
+use super::fit::{MOST_SYMBOLS, Point, Polynomial};
+use crate::sizes::is_size;
+use crate::trie::{Event, Guard, Trie};
+
+/// A number of a recording that its form does not tell.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Slot {
+    pub(crate) value: i64,
+    /// Whether something has this size: 0 and 1 have a meaning of their own then.
+    pub(crate) is_size: bool,
+}
+
+/// The slots of an input, in order; `change` may exchange the numbers.
+fn each_slot_of_guard(guard: &Guard, change: &mut dyn FnMut(Slot) -> i64) -> Guard {
+    let (mut shape, mut strides) = (guard.shape.clone(), guard.strides.clone());
+    for size in shape.iter_mut() {
+        *size = change(Slot { value: *size as i64, is_size: true }) as usize;
+    }
+    if strides == guard.shape.contiguous_strides() {
+        strides = shape.contiguous_strides();
+    } else {
+        for stride in &mut strides {
+            *stride = change(Slot { value: *stride as i64, is_size: true }) as isize;
+        }
+    }
+    guard.resized(shape, strides)
+}
+
+/// The event with other numbers in its slots, as `change` says. What it made is left as it was.
+pub(crate) fn with_slots(event: &Event, change: &mut dyn FnMut(Slot) -> i64) -> Event {
+    let mut event = event.clone();
+    event.guards_mut().iter_mut().for_each(|guard| *guard = each_slot_of_guard(guard, change));
+    if let Event::Call(call) = &mut event {
+        call.op.each_number(&mut |name, number| {
+            if is_size(name) {
+                *number = change(Slot { value: *number, is_size: matches!(name, "shape" | "len" | "size") });
+            }
+        });
+    }
+    event
+}
+
+/// The slots of the segment that ends at a node.
+pub(crate) fn slots(trie: &Trie, at: u32) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    for index in trie.path(at) {
+        let event = &*trie.node(index).event;
+        for guard in event.guards() {
+            let is_dense = guard.strides == guard.shape.contiguous_strides();
+            slots.extend(guard.shape.iter().map(|&size| Slot { value: size as i64, is_size: true }));
+            if !is_dense {
+                slots.extend(guard.strides.iter().map(|&stride| Slot { value: stride as i64, is_size: true }));
+            }
+        }
+        if let Event::Call(call) = event
+            && !call.op.row().attributes.is_empty()
+        {
+            call.op.clone().each_number(&mut |name, number| {
+                if is_size(name) {
+                    slots.push(Slot { value: *number, is_size: matches!(name, "shape" | "len" | "size") });
+                }
+            });
+        }
+    }
+    slots
+}
+
+/// What a symbol stands for: the number in a slot, counted in units.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+struct Symbol {
+    slot: usize,
+    unit: i64,
+}
+
+/// See the [module](self).
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Shapes {
+    symbols: SmallVec<[Symbol; MOST_SYMBOLS]>,
+    /// By slot.
+    numbers: Vec<(Polynomial, bool)>,
+}
+
+impl Shapes {
+    /// The simplest rule that all recordings follow. `None` if too many sizes change freely, or if one that
+    /// changes was 0 or 1 once.
+    pub(crate) fn fit(recordings: &[Vec<Slot>]) -> Option<Shapes> {
+        let first = recordings.first()?;
+        if recordings.iter().any(|slots| slots.len() != first.len()) {
+            return None;
+        }
+        let mut shapes = Shapes { symbols: SmallVec::new(), numbers: Vec::with_capacity(first.len()) };
+        for slot in 0..first.len() {
+            let values: SmallVec<[i64; 8]> = recordings.iter().map(|slots| slots[slot].value).collect();
+            let is_size = first[slot].is_size;
+            if values.iter().all(|value| *value == values[0]) {
+                shapes.numbers.push((Polynomial::constant(values[0]), is_size));
+                continue;
+            }
+            if is_size && values.iter().any(|value| *value < 2) {
+                return None;
+            }
+            let number = match shapes.rule(recordings, &values) {
+                Some(number) => number,
+                None => {
+                    if shapes.symbols.len() == MOST_SYMBOLS {
+                        return None;
+                    }
+                    shapes.symbols.push(Symbol { slot, unit: 1 });
+                    Polynomial::symbol(shapes.symbols.len() - 1, 1)
+                }
+            };
+            shapes.numbers.push((number, is_size));
+        }
+        (!shapes.symbols.is_empty()).then_some(shapes)
+    }
+
+    /// How a slot that had these values in the recordings follows from the symbols there are, if it does.
+    fn rule(&mut self, recordings: &[Vec<Slot>], values: &[i64]) -> Option<Polynomial> {
+        let points: Vec<Point> = recordings.iter().map(|slots| self.point(slots)).collect::<Option<_>>()?;
+        let count = self.symbols.len();
+        let all = 0..count;
+        let mut products: Vec<SmallVec<[usize; 3]>> = all.clone().map(|a| SmallVec::from_slice(&[a])).collect();
+        products.extend(all.clone().flat_map(|a| (0..=a).map(move |b| SmallVec::from_slice(&[a, b]))));
+        if count == MOST_SYMBOLS {
+            products.push(SmallVec::from_slice(&[0, 1, 2]));
+        }
+        let at = |product: &[usize], point: &Point| product.iter().map(|&s| point[s]).product::<i64>();
+        // c · ∏, then ∏ + d, then c · ∏ + d. Of two recordings the last says nothing.
+        for product in &products {
+            let (numerator, denominator) = (values[0], at(product, &points[0]));
+            let scaled = points.iter().zip(values).all(|(point, &value)| {
+                i128::from(value) * i128::from(denominator)
+                    == i128::from(numerator) * i128::from(at(product, point))
+            });
+            if !scaled || denominator == 0 {
+                continue;
+            }
+            if numerator % denominator == 0 {
+                return Some(Polynomial::product(product, numerator / denominator, 0));
+            }
+            // A part of a size: the size is counted in such parts from now on.
+            if let ([symbol], 0) = (product.as_slice(), denominator % numerator) {
+                self.divide(*symbol, denominator / numerator);
+                return Some(Polynomial::symbol(*symbol, 1));
+            }
+        }
+        for product in &products {
+            let constant = values[0] - at(product, &points[0]);
+            if points.iter().zip(values).all(|(point, &value)| value - at(product, point) == constant) {
+                return Some(Polynomial::product(product, 1, constant));
+            }
+        }
+        if recordings.len() < 3 {
+            return None;
+        }
+        products.iter().find_map(|product| {
+            let (a, b) = (at(product, &points[0]), points.iter().map(|p| at(product, p)));
+            let other = b.zip(values).find(|(b, _)| *b != a)?;
+            let (rise, run) = (other.1 - values[0], other.0 - a);
+            if rise % run != 0 {
+                return None;
+            }
+            let (factor, constant) = (rise / run, values[0] - rise / run * a);
+            let holds = |(point, &value): (&Point, &i64)| value == factor * at(product, point) + constant;
+            points.iter().zip(values).all(holds).then(|| Polynomial::product(product, factor, constant))
+        })
+    }
+
+    /// Counts a symbol in smaller units, that is, larger parts.
+    fn divide(&mut self, symbol: usize, unit: i64) {
+        self.symbols[symbol].unit *= unit;
+        for (number, _) in &mut self.numbers {
+            *number = std::mem::take(number).in_units(symbol, unit);
+        }
+    }
+
+    /// The values of the symbols; `None` if a size is no multiple of its unit.
+    fn point(&self, slots: &[Slot]) -> Option<Point> {
+        let value = |symbol: &Symbol| {
+            let number = slots.get(symbol.slot)?.value;
+            (number % symbol.unit == 0).then_some(number / symbol.unit)
+        };
+        self.symbols.iter().map(value).collect()
+    }
+
+    /// The values of the symbols in a recording, if it follows the rules.
+    pub(crate) fn bind(&self, slots: &[Slot]) -> Option<Point> {
+        if slots.len() != self.numbers.len() {
+            return None;
+        }
+        let point = self.point(slots)?;
+        let fits = |(slot, (number, is_size)): (&Slot, &(Polynomial, bool))| {
+            number.at(&point) == Some(slot.value)
+                && (!is_size || number.is_constant() || slot.value >= 2)
+        };
+        slots.iter().zip(&self.numbers).all(fits).then_some(point)
+    }
+
+    /// The slots at a point; `None` if there is no such recording.
+    pub(crate) fn at(&self, point: &Point) -> Option<Vec<i64>> {
+        let value = |(number, is_size): &(Polynomial, bool)| {
+            let value = number.at(point)?;
+            let allowed = number.is_constant() || value >= if *is_size { 2 } else { 0 };
+            allowed.then_some(value)
+        };
+        self.numbers.iter().map(value).collect()
+    }
+
+    /// How many sizes change freely.
+    pub(crate) fn symbols(&self) -> usize {
+        self.symbols.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recording(values: &[i64]) -> Vec<Slot> {
+        values.iter().map(|&value| Slot { value, is_size: true }).collect()
+    }
+
+    #[track_caller]
+    fn check(recordings: &[&[i64]], symbols: usize, fits: &[i64], fails: &[i64]) {
+        let recordings: Vec<Vec<Slot>> = recordings.iter().map(|values| recording(values)).collect();
+        let shapes = Shapes::fit(&recordings).expect("a rule");
+        assert_eq!(shapes.symbols(), symbols, "{shapes:?}");
+        let point = shapes.bind(&recording(fits)).expect("follows the rule");
+        assert_eq!(shapes.at(&point).as_deref(), Some(fits));
+        assert_eq!(shapes.bind(&recording(fails)), None);
+    }
+
+    #[test]
+    fn sizes_follow_each_other() {
+        check(&[&[4, 64, 4], &[6, 64, 6]], 1, &[9, 64, 9], &[9, 64, 10]);
+        check(&[&[4, 64, 256], &[6, 64, 384]], 1, &[9, 64, 576], &[9, 64, 577]);
+        check(&[&[4, 7, 5], &[6, 7, 7]], 1, &[9, 7, 10], &[9, 7, 9]);
+        check(&[&[4, 3, 12], &[6, 5, 30]], 2, &[7, 9, 63], &[7, 9, 64]);
+        check(&[&[4, 11], &[6, 15], &[7, 17]], 1, &[10, 23], &[10, 24]);
+        check(&[&[32, 2], &[48, 3]], 1, &[80, 5], &[81, 5]);
+    }
+
+    #[test]
+    fn sizes_that_follow_nothing_are_free() {
+        check(&[&[4, 9], &[6, 5]], 2, &[8, 3], &[8, 1]);
+        assert_eq!(Shapes::fit(&[recording(&[4, 1]), recording(&[6, 2])]), None);
+        assert_eq!(Shapes::fit(&[recording(&[2, 9, 4, 8]), recording(&[3, 2, 9, 7])]), None);
+    }
+}

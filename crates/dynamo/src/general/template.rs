@@ -1,0 +1,347 @@
+//! Templates: a segment whose numbers are functions of the sizes that change, ready to be made for any of them.
+//!
+//! A template is found by trying. The recording is taken through all passes with several sizes instead of its
+//! own; where what comes out is the same but for numbers, and each number is a polynomial of the sizes at all of
+//! these points, the polynomials stand for the numbers from then on. The points are the corners of a range of
+//! sizes and some inside, mostly primes: what a pass decides by comparing sizes (is this one smaller than that?)
+//! comes out the same everywhere between corners where it comes out the same, and what it decides because one
+//! size happens to divide another shows as another form, which is not taken. A template serves the sizes within
+//! its range and no others, and the text of every kernel is compared again for the very sizes it is made for.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use kiln_inductor::Numbers;
+use kiln_runtime::Kernel;
+
+use super::draft::{Draft, DraftForm, recording_with};
+use super::fit::{Fitter, Point, Polynomial};
+use super::shapes::Shapes;
+use crate::analysis::Analysis;
+use crate::kernels::{self, Loading};
+use crate::pipeline;
+use crate::region::Site;
+use crate::segment::{Code, Info, Plan, Segment};
+use crate::trie::{LiveSet, Trie};
+
+/// Where ranges of sizes meet, and points inside each.
+const RANGES: [(i64, [i64; 4]); 8] = [
+    (3, [5, 7, 9, 11]),
+    (13, [17, 29, 37, 53]),
+    (61, [73, 109, 151, 211]),
+    (251, [307, 461, 613, 853]),
+    (1021, [1291, 1879, 2503, 3361]),
+    (4093, [5273, 7919, 10007, 13313]),
+    (16381, [20011, 30011, 40009, 55001]),
+    (65521, [100003, 250007, 500009, 800011]),
+];
+const LARGEST: i64 = 1_048_573;
+
+/// Segments made from a template that are kept.
+const MOST_KEPT: usize = 32;
+
+/// By symbol, the smallest and the largest value.
+pub(super) type Ranges = SmallVec<[(i64, i64); 3]>;
+
+/// The range that a size lies in, and points inside.
+fn range(size: i64) -> Option<((i64, i64), &'static [i64; 4])> {
+    let at = RANGES.iter().rposition(|(from, _)| *from <= size).filter(|_| size <= LARGEST)?;
+    let to = RANGES.get(at + 1).map_or(LARGEST, |(to, _)| *to);
+    Some(((RANGES[at].0, to), &RANGES[at].1))
+}
+
+/// The ranges that a point lies in; `None` if a size is too small or too large for any.
+pub(super) fn ranges(point: &Point) -> Option<Ranges> {
+    point.iter().map(|&size| range(size).map(|(range, _)| range)).collect()
+}
+
+pub(super) fn contains(ranges: &Ranges, point: &Point) -> bool {
+    ranges.iter().zip(point).all(|((from, to), size)| (*from..=*to).contains(size))
+}
+
+/// The points at which a recording is tried: all corners, then points inside.
+fn points(point: &Point) -> Option<Vec<Point>> {
+    let ranges: Vec<_> = point.iter().map(|&size| range(size)).collect::<Option<_>>()?;
+    let corner = |corner: usize| -> Point {
+        let end = |(s, ((from, to), _)): (usize, &((i64, i64), _))| if corner >> s & 1 == 0 { *from } else { *to };
+        ranges.iter().enumerate().map(end).collect()
+    };
+    let mut points: Vec<Point> = (0..1 << ranges.len()).map(corner).collect();
+    let inside = [4, 6, 5][ranges.len() - 1];
+    // Neighbours in one size are apart in the others.
+    points.extend((0..inside).map(|i| -> Point {
+        ranges.iter().enumerate().map(|(s, (_, inside))| inside[(i + s * (i / 4 + i + 1)) % 4]).collect()
+    }));
+    points.dedup();
+    Some(points)
+}
+
+/// How a number follows from the symbols.
+enum Rule {
+    Int(Polynomial),
+    /// times · ⌈of / by⌉: a long reduction goes in chunks.
+    Chunks { of: Polynomial, by: i64, times: i64 },
+    /// A float that is a whole number.
+    Whole(Polynomial),
+    /// One divided by a whole number.
+    Reciprocal(Polynomial),
+}
+
+#[derive(Copy, Clone, PartialEq)]
+enum Number {
+    Int(i64),
+    Float(f64),
+}
+
+/// Writes numbers down.
+#[derive(Default)]
+struct Collect(Vec<Number>);
+
+impl Numbers for Collect {
+    fn int(&mut self, number: i64) -> i64 {
+        self.0.push(Number::Int(number));
+        number
+    }
+    fn float(&mut self, number: f64) -> f64 {
+        self.0.push(Number::Float(number));
+        number
+    }
+}
+
+/// Puts what the rules say in the place of numbers.
+struct Exchange<'a> {
+    /// Those that change, by position.
+    rules: std::iter::Peekable<std::slice::Iter<'a, (usize, Rule)>>,
+    position: usize,
+    point: &'a Point,
+    /// A number grew too large.
+    failed: bool,
+}
+
+impl Exchange<'_> {
+    fn next(&mut self) -> Option<&Rule> {
+        let position = self.position;
+        self.position += 1;
+        self.rules.next_if(|(at, _)| *at == position).map(|(_, rule)| rule)
+    }
+}
+
+impl Numbers for Exchange<'_> {
+    fn int(&mut self, number: i64) -> i64 {
+        let point = self.point;
+        let value = match self.next() {
+            None => return number,
+            Some(Rule::Int(rule)) => rule.at(point),
+            Some(Rule::Chunks { of, by, times }) => chunks(of, *by, *times, point),
+            Some(Rule::Whole(_) | Rule::Reciprocal(_)) => None,
+        };
+        self.failed |= value.is_none();
+        value.unwrap_or(number)
+    }
+
+    fn float(&mut self, number: f64) -> f64 {
+        let point = self.point;
+        let value = match self.next() {
+            None => return number,
+            Some(Rule::Whole(rule)) => rule.at(point).map(|value| value as f64),
+            Some(Rule::Reciprocal(rule)) => rule.at(point).map(|value| 1.0 / value as f64),
+            Some(Rule::Int(_) | Rule::Chunks { .. }) => None,
+        };
+        self.failed |= value.is_none();
+        value.unwrap_or(number)
+    }
+}
+
+fn chunks(of: &Polynomial, by: i64, times: i64, point: &Point) -> Option<i64> {
+    let of = of.at(point)?;
+    Some((of.checked_add(by - 1)? / by) * times)
+}
+
+/// See the [module](self).
+pub(crate) struct Template {
+    draft: Draft,
+    /// By position among the draft's numbers, those that change.
+    rules: Vec<(usize, Rule)>,
+    pub(super) ranges: Ranges,
+    /// By graph, its kernels.
+    kernels: Vec<Vec<Kernel>>,
+    /// How many had to be compiled.
+    pub(super) compiled: usize,
+    tape: Analysis,
+    kept: Mutex<Vec<(Point, Arc<Segment>)>>,
+}
+
+impl Template {
+    /// A template for the recording that ends at a node, for sizes like those of this point.
+    pub(super) fn find(
+        site: &Site,
+        (trie, at): (&Trie, u32),
+        live: &LiveSet,
+        shapes: &Shapes,
+        point: &Point,
+    ) -> Result<Template, String> {
+        let points = points(point).ok_or("a size is very small or very large")?;
+        let tried = points.len();
+        let mut drafts: Vec<(Point, Draft, DraftForm)> = Vec::new();
+        let mut refusal = String::new();
+        for point in points {
+            let draft = shapes.at(&point).ok_or_else(|| "a size would be 0 or 1".to_string()).and_then(|slots| {
+                let (trie, at) = recording_with(trie, at, &slots)?;
+                Draft::of(site, &trie, at, live)
+            });
+            match draft {
+                Ok(draft) => {
+                    let form = draft.form();
+                    drafts.push((point, draft, form));
+                }
+                Err(reason) => refusal = reason,
+            }
+        }
+        // The form of most.
+        let like = |form: &DraftForm| drafts.iter().filter(|(_, _, other)| other == form).count();
+        let most = drafts.iter().map(|(_, _, form)| like(form)).enumerate().max_by_key(|&(i, n)| (n, usize::MAX - i));
+        let Some((best, count)) = most else {
+            return Err(format!("no other sizes can be tried: {refusal}"));
+        };
+        if count * 3 < tried * 2 {
+            return Err("other sizes are computed in other ways".into());
+        }
+        let form = drafts.swap_remove(best);
+        let (mut kept, others): (Vec<_>, Vec<_>) = drafts.into_iter().partition(|(_, _, other)| *other == form.2);
+        drop(others);
+        kept.insert(0, form);
+        let mut ranges: Ranges = SmallVec::new();
+        for s in 0..point.len() {
+            let values = || kept.iter().map(|(point, ..)| point[s]);
+            ranges.push((values().min().unwrap_or(0), values().max().unwrap_or(0)));
+        }
+        let rules = rules(&mut kept)?;
+        let (_, draft, _) = kept.swap_remove(0);
+        let build = site.options.settings.build();
+        let (mut kernels, mut compiled) = (Vec::new(), 0);
+        for drawn in draft.drawn() {
+            let Loading { compiled: now, refused } = kernels::load(drawn.general.plan(), build)?;
+            if let Some((_, reason)) = refused.into_iter().next() {
+                return Err(reason);
+            }
+            kernels.push(kernels::find(drawn.general.plan(), build)?);
+            compiled += now;
+        }
+        let tape = Analysis::of(trie, at);
+        let kept = Mutex::new(Vec::new());
+        Ok(Template { draft: draft.without_text(), rules, ranges, kernels, compiled, tape, kept })
+    }
+
+    /// The segment for these sizes, made now or before.
+    pub(super) fn segment(&self, site: &Site, point: &Point) -> Result<Arc<Segment>, String> {
+        let mut kept = self.kept.lock();
+        if let Some(i) = kept.iter().position(|(other, _)| other == point) {
+            let found = kept.remove(i);
+            kept.push(found.clone());
+            return Ok(found.1);
+        }
+        let segment = Arc::new(self.make(site, point)?);
+        if kept.len() == MOST_KEPT {
+            kept.remove(0);
+        }
+        kept.push((point.clone(), segment.clone()));
+        Ok(segment)
+    }
+
+    fn make(&self, site: &Site, point: &Point) -> Result<Segment, String> {
+        let mut draft = self.draft.clone();
+        let mut exchange =
+            Exchange { rules: self.rules.iter().peekable(), position: 0, point, failed: false };
+        draft.each_number(&mut exchange);
+        if exchange.failed || exchange.rules.peek().is_some() {
+            return Err("a size is too large".into());
+        }
+        if !draft.settle() {
+            return Err("these sizes need kernels of their own".into());
+        }
+        let mode = site.options.mode;
+        let mut info = Info { nodes: self.draft.inputs.len(), ..Info::default() };
+        let mut programs = Vec::with_capacity(self.kernels.len());
+        for (drawn, kernels) in draft.drawn().zip(&self.kernels) {
+            info.arena_bytes += drawn.general.plan().arena_bytes;
+            info.kernels += kernels.len();
+            programs.push(Code::Program(kernels::bind(&drawn.outline, drawn.general.plan(), kernels, mode)?));
+        }
+        let mut programs = programs.into_iter();
+        let code = programs.next().ok_or("a draft without a graph")?;
+        let parts = draft.parts.into_iter().map(|(facts, _)| facts).zip(programs).collect();
+        let connect = |gradients| pipeline::connect(&self.tape, &gradients, draft.forward_outputs, parts);
+        let backward = draft.gradients.map(connect).unwrap_or_default();
+        let plan = Plan::Compiled {
+            code: Box::new(code),
+            inputs: draft.inputs,
+            survivors: draft.survivors,
+            backward,
+            used_up: draft.used_up,
+        };
+        Ok(Segment { plan, info })
+    }
+}
+
+/// How each number that is not the same in all drafts follows from their points.
+fn rules(drafts: &mut [(Point, Draft, DraftForm)]) -> Result<Vec<(usize, Rule)>, String> {
+    let fitter = Fitter::new(drafts.iter().map(|(point, ..)| point.clone()).collect());
+    let mut numbers: Vec<Vec<Number>> = Vec::with_capacity(drafts.len());
+    for (_, draft, _) in drafts.iter_mut() {
+        let mut collect = Collect::default();
+        draft.each_number(&mut collect);
+        numbers.push(collect.0);
+    }
+    let mut rules: Vec<(usize, Rule)> = Vec::new();
+    // Those that no polynomial fits: parts of long reductions.
+    let mut left: Vec<(usize, Vec<i64>)> = Vec::new();
+    let mut lengths: Vec<Polynomial> = Vec::new();
+    for position in 0..numbers[0].len() {
+        let values: Vec<Number> = numbers.iter().map(|numbers| numbers[position]).collect();
+        if values.iter().all(|value| *value == values[0]) {
+            continue;
+        }
+        let ints: Option<Vec<i64>> = values.iter().map(|v| if let Number::Int(n) = v { Some(*n) } else { None }).collect();
+        if let Some(ints) = ints {
+            match fitter.fit(&ints) {
+                Some(rule) => {
+                    if !lengths.contains(&rule) {
+                        lengths.push(rule.clone());
+                    }
+                    rules.push((position, Rule::Int(rule)));
+                }
+                None => left.push((position, ints)),
+            }
+            continue;
+        }
+        let floats = |of: &dyn Fn(f64) -> f64| -> Option<Vec<i64>> {
+            let whole = |value: &Number| match value {
+                Number::Float(x) if of(*x).abs() < 9e15 && of(of(*x).round()) == *x => Some(of(*x).round() as i64),
+                _ => None,
+            };
+            values.iter().map(whole).collect()
+        };
+        let rule = match (floats(&|x| x), floats(&|x| 1.0 / x)) {
+            (Some(whole), _) => fitter.fit(&whole).map(Rule::Whole),
+            (None, Some(reciprocal)) => fitter.fit(&reciprocal).map(Rule::Reciprocal),
+            (None, None) => None,
+        };
+        rules.push((position, rule.ok_or("a number of the program follows no rule of its sizes")?));
+    }
+    let by: Vec<i64> = drafts[0].1.drawn().flat_map(|drawn| drawn.general.chunks()).collect();
+    for (position, values) in left {
+        let found = lengths.iter().find_map(|of| {
+            by.iter().find_map(|&by| {
+                let times = values[0].checked_div(chunks(of, by, 1, &drafts[0].0)?)?;
+                let holds = times > 0 && fitter.holds(|point| chunks(of, by, times, point), &values);
+                holds.then(|| Rule::Chunks { of: of.clone(), by, times })
+            })
+        });
+        let found = found.ok_or_else(|| format!("a size follows no rule: {values:?}"))?;
+        rules.push((position, found));
+    }
+    rules.sort_by_key(|(position, _)| *position);
+    Ok(rules)
+}

@@ -1,0 +1,104 @@
+//! Where a plan's temporaries lie: how long each is needed, and what may take whose place.
+
+use rustc_hash::FxHashSet;
+
+use crate::memory::{Lifetime, Room, Spot, place, widest_gap};
+use crate::plan::{BufferId, BufferPlan, Place, Step};
+
+/// A step whose result may lie where this operand does, if that is not needed any more.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) struct InPlace {
+    pub step: usize,
+    pub from: BufferId,
+    pub to: BufferId,
+}
+
+/// By buffer, the steps that use it first and last.
+fn lives(buffers: usize, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; buffers];
+    for (s, step) in steps.iter().enumerate() {
+        let mut touch = |id: BufferId| lives[id.index()].get_or_insert((s, s)).1 = s;
+        match step {
+            Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
+            Step::Gemm { lhs, rhs, dst, .. } => {
+                [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer))
+            }
+            Step::Random { buffer, .. } => touch(*buffer),
+            Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
+            Step::Fallback { args, outs, .. } => {
+                args.iter().for_each(|a| touch(a.at.buffer));
+                outs.iter().for_each(|b| touch(*b));
+            }
+            Step::Eager { args, outs, .. } => {
+                args.iter().chain(outs.iter().map(|(_, out)| out)).for_each(|v| touch(v.at.buffer));
+            }
+        }
+    }
+    lives
+}
+
+/// Gives every temporary its place; the arena's size.
+pub(crate) fn place_temporaries(
+    buffers: &mut [BufferPlan],
+    steps: &mut [Step],
+    outputs: usize,
+    in_place: &[InPlace],
+) -> usize {
+    let lives = lives(buffers.len(), steps);
+    // By output, its room.
+    let mut rooms: Vec<Room> = vec![Room { bytes: 0, until: 0 }; outputs];
+    let mut lifetimes: Vec<Lifetime> = Vec::new();
+    let mut at: Vec<Option<usize>> = vec![None; buffers.len()];
+    for (i, (buffer, life)) in buffers.iter().zip(&lives).enumerate() {
+        let Some((first, last)) = *life else { continue };
+        match buffer.place {
+            Place::Output(k) => rooms[k] = Room { bytes: buffer.ty.bytes, until: first },
+            Place::Arena { .. } | Place::BeforeOutput { .. } => {
+                at[i] = Some(lifetimes.len());
+                lifetimes.push(Lifetime { bytes: buffer.ty.bytes, first, last, becomes: None });
+            }
+            Place::Input(_) => {}
+        }
+    }
+    // A result takes the place of an operand that dies with the step that makes it: they are one lifetime.
+    let (mut givers, mut takers) = (FxHashSet::default(), FxHashSet::default());
+    for &InPlace { step, from, to } in in_place {
+        let Some(source) = at[from.index()] else { continue };
+        if givers.contains(&from) || takers.contains(&to) {
+            continue;
+        }
+        let dies = lifetimes[source].last == step && lifetimes[source].becomes.is_none();
+        match (buffers[to.index()].place, at[to.index()]) {
+            (Place::Output(k), _) if dies && rooms[k].until == step => lifetimes[source].becomes = Some(k),
+            (_, Some(result)) if dies && lifetimes[result].first == step => {
+                // The result's own lifetime is empty from now on.
+                lifetimes[source].last = lifetimes[result].last;
+                lifetimes[result].bytes = 0;
+                at[to.index()] = Some(source);
+            }
+            _ => continue,
+        }
+        givers.insert(from);
+        takers.insert(to);
+    }
+    let (spots, arena_bytes) = place(&lifetimes, &rooms);
+    for (buffer, at) in buffers.iter_mut().zip(&at) {
+        let Some(at) = *at else { continue };
+        buffer.place = match spots[at] {
+            Spot::Arena(offset) => Place::Arena { offset },
+            Spot::Room { room, offset } => Place::BeforeOutput { output: room, offset },
+        };
+    }
+    // Library steps may use what is free of the arena while they run.
+    for (s, step) in steps.iter_mut().enumerate() {
+        if let Step::Fallback { free, .. } = step {
+            let taken = buffers.iter().zip(&lives).filter_map(|(buffer, life)| {
+                let (first, last) = (*life)?;
+                let Place::Arena { offset } = buffer.place else { return None };
+                (first <= s && s <= last).then_some((offset, offset + buffer.ty.bytes))
+            });
+            *free = widest_gap(taken.collect(), arena_bytes);
+        }
+    }
+    arena_bytes
+}
