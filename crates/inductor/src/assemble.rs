@@ -50,7 +50,7 @@ struct Assembler<'f, 'g> {
     /// Steps whose result may lie where this operand does, if that is not needed any more.
     in_place: Vec<InPlace>,
     /// By step, the loops of its kernel (not those of tables).
-    loops: Vec<Option<Kernel>>,
+    loops: Vec<Option<Loops>>,
     scalars: Scalars<'g>,
 }
 
@@ -74,11 +74,18 @@ impl<'a> Column<'a> {
     }
 }
 
+/// The loops of a step, and how its arguments follow from them.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Loops {
+    pub kernel: Kernel,
+    pub arguments: Arc<c::Arguments>,
+}
+
 /// A plan, and what it takes to work it out again for other sizes.
 pub(crate) struct Assembled {
     pub plan: Plan,
     /// By step, the loops of its kernel (not those of tables).
-    pub loops: Vec<Option<Kernel>>,
+    pub loops: Vec<Option<Loops>>,
     pub in_place: Vec<InPlace>,
 }
 
@@ -431,21 +438,22 @@ impl<'f, 'g> Assembler<'f, 'g> {
         for (p, (part, emitted)) in parts.into_iter().zip(emitted).enumerate() {
             let ops = self.ops(&lowered.nodes);
             let kernel = self.source(&part.kernel, &emitted, &ops);
+            let c::Launch { ints, items, grain, scratch_bytes } = emitted.launch;
             let step = Step::Kernel {
                 kernel,
                 bufs: part.buffers.iter().map(|&b| slots[b]).collect(),
-                ints: emitted.ints,
+                ints,
                 scalars: part.scalars.iter().map(|&s| self.scalar(lowered.scalars[s])).collect(),
-                items: emitted.items,
-                grain: emitted.grain,
-                scratch_bytes: emitted.scratch_bytes,
+                items,
+                grain,
+                scratch_bytes,
                 checks: lowered.checks.clone(),
             };
             let name = self.kernels[kernel].name.clone();
             let (read, written) = if p == last && p > 0 { (0, 0) } else { (bytes_read, bytes_written) };
             self.step(step, &name, ops, read, written);
             if let Some(loops) = self.loops.last_mut() {
-                *loops = Some(part.kernel);
+                *loops = Some(Loops { kernel: part.kernel, arguments: Arc::new(emitted.arguments) });
             }
         }
     }
@@ -519,7 +527,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 continue;
             }
             let number = self.source(&kernel, &emitted, &ops);
-            let mut ints = emitted.ints;
+            let mut ints = emitted.launch.ints;
             let first_chunk = ints.len();
             let mut bufs = Vec::with_capacity(lowered.rows.len() * columns.len());
             let (mut bytes_read, mut bytes_written) = (0, 0);
@@ -561,7 +569,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 scalars,
                 items,
                 grain,
-                scratch_bytes: emitted.scratch_bytes,
+                scratch_bytes: emitted.launch.scratch_bytes,
                 checks: Vec::new(),
             };
             let name = self.kernels[number].name.clone();

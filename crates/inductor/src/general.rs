@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 
-use crate::assemble::{Assembled, name_of};
+use crate::assemble::{Assembled, Loops, name_of};
 use crate::c;
 use crate::index::{Index, Term};
 use crate::loops::{ExprKind, Kernel};
@@ -35,7 +35,7 @@ pub trait Numbers {
 pub struct General {
     plan: Plan,
     /// By step, the loops of its kernel.
-    loops: Vec<Option<Kernel>>,
+    loops: Vec<Option<Loops>>,
     in_place: Arc<[InPlace]>,
     /// By kernel, its name.
     names: Arc<[String]>,
@@ -46,7 +46,7 @@ pub struct General {
 #[derive(PartialEq, Debug)]
 pub struct Form {
     plan: Plan,
-    loops: Vec<Option<Kernel>>,
+    loops: Vec<Option<Loops>>,
     in_place: Arc<[InPlace]>,
     names: Arc<[String]>,
 }
@@ -79,7 +79,7 @@ impl General {
 
     /// The chunks that long reductions go in.
     pub fn chunks(&self) -> impl Iterator<Item = i64> {
-        self.loops.iter().flatten().filter_map(|kernel| kernel.chunk)
+        self.loops.iter().flatten().filter_map(|loops| loops.kernel.chunk)
     }
 
     /// Drops the text of kernels and the report, which no other sizes need.
@@ -118,40 +118,28 @@ impl General {
         each_number(&mut self.plan, &mut self.loops, numbers);
     }
 
-    /// Works out what follows from the numbers. False if these sizes need kernels of another text.
-    pub fn settle(&mut self) -> bool {
+    /// Works out what follows from the numbers.
+    pub fn settle(&mut self) {
         let General { plan, loops, in_place, names, options } = self;
-        for s in 0..plan.steps.len() {
-            let Some(kernel) = &loops[s] else { continue };
-            let Step::Kernel { kernel: number, .. } = plan.steps[s] else { continue };
-            // Layers repeat each other.
-            let same = (0..s).rev().find(|&other| {
-                let is_same = matches!(&plan.steps[other], Step::Kernel { kernel, .. } if *kernel == number);
-                is_same && loops[other].as_ref() == Some(kernel)
-            });
-            let arguments = match same.map(|other| &plan.steps[other]) {
-                Some(Step::Kernel { ints, items, grain, scratch_bytes, .. }) => {
-                    (ints.clone(), *items, *grain, *scratch_bytes)
-                }
-                _ => {
-                    let emitted = c::emit(kernel, options);
-                    if name_of(&emitted.code) != names[number] {
-                        return false;
-                    }
-                    (emitted.ints, emitted.items, emitted.grain, emitted.scratch_bytes)
-                }
+        for (step, loops) in plan.steps.iter_mut().zip(loops) {
+            let (Step::Kernel { kernel, ints, items, grain, scratch_bytes, .. }, Some(loops)) = (step, loops)
+            else {
+                continue;
             };
-            if let Step::Kernel { ints, items, grain, scratch_bytes, .. } = &mut plan.steps[s] {
-                (*ints, *items, *grain, *scratch_bytes) = arguments;
+            let launch = loops.arguments.of(&loops.kernel, options.threads);
+            if cfg!(debug_assertions) {
+                let emitted = c::emit(&loops.kernel, options);
+                assert_eq!((&name_of(&emitted.code), &emitted.launch), (&names[*kernel], &launch));
             }
+            (*ints, *items, *grain, *scratch_bytes) =
+                (launch.ints, launch.items, launch.grain, launch.scratch_bytes);
         }
         plan.arena_bytes =
             place_temporaries(&mut plan.buffers, &mut plan.steps, plan.outputs.len(), in_place);
-        true
     }
 }
 
-fn each_number(plan: &mut Plan, loops: &mut [Option<Kernel>], numbers: &mut dyn Numbers) {
+fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn Numbers) {
     plan.buffers.iter_mut().for_each(|buffer| change_buffer(buffer, numbers));
     for scalar in &mut plan.scalars {
         change_op(&mut scalar.op, numbers);
@@ -166,7 +154,7 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Kernel>], numbers: &mut dyn 
                     *size = numbers.int(*size);
                 }
                 match loops {
-                    Some(loops) => change_loops(loops, numbers),
+                    Some(loops) => change_loops(&mut loops.kernel, numbers),
                     None => {
                         ints.iter_mut().chain([items, grain]).for_each(|n| *n = numbers.int(*n));
                     }

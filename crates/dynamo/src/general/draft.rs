@@ -114,9 +114,9 @@ impl Draft {
         }
     }
 
-    /// Works out what follows from the numbers. False if other kernels are needed.
-    pub(super) fn settle(&mut self) -> bool {
-        self.drawn_mut().all(|drawn| drawn.general.settle())
+    /// Works out what follows from the numbers.
+    pub(super) fn settle(&mut self) {
+        self.drawn_mut().for_each(|drawn| drawn.general.settle());
     }
 
     pub(super) fn form(&self) -> DraftForm {

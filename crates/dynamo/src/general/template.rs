@@ -6,7 +6,7 @@
 //! sizes and some inside, mostly primes: what a pass decides by comparing sizes (is this one smaller than that?)
 //! comes out the same everywhere between corners where it comes out the same, and what it decides because one
 //! size happens to divide another shows as another form, which is not taken. A template serves the sizes within
-//! its range and no others, and the text of every kernel is compared again for the very sizes it is made for.
+//! its range and no others.
 
 use std::sync::Arc;
 
@@ -258,9 +258,7 @@ impl Template {
         if exchange.failed || exchange.rules.peek().is_some() {
             return Err("a size is too large".into());
         }
-        if !draft.settle() {
-            return Err("these sizes need kernels of their own".into());
-        }
+        draft.settle();
         let mode = site.options.mode;
         let mut info = Info { nodes: self.draft.inputs.len(), ..Info::default() };
         let mut programs = Vec::with_capacity(self.kernels.len());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::{Emitter, Level, memory_type, suffix, vector_type};
+use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Reduction};
 
@@ -135,19 +135,17 @@ impl Emitter<'_> {
         (open, close)
     }
 
-    pub(super) fn row_loops(&mut self) -> (String, i64) {
+    pub(super) fn row_loops(&mut self) -> String {
         let passes = self.passes();
-        let padded = self.choose_saved(passes);
-        let mut scratch = 0;
+        self.choose_saved(passes);
         let mut out = String::new();
         let saved: Vec<ExprId> = self.saved.keys().copied().collect();
         for id in saved {
             let dtype = self.kernel.exprs[id].dtype;
-            let at = self.int(format!("kept{id}"), scratch);
+            let at = self.scratch(format!("kept{id}"), Piece::Row(self.element_bytes(id)));
             let ty = memory_type(dtype);
             let _ = writeln!(out, "        {ty} *r{id} = ({ty} *)(scratch + {at});");
             self.outer_names.insert(format!("r{id}"), format!("{ty} *"));
-            scratch += self.slot_bytes(id, padded);
         }
         let mut declared = BTreeSet::new();
         for pass in 0..passes {
@@ -166,7 +164,7 @@ impl Emitter<'_> {
                 out.push_str(&text);
             }
         }
-        (out, scratch)
+        out
     }
 
     /// Pointers to the next row of every operand that the first pass reads front to back. Rows that would not

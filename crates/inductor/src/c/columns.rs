@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::{Emitter, Level, memory_type, round_up, vector_type};
+use super::{Emitter, Level, Piece, memory_type, vector_type};
 use crate::index::ExprId;
 use crate::loops::Reduction;
 
@@ -12,22 +12,16 @@ use crate::loops::Reduction;
 const ROWS: usize = 256;
 
 impl Emitter<'_> {
-    fn width(&self) -> i64 {
-        let at = self.int_names.iter().position(|n| n == "width");
-        at.map_or(1, |at| round_up(self.ints[at], self.lanes as i64))
-    }
-
     /// Declares an array with one element per column.
-    fn column(&mut self, name: &str, id: ExprId, scratch: &mut i64) -> String {
+    fn column(&mut self, name: &str, id: ExprId) -> String {
         let dtype = self.kernel.exprs[id].dtype;
-        let at = self.int(format!("at_{name}"), *scratch);
+        let at = self.scratch(format!("at_{name}"), Piece::Columns);
         // Masks are kept as they are.
         let ty = match dtype {
             kiln_ir::DType::Bool if self.mask == 4 => "int",
             kiln_ir::DType::Bool => "long long",
             _ => memory_type(dtype),
         };
-        *scratch += round_up(self.width() * 8, 64);
         self.outer_names.insert(name.into(), format!("{ty} *"));
         format!("        {ty} *{name} = ({ty} *)(scratch + {at});\n")
     }
@@ -37,17 +31,16 @@ impl Emitter<'_> {
         format!("*({ty} *)({name} + (j - lo))")
     }
 
-    pub(super) fn column_loops(&mut self) -> (String, i64) {
+    pub(super) fn column_loops(&mut self) -> String {
         let passes = self.passes();
-        let mut scratch = 0;
         let mut out = self.item_statements(0);
         let mut declared = BTreeSet::new();
         let kept = self.kept_columns(passes);
         for &id in &kept {
-            let text = self.column(&format!("c{id}"), id, &mut scratch);
+            let text = self.column(&format!("c{id}"), id);
             out.push_str(&text);
             if self.is_reduction(id) {
-                let text = self.column(&format!("a{id}"), id, &mut scratch);
+                let text = self.column(&format!("a{id}"), id);
                 out.push_str(&text);
             }
         }
@@ -59,7 +52,7 @@ impl Emitter<'_> {
                 out.push_str(&text);
             }
         }
-        (out, scratch)
+        out
     }
 
     /// The values per column that are needed in another loop than the one that computes them.

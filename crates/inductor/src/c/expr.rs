@@ -277,7 +277,7 @@ impl<'k> Emitter<'k> {
             }
             ExprKind::Reduce(..) => format!("v{id}"),
             ExprKind::Bounded { value, size, code } => {
-                let size = self.stride(id, usize::MAX, *size);
+                let size = self.stride(id, usize::MAX, size);
                 let name = format!("x{id}");
                 let lanes = if self.lane_varies[id] { "count" } else { "1" };
                 before.push_str(&format!(
@@ -289,7 +289,7 @@ impl<'k> Emitter<'k> {
     }
 
     fn position(&mut self, id: ExprId, index: &'k Index, before: &mut String, indent: &str) -> String {
-        let constant = self.stride(id, usize::MAX, index.constant);
+        let constant = self.stride(id, usize::MAX, &index.constant);
         if !self.lane_varies[id] {
             let text = self.index_text(id, index, None, &|_, _| true);
             return format!("kiln_splat_i64({text} + {constant})");

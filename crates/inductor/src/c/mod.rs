@@ -11,6 +11,7 @@
 //! loop calls it with the constant full count, so that partial loads and masks vanish, and the tail once with
 //! what is left.
 
+mod arguments;
 mod body;
 mod columns;
 mod expr;
@@ -28,10 +29,11 @@ use crate::Options;
 use crate::index::{AxisId, ExprId, Index, Term};
 use crate::loops::{ExprKind, Kernel, Mode, Reduction};
 
+pub(crate) use arguments::{Arguments, Launch};
 pub(crate) use helpers::helpers;
 
-/// Elements per item of a kernel without rows.
-pub(crate) const CHUNK: i64 = 16384;
+use arguments::{Argument, Piece, each_number, row_bytes};
+
 /// Rows saved for a later pass may take this much of a thread's scratch.
 const MOST_SCRATCH: i64 = 512 << 10;
 
@@ -42,10 +44,8 @@ pub(crate) struct Emitted {
     pub code: String,
     pub functions: Vec<(Function, Width)>,
     pub lanes: usize,
-    pub ints: Vec<i64>,
-    pub items: i64,
-    pub grain: i64,
-    pub scratch_bytes: usize,
+    pub arguments: Arguments,
+    pub launch: Launch,
 }
 
 /// Where an expression is computed.
@@ -74,9 +74,14 @@ struct Emitter<'k> {
     lane_varies: Vec<bool>,
     /// Values kept in a row of scratch, by the pass that computes them.
     saved: BTreeMap<ExprId, usize>,
-    ints: Vec<i64>,
+    /// The numbers of the loops, by where they stand.
+    numbers: BTreeMap<*const i64, usize>,
+    /// The integer arguments.
+    ints: Vec<Argument>,
     /// Names of `ints`, declared at the top.
     int_names: Vec<String>,
+    /// What scratch holds.
+    pieces: Vec<Piece>,
     functions: Vec<(Function, Width)>,
     /// Types of the names that a body may take as parameters.
     outer_names: BTreeMap<String, String>,
@@ -139,8 +144,10 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         levels: Vec::new(),
         lane_varies: kernel.varies(|a| a == kernel.vector_axis()),
         saved: BTreeMap::new(),
+        numbers: BTreeMap::new(),
         ints: Vec::new(),
         int_names: Vec::new(),
+        pieces: Vec::new(),
         functions: Vec::new(),
         outer_names: BTreeMap::new(),
         stride_names: BTreeMap::new(),
@@ -151,6 +158,10 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         read: Vec::new(),
         ahead: Vec::new(),
     };
+    each_number(kernel, &mut |number| {
+        let count = this.numbers.len();
+        this.numbers.insert(std::ptr::from_ref(number), count);
+    });
     this.classify();
     this.run(options.threads)
 }
@@ -184,11 +195,23 @@ impl<'k> Emitter<'k> {
     }
 
     /// Declares an integer argument.
-    fn int(&mut self, name: String, value: i64) -> String {
+    fn int(&mut self, name: String, argument: Argument) -> String {
         self.outer_names.insert(name.clone(), "long".into());
-        self.ints.push(value);
+        self.ints.push(argument);
         self.int_names.push(name.clone());
         name
+    }
+
+    /// Declares a number of the loops as an argument.
+    fn number(&mut self, name: String, number: &'k i64) -> String {
+        let number = self.numbers[&std::ptr::from_ref(number)];
+        self.int(name, Argument::Number(number))
+    }
+
+    /// Declares where a new piece of scratch begins.
+    fn scratch(&mut self, name: String, piece: Piece) -> String {
+        self.pieces.push(piece);
+        self.int(name, Argument::Scratch(self.pieces.len() - 1))
     }
 
     fn passes(&self) -> usize {
@@ -262,12 +285,11 @@ impl<'k> Emitter<'k> {
     }
 
     /// Decides which dear values of a row are kept for later passes.
-    fn choose_saved(&mut self, passes: usize) -> i64 {
+    fn choose_saved(&mut self, passes: usize) {
         let inner = self.kernel.axes.iter().filter(|a| a.inner).count();
         if self.kernel.mode != Mode::Rows || inner != 1 || self.kernel.chunk.is_some() {
-            return 0;
+            return;
         }
-        let padded = round_up(self.kernel.count(true), self.lanes as i64);
         let mut first: BTreeMap<ExprId, usize> = BTreeMap::new();
         for pass in 0..passes {
             let (reductions, stores) = self.sinks(pass);
@@ -288,11 +310,10 @@ impl<'k> Emitter<'k> {
                 first.entry(id).or_insert(pass);
             }
         }
-        let bytes: i64 = self.saved.keys().map(|&id| self.slot_bytes(id, padded)).sum();
-        if bytes > MOST_SCRATCH {
+        let row = |&id: &ExprId| row_bytes(self.kernel, self.lanes as i64, self.element_bytes(id));
+        if self.saved.keys().map(row).sum::<i64>() > MOST_SCRATCH {
             self.saved.clear();
         }
-        padded
     }
 
     fn is_dear(&self, id: ExprId) -> bool {
@@ -300,8 +321,9 @@ impl<'k> Emitter<'k> {
             && self.kernel.exprs[id].dtype != DType::Bool
     }
 
-    fn slot_bytes(&self, id: ExprId, count: i64) -> i64 {
-        round_up(count * self.kernel.exprs[id].dtype.size().max(8) as i64, 64)
+    /// What an element takes in scratch.
+    fn element_bytes(&self, id: ExprId) -> i64 {
+        self.kernel.exprs[id].dtype.size().max(8) as i64
     }
 
     fn axis_name(&self, axis: AxisId) -> String {
@@ -319,12 +341,12 @@ impl<'k> Emitter<'k> {
     }
 
     /// The name of the factor of a term of access `access`.
-    fn stride(&mut self, access: usize, term: usize, factor: i64) -> String {
+    fn stride(&mut self, access: usize, term: usize, factor: &'k i64) -> String {
         if let Some(name) = self.stride_names.get(&(access, term)) {
             return name.clone();
         }
         let name = format!("t{}", self.stride_names.len());
-        let name = self.int(name, factor);
+        let name = self.number(name, factor);
         self.stride_names.insert((access, term), name.clone());
         name
     }
@@ -346,7 +368,7 @@ impl<'k> Emitter<'k> {
             let vector_one = *term == Term::Axis(self.kernel.vector_axis()) && *factor == 1;
             parts.push(match vector_one {
                 true => text,
-                false => format!("{text} * {}", self.stride(access, t, *factor)),
+                false => format!("{text} * {}", self.stride(access, t, factor)),
             });
         }
         match parts.is_empty() {
@@ -376,7 +398,7 @@ impl<'k> Emitter<'k> {
         if let Some(name) = names.get(&std::ptr::from_ref(number)) {
             return name.clone();
         }
-        let name = self.int(format!("d{}", names.len()), *number);
+        let name = self.number(format!("d{}", names.len()), number);
         self.inner_names.get_or_insert_default().insert(std::ptr::from_ref(number), name.clone());
         name
     }
@@ -413,47 +435,35 @@ impl<'k> Emitter<'k> {
 
         let mut main = String::new();
         let mut decode = String::new();
-        let (mut items, mut work) = (1, 1);
         if kernel.mode != Mode::Table {
             for (b, dtype) in kernel.buffers.iter().enumerate() {
                 let _ = writeln!(main, "    {} *b{b} = bufs[{b}];", memory_type(*dtype));
             }
             // Extents, then the item's position.
             for (a, axis) in kernel.axes.iter().enumerate() {
-                self.int(format!("n{a}"), axis.extent);
+                self.number(format!("n{a}"), &axis.extent);
             }
             let blocked = kernel.mode != Mode::Rows;
             let parallel = if blocked { outer - 1 } else { outer };
             let _ = writeln!(decode, "        long rest = item;");
             if blocked {
-                let n = kernel.axes[vector].extent;
-                let others: i64 = (0..parallel).map(|a| kernel.axes[a].extent).product();
-                let width = match kernel.mode {
-                    Mode::Columns => column_block(n, others, self.lanes as i64, threads),
-                    _ => CHUNK.min(round_up(n.max(1), self.lanes as i64)),
-                };
-                let blocks = (n + width - 1) / width;
-                let (width_name, blocks_name) =
-                    (self.int("width".into(), width), self.int("blocks".into(), blocks));
+                let (width, blocks) =
+                    (self.int("width".into(), Argument::Width), self.int("blocks".into(), Argument::Blocks));
                 let _ = writeln!(
                     decode,
-                    "        const long lo = rest % {blocks_name} * {width_name}, hi = lo + {width_name} < n{vector} ? lo + {width_name} : n{vector};
-        rest /= {blocks_name};"
+                    "        const long lo = rest % {blocks} * {width}, hi = lo + {width} < n{vector} ? lo + {width} : n{vector};
+        rest /= {blocks};"
                 );
-                items *= blocks;
-                work = width.min(n.max(1));
             }
             for a in (0..parallel).rev() {
                 let _ = match a {
                     0 => writeln!(decode, "        const long i0 = rest;"),
                     _ => writeln!(decode, "        const long i{a} = rest % n{a};\n        rest /= n{a};"),
                 };
-                items *= kernel.axes[a].extent;
             }
-            work *= kernel.count(true).max(1);
         }
-        if let Some(chunk) = kernel.chunk {
-            self.int("chunk".into(), chunk);
+        if let Some(chunk) = &kernel.chunk {
+            self.number("chunk".into(), chunk);
             let n = outer;
             let _ = writeln!(
                 decode,
@@ -461,14 +471,13 @@ impl<'k> Emitter<'k> {
             );
             self.outer_names.insert("from".into(), "long".into());
             self.outer_names.insert("upto".into(), "long".into());
-            work = chunk * work / kernel.axes[outer].extent.max(1);
         }
         for name in ["lo", "hi"] {
             self.outer_names.insert(name.into(), "long".into());
         }
         let statements = self.statements(Level::Call, "    ");
         main.push_str(&statements);
-        let (loops, scratch_bytes) = match kernel.mode {
+        let loops = match kernel.mode {
             Mode::Map | Mode::Table => self.map_loops(),
             Mode::Rows => self.row_loops(),
             Mode::Columns => self.column_loops(),
@@ -508,15 +517,13 @@ impl<'k> Emitter<'k> {
             })
             .sum::<i64>()
             / 2;
-        let grain = (CHUNK * 2 / (work * cost).max(1)).max(1);
+        let arguments = Arguments { list: self.ints, pieces: self.pieces, lanes: self.lanes as i64, cost };
         Emitted {
             code: indent(&code),
             functions: self.functions,
             lanes: self.lanes,
-            ints: self.ints,
-            items,
-            grain,
-            scratch_bytes: scratch_bytes as usize,
+            launch: arguments.of(kernel, threads),
+            arguments,
         }
     }
 }
@@ -534,17 +541,4 @@ fn indent(text: &str) -> String {
         depth = (depth + open).saturating_sub(close);
     }
     out
-}
-
-fn round_up(n: i64, to: i64) -> i64 {
-    (n + to - 1) / to * to
-}
-
-/// Columns per item: whole rows if other items keep the threads busy, else an equal share of them.
-fn column_block(n: i64, others: i64, lanes: i64, threads: usize) -> i64 {
-    let share = match others >= threads as i64 {
-        true => n,
-        false => (n * others.max(1) + threads as i64 - 1) / threads.max(1) as i64,
-    };
-    round_up(share.clamp(1, 2048), 4 * lanes).min(round_up(n.max(1), lanes))
 }

@@ -13,7 +13,7 @@ use std::fmt::Write;
 use kiln_ir::DType;
 use kiln_ir::math::Function;
 
-use super::{Emitter, Level, memory_type, suffix, vector_type};
+use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
 use crate::index::ExprId;
 use crate::loops::{ExprKind, Operation};
 
@@ -61,8 +61,8 @@ impl Operation {
 }
 
 impl Emitter<'_> {
-    /// The loops of a kernel over independent elements, and the bytes of scratch they need.
-    pub(super) fn map_loops(&mut self) -> (String, i64) {
+    /// The loops of a kernel over independent elements.
+    pub(super) fn map_loops(&mut self) -> String {
         let stores: Vec<usize> = (0..self.kernel.stores.len()).collect();
         let results: Vec<ExprId> = self.kernel.stores.iter().map(|s| s.value).collect();
         let (all, _) = self.needed(results.iter().copied(), &|id| self.levels[id] != Level::Body);
@@ -72,13 +72,12 @@ impl Emitter<'_> {
 
         let mut out = self.item_statements(0);
         let mut declared = BTreeSet::new();
-        let (mut rows, mut scratch) = (String::new(), 0);
+        let mut rows = String::new();
         for &id in kept.keys() {
             let ty = memory_type(self.kernel.exprs[id].dtype);
-            let at = self.int(format!("kept{id}"), scratch);
+            let at = self.scratch(format!("kept{id}"), Piece::Bytes(BLOCK * self.element_bytes(id)));
             let _ = writeln!(rows, "        {ty} *r{id} = ({ty} *)(scratch + {at});");
             self.outer_names.insert(format!("r{id}"), format!("{ty} *"));
-            scratch += self.slot_bytes(id, BLOCK);
         }
         self.outer_names.insert("block".into(), "long".into());
 
@@ -134,7 +133,7 @@ impl Emitter<'_> {
 "
             ),
         };
-        (out, scratch)
+        out
     }
 
     /// The values of a body that are kept for a later stage, with the stage that computes them.

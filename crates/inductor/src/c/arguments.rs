@@ -1,0 +1,153 @@
+//! The arguments of a kernel: integers that follow from the numbers of its loops, whatever those are.
+
+use crate::index::{Index, Term};
+use crate::loops::{ExprKind, Kernel, Mode};
+
+/// Elements per item of a kernel without rows.
+pub(crate) const CHUNK: i64 = 16384;
+
+/// Where an integer argument comes from.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(super) enum Argument {
+    /// A number of the loops, by its position among [`numbers`].
+    Number(usize),
+    /// Columns per item.
+    Width,
+    /// Items per row of columns.
+    Blocks,
+    /// Where this piece of scratch begins.
+    Scratch(usize),
+}
+
+/// What a thread's scratch holds, piece after piece.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(super) enum Piece {
+    /// A row, of elements of so many bytes.
+    Row(i64),
+    /// An element for each column of an item.
+    Columns,
+    /// So many bytes.
+    Bytes(i64),
+}
+
+/// How the arguments of a kernel follow from its loops.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Arguments {
+    pub(super) list: Vec<Argument>,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) lanes: i64,
+    /// What an element costs.
+    pub(super) cost: i64,
+}
+
+/// One use of a kernel.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Launch {
+    pub ints: Vec<i64>,
+    pub items: i64,
+    pub grain: i64,
+    pub scratch_bytes: usize,
+}
+
+impl Arguments {
+    /// The arguments of a kernel of this text.
+    pub(crate) fn of(&self, kernel: &Kernel, threads: usize) -> Launch {
+        let numbers = numbers(kernel);
+        let (outer, blocked) = (kernel.outer(), kernel.mode != Mode::Rows);
+        let (mut items, mut work, mut width, mut blocks) = (1, 1, 1, 1);
+        if kernel.mode != Mode::Table {
+            let parallel = if blocked { outer - 1 } else { outer };
+            let others: i64 = kernel.axes[..parallel].iter().map(|axis| axis.extent).product();
+            if blocked {
+                let n = kernel.axes[kernel.vector_axis()].extent;
+                width = match kernel.mode {
+                    Mode::Columns => column_block(n, others, self.lanes, threads),
+                    _ => CHUNK.min(round_up(n.max(1), self.lanes)),
+                };
+                blocks = (n + width - 1) / width;
+                work = width.min(n.max(1));
+            }
+            items = blocks * others;
+            work *= kernel.count(true).max(1);
+        }
+        if let Some(chunk) = kernel.chunk {
+            work = chunk * work / kernel.axes[outer].extent.max(1);
+        }
+        let mut ends: Vec<i64> = Vec::with_capacity(self.pieces.len() + 1);
+        let mut scratch = 0;
+        for piece in &self.pieces {
+            ends.push(scratch);
+            scratch += match piece {
+                Piece::Row(bytes) => row_bytes(kernel, self.lanes, *bytes),
+                Piece::Columns => round_up(round_up(width, self.lanes) * 8, 64),
+                Piece::Bytes(bytes) => *bytes,
+            };
+        }
+        let int = |argument: &Argument| match *argument {
+            Argument::Number(number) => numbers[number],
+            Argument::Width => width,
+            Argument::Blocks => blocks,
+            Argument::Scratch(piece) => ends[piece],
+        };
+        Launch {
+            ints: self.list.iter().map(int).collect(),
+            items,
+            grain: (CHUNK * 2 / (work * self.cost).max(1)).max(1),
+            scratch_bytes: scratch as usize,
+        }
+    }
+}
+
+/// The bytes of a row in scratch: whole vectors.
+pub(super) fn row_bytes(kernel: &Kernel, lanes: i64, bytes: i64) -> i64 {
+    round_up(round_up(kernel.count(true), lanes) * bytes, 64)
+}
+
+/// The numbers of a kernel's loops, in an order of their own.
+fn numbers(kernel: &Kernel) -> Vec<i64> {
+    let mut numbers = Vec::with_capacity(64);
+    each_number(kernel, &mut |number| numbers.push(*number));
+    numbers
+}
+
+/// Calls for every number of the loops, where it stands.
+pub(super) fn each_number<'k>(kernel: &'k Kernel, found: &mut dyn FnMut(&'k i64)) {
+    kernel.axes.iter().for_each(|axis| found(&axis.extent));
+    kernel.chunk.iter().for_each(&mut *found);
+    for expr in &kernel.exprs {
+        match &expr.kind {
+            ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => each_number_of(index, found),
+            ExprKind::Bounded { value: _, size, code: _ } => found(size),
+            ExprKind::Scalar(_)
+            | ExprKind::Literal(_)
+            | ExprKind::Apply(..)
+            | ExprKind::Reduce(..)
+            | ExprKind::Narrow(..) => {}
+        }
+    }
+    kernel.stores.iter().for_each(|store| each_number_of(&store.index, found));
+}
+
+fn each_number_of<'k>(index: &'k Index, found: &mut dyn FnMut(&'k i64)) {
+    for (term, factor) in &index.terms {
+        found(factor);
+        if let Term::Div(inner, divisor) | Term::Mod(inner, divisor) = term {
+            found(divisor);
+            each_number_of(inner, found);
+        }
+    }
+    found(&index.constant);
+}
+
+pub(super) fn round_up(n: i64, to: i64) -> i64 {
+    (n + to - 1) / to * to
+}
+
+/// Columns per item: whole rows if other items keep the threads busy, else an equal share of them.
+fn column_block(n: i64, others: i64, lanes: i64, threads: usize) -> i64 {
+    let share = match others >= threads as i64 {
+        true => n,
+        false => (n * others.max(1) + threads as i64 - 1) / threads.max(1) as i64,
+    };
+    round_up(share.clamp(1, 2048), 4 * lanes).min(round_up(n.max(1), lanes))
+}
