@@ -10,7 +10,7 @@ use kiln_tensor::{Tensor, autograd};
 
 use crate::analysis;
 use crate::region::Site;
-use crate::state::{Leave, State};
+use crate::state::{Leave, State, recordings};
 use crate::trie::{Event, GradEvent, GradKey};
 
 /// What came of a request.
@@ -28,13 +28,14 @@ impl State {
     pub(crate) fn grad(&mut self, site: &Site, request: &GradRequest<'_>) -> Result<Found, Leave> {
         self.fresh.clear();
         let key = self.grad_key(request)?;
-        let known = site.trie.find(self.at, |event| match event {
+        let known = self.trie(site).find(self.at, |event| match event {
             Event::Grad(event) => event.key == key && self.guards_hold(&event.guards),
             _ => false,
         });
         match known {
             Some(child) => {
-                let event = &site.trie.node(child).event;
+                let aside = self.aside.clone();
+                let event = &recordings(&aside, site).node(child).event;
                 if let Event::Grad(event) = &**event
                     && !self.ends_inside(event, request)?
                 {
@@ -65,7 +66,8 @@ impl State {
 
     /// The gradients of the pass that was just recorded or met again.
     pub(crate) fn make_found(&mut self, site: &Site) -> Result<Vec<Option<Tensor>>, Leave> {
-        let Event::Grad(event) = &*site.trie.node(self.at).event else {
+        let aside = self.aside.clone();
+        let Event::Grad(event) = &*recordings(&aside, site).node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };
         Ok(event.found.iter().map(|found| found.map(|on_tape| self.make(on_tape))).collect())
@@ -108,7 +110,7 @@ impl State {
         if analysis.is_used_up(&outputs, &key.inputs) {
             return Err(Leave::Eager("grad through a tape that was already used up"));
         }
-        let mut trace = analysis::trace(&site.trie, self.at);
+        let mut trace = analysis::trace(self.trie(site), self.at);
         analysis::add_inputs(&mut trace, &guards);
         let made = key.step.as_ref().is_some_and(|step| step.function.is_some());
         let wanted = (key.inputs.as_slice(), made);

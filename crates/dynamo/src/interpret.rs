@@ -8,11 +8,14 @@ use kiln_ir::{Error, Graph, Loc, Node, Op, Result, Scalar, TensorTy, Ty, Value, 
 use kiln_tensor::hook::{Arg, Call, GradRequest, Output, Scope};
 use kiln_tensor::{Tensor, TensorList, autograd, enable_grad, execute, no_grad};
 
-use crate::state::{Held, State};
+use crate::region::Site;
+use crate::state::{Held, State, recordings};
 use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, GradKey, KeyArg, Made, Mark, MarkEvent, Trie};
 
 /// Executes the pending events of a run; every variable becomes ready.
-pub(crate) fn run(trie: &Trie, state: &mut State) -> Result<()> {
+pub(crate) fn run(site: &Site, state: &mut State) -> Result<()> {
+    let aside = state.aside.clone();
+    let trie = recordings(&aside, site);
     let path = trie.path(state.at());
     let mut numbers = state.numbers.iter().copied();
     // In-place ops marked their targets when they were recorded; executing them gives those their history.

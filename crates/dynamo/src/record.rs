@@ -11,7 +11,7 @@ use kiln_tensor::{
 
 use crate::analysis;
 use crate::region::Site;
-use crate::state::{Leave, State};
+use crate::state::{Leave, State, recordings};
 use crate::trie::{BackwardEvent, Event, KeyArg, Made};
 
 /// What is differentiated, and from which gradient, if not from one.
@@ -166,10 +166,12 @@ impl State {
         if request.create_graph || self.find_step(site, &outputs, None, request).is_some() {
             return Ok(None);
         }
-        let candidates = site.trie.children(self.at);
+        let aside = self.aside.clone();
+        let trie = recordings(&aside, site);
+        let candidates = trie.children(self.at);
         let mut found = None;
         for child in candidates {
-            if let Event::Backward(event) = &*site.trie.node(child).event
+            if let Event::Backward(event) = &*trie.node(child).event
                 && event.outputs == outputs
                 && event.retain_graph == request.retain_graph
                 && self.targets_fit(&event.targets)?
@@ -181,14 +183,14 @@ impl State {
         }
         match found {
             Some(child) => {
-                if let Event::Backward(event) = &*site.trie.node(child).event {
+                if let Event::Backward(event) = &*trie.node(child).event {
                     if self.has_hooks(event.targets.iter().map(|&(input, ..)| input)) {
                         return Ok(None);
                     }
                     self.check_outside(event.targets.iter().map(|&(input, _, outside)| (input, !outside)))?;
                 }
                 if let Some(analysis) = &mut self.analysis {
-                    analysis.add(&site.trie.node(child).event);
+                    analysis.add(&trie.node(child).event);
                 }
                 self.at = child;
                 self.fresh.clear();
@@ -199,7 +201,9 @@ impl State {
                 }
             }
         }
-        let Event::Backward(event) = &*site.trie.node(self.at).event else {
+        // Recording may have gone aside.
+        let aside = self.aside.clone();
+        let Event::Backward(event) = &*recordings(&aside, site).node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };
         let mut outside = Vec::new();
@@ -269,7 +273,7 @@ impl State {
         if !self.analysis(site).twice {
             return Ok(None);
         }
-        let survey = kiln_aot::survey_backward(&analysis::trace(&site.trie, self.at), outputs)
+        let survey = kiln_aot::survey_backward(&analysis::trace(self.trie(site), self.at), outputs)
             .map_err(|_| Leave::Eager("backward through a tape that is no graph"))?;
         match survey.used_up {
             true => Err(Leave::Eager("backward through a tape that was already used up")),

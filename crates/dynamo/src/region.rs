@@ -12,7 +12,7 @@ use kiln_tensor::no_grad;
 
 use crate::counters::{self, Count, count};
 use crate::explain::{Break, Explanation, Recompile};
-use crate::general::Generals;
+use crate::general::{Generals, Made};
 use crate::logs::{self, Log};
 use crate::options::{Compile, Mode};
 use crate::run::Run;
@@ -30,6 +30,8 @@ pub(crate) struct Site {
     pub(crate) options: Compile,
     pub(crate) trie: Trie,
     generals: Mutex<Generals>,
+    /// Whether some graph has a template.
+    is_general: AtomicBool,
     /// Runs that the next calls use again; none once the region is gone or was reset. A run holds its site,
     /// so neither would ever be freed otherwise.
     runs: Mutex<Option<Vec<Arc<Run>>>>,
@@ -51,6 +53,7 @@ impl Site {
             options,
             trie: Trie::new(),
             generals: Mutex::default(),
+            is_general: AtomicBool::new(false),
             runs: Mutex::new(Some(Vec::new())),
             breaks: Mutex::default(),
             fallbacks: Mutex::default(),
@@ -121,7 +124,22 @@ impl Site {
     /// recording ends.
     pub(crate) fn general(&self, at: u32, first: u32, live: &LiveSet, at_once: bool) -> Option<Arc<Segment>> {
         let _eager = Scope::suspend();
-        self.generals.lock().segment(self, (&self.trie, at), first, live, at_once)
+        let made = self.generals.lock().segment(self, (&self.trie, at), first, live, at_once)?;
+        self.is_general.store(true, Ordering::Relaxed);
+        Some(made.segment)
+    }
+
+    /// The same for a recording that lies aside.
+    pub(crate) fn general_aside(&self, trie: &Trie, at: u32, live: &LiveSet) -> Option<Made> {
+        let first = self.sizes.lock().first(trie.node(at).form, live)?;
+        let at_once = self.options.dynamic == Some(true);
+        let _eager = Scope::suspend();
+        let made = self.generals.lock().segment(self, (trie, at), first, live, at_once)?;
+        if !made.again {
+            self.sizes.lock().count += 1;
+            counters::add(Count::Resize, 1);
+        }
+        Some(made)
     }
 
     /// Called before a segment is compiled. If the stance forbids it, the segment runs op by op, and the
@@ -150,9 +168,6 @@ impl Site {
         counters::note_new();
         let siblings = self.trie.children(at);
         if let Some(like) = self.same_but_for_sizes(&siblings, event) {
-            if siblings.len() >= self.options.settings.size_limit || self.trie.len() >= NODE_LIMIT {
-                return Err(Leave::Eager("more sizes than plans are kept for"));
-            }
             return Ok(Some(like));
         }
         match stance() {
@@ -178,6 +193,17 @@ impl Site {
             self.note_recompile(self.recompile(first, event))?;
         }
         Ok(None)
+    }
+
+    /// Whether sizes that part from those recorded at a node are recorded aside: there may be a template for them,
+    /// or there is no room for them.
+    pub(crate) fn records_aside(&self, at: u32) -> bool {
+        self.is_general.load(Ordering::Relaxed) || self.is_full(at)
+    }
+
+    /// Whether no other sizes are recorded behind a node.
+    pub(crate) fn is_full(&self, at: u32) -> bool {
+        self.trie.children(at).len() >= self.options.settings.size_limit || self.trie.len() >= NODE_LIMIT
     }
 
     /// The way recorded first that differs from an event in nothing but sizes.

@@ -10,6 +10,7 @@ use kiln_tensor::autograd::Application;
 use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope};
 use kiln_tensor::{Tensor, autograd, execute};
 
+use crate::general::Made;
 use crate::gradients::Found;
 use crate::region::Site;
 use crate::sizes::Sight;
@@ -60,6 +61,7 @@ impl Run {
         state.meetings = MEETINGS.load(Ordering::Relaxed);
         state.eager = self.site.is_given_up();
         state.parted = None;
+        state.aside = None;
         self.begin_segment(&mut state);
     }
 
@@ -115,6 +117,9 @@ impl Run {
                 state.live[i / 64] |= 1 << (i % 64);
             }
         }
+        if let Some(done) = self.flush_aside(state) {
+            return done;
+        }
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
@@ -147,12 +152,35 @@ impl Run {
         segment.run(&self.site, state)
     }
 
+    /// Runs a segment that was recorded aside, if there is a template for it. If not it goes into the region's trie
+    /// after all, as long as there is room; `None` then.
+    fn flush_aside(&self, state: &mut State) -> Option<Result<()>> {
+        let trie = state.aside.as_ref()?.trie.clone();
+        let parting = state.parted.map_or(ROOT, |parted| self.site.trie.node(parted.like).parent);
+        let is_full = self.site.is_full(parting);
+        if let Some(Made { segment, again }) = self.site.general_aside(&trie, state.at, &state.live) {
+            // Sizes that come again are worth a recording, which is followed much quicker than it is made.
+            if again && !is_full {
+                state.come_back(&self.site);
+                self.site.trie.add_segment(state.at, state.live.clone(), segment.clone());
+            }
+            let _eager = Scope::suspend();
+            return Some(segment.run(&self.site, state));
+        }
+        if !is_full {
+            state.come_back(&self.site);
+            return None;
+        }
+        self.site.note_fallback(Loc::UNKNOWN, "more sizes than plans are kept for", || state.module());
+        Some(self.flush_by_interpreter(state))
+    }
+
     pub(crate) fn flush_by_interpreter(&self, state: &mut State) -> Result<()> {
         if state.at == state.start {
             return Ok(());
         }
         let _eager = Scope::suspend();
-        interpret::run(&self.site.trie, state)
+        interpret::run(&self.site, state)
     }
 
     /// Runs what is pending because a value is needed, and begins a new segment.
@@ -175,9 +203,10 @@ impl Run {
         }
         self.site.note_break(loc, reason, || state.module());
         let outcome = flush(self, state);
-        let next = match self.site.trie.find(state.at, |event| *event == Event::Break) {
+        let trie = state.trie(&self.site);
+        let next = match trie.find(state.at, |event| *event == Event::Break) {
             Some(next) => next,
-            None => self.site.trie.insert(state.at, Event::Break),
+            None => trie.insert(state.at, Event::Break),
         };
         state.at = next;
         self.begin_segment(state);

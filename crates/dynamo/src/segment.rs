@@ -200,7 +200,7 @@ impl Segment {
     /// Runs what is pending in a run and makes its live variables ready.
     pub(crate) fn run(&self, site: &Site, state: &mut State) -> Result<()> {
         let Plan::Compiled { code, inputs, survivors, backward, used_up } = &self.plan else {
-            return interpret::run(&site.trie, state);
+            return interpret::run(site, state);
         };
         let mut results = std::mem::take(&mut state.results);
         let mut scalars = std::mem::take(&mut state.scalars);
@@ -211,9 +211,9 @@ impl Segment {
             state.results = results;
             return match failure {
                 // Nothing was changed yet: the interpreter gives the very error that eager gives.
-                Stop::Retry => interpret::run(&site.trie, state),
+                Stop::Retry => interpret::run(site, state),
                 // As above; if eager gives none, the error is the backend's.
-                Stop::Backend(error) => interpret::run(&site.trie, state).and(Err(error)),
+                Stop::Backend(error) => interpret::run(site, state).and(Err(error)),
                 Stop::Error(error) => {
                     interpret::drop_lazy_gradients(state);
                     Err(error)

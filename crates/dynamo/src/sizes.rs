@@ -74,7 +74,8 @@ pub(crate) fn alike(a: &Event, b: &Event) -> bool {
     let inputs = |a: &[Guard], b: &[Guard]| {
         let same = |(a, b): (&Guard, &Guard)| {
             (a.variable, a.shares_with, a.form) == (b.variable, b.shares_with, b.form)
-                && (a.dtype, a.device, a.requires_grad, a.leaf) == (b.dtype, b.device, b.requires_grad, b.leaf)
+                && (a.dtype, a.device, a.requires_grad, a.leaf)
+                    == (b.dtype, b.device, b.requires_grad, b.leaf)
                 && a.shape.rank() == b.shape.rank()
         };
         a.len() == b.len() && a.iter().zip(b).all(same)
@@ -90,9 +91,8 @@ pub(crate) fn alike(a: &Event, b: &Event) -> bool {
                     Made::Variable { requires_grad: a, ty: Ty::Tensor(x) },
                     Made::Variable { requires_grad: b, ty: Ty::Tensor(y) },
                 ) => a == b && (x.dtype, x.device, x.shape.rank()) == (y.dtype, y.device, y.shape.rank()),
-                (Made::Variable { .. }, Made::Variable { .. }) | (Made::Changed { .. }, Made::Changed { .. }) => {
-                    a.made == b.made
-                }
+                (Made::Variable { .. }, Made::Variable { .. })
+                | (Made::Changed { .. }, Made::Changed { .. }) => a.made == b.made,
                 _ => false,
             };
             let same = (a.in_place, a.grad_enabled, &a.args) == (b.in_place, b.grad_enabled, &b.args);
@@ -101,9 +101,7 @@ pub(crate) fn alike(a: &Event, b: &Event) -> bool {
         (Event::Backward(a), Event::Backward(b)) => {
             (&a.outputs, a.retain_graph, &a.targets) == (&b.outputs, b.retain_graph, &b.targets)
         }
-        (Event::Grad(a), Event::Grad(b)) => {
-            (&a.key, &a.found, &a.reached) == (&b.key, &b.found, &b.reached)
-        }
+        (Event::Grad(a), Event::Grad(b)) => (&a.key, &a.found, &a.reached) == (&b.key, &b.found, &b.reached),
         (Event::Mark(a), Event::Mark(b)) => (a.mark, a.variable) == (b.mark, b.variable),
         (Event::Apply(a), Event::Apply(b)) => (&a.inputs, &a.outputs) == (&b.inputs, &b.outputs),
         _ => false,
@@ -162,6 +160,11 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
+    /// Where the first recording of a graph ends.
+    pub(crate) fn first(&self, form: u64, live: &LiveSet) -> Option<u32> {
+        self.graphs.get(&(form, live.clone())).copied()
+    }
+
     /// Takes note of a segment that ends at node `at`. `at_once`: no size waits; those that the user announced
     /// don't in any case.
     pub(crate) fn sight(&mut self, trie: &Trie, at: u32, live: &LiveSet, at_once: bool) -> Sight {

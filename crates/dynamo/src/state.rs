@@ -1,5 +1,6 @@
 //! The state of a run: where it is in the trie, what it holds, and how it goes on from op to op.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
@@ -10,10 +11,11 @@ use kiln_tensor::hook::{Access, Arg, Call, Output, Tag};
 use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
+use crate::counters;
 use crate::region::Site;
 use crate::sizes::Parted;
 use crate::steps::Applied;
-use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick};
+use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick, ROOT, Trie};
 
 /// A variable of the run, kept alive until its segment has run.
 pub(crate) enum Held {
@@ -58,6 +60,9 @@ pub(crate) struct State {
     pub(crate) id: u32,
     /// Where in the trie.
     pub(crate) at: u32,
+    /// Set if sizes are new and may never come again: they are recorded here, and leave no trace in the region's
+    /// trie.
+    pub(crate) aside: Option<Aside>,
     /// The node that is expected next, 0 if unknown: the first child of `next_of`. It is known before the op
     /// comes, so that replay does not wait for the node it comes from.
     next: u32,
@@ -95,6 +100,20 @@ pub(crate) struct State {
     /// What went wrong in a flush that had nobody to tell.
     pub(crate) failed: Option<Error>,
 }
+
+/// A recording beside the region's trie.
+#[derive(Clone)]
+pub(crate) struct Aside {
+    pub(crate) trie: Arc<Trie>,
+    /// The node of the region's trie that it begins behind.
+    from: u32,
+}
+
+/// Where a call is recorded.
+pub(crate) fn recordings<'a>(aside: &'a Option<Aside>, site: &'a Site) -> &'a Trie {
+    aside.as_ref().map_or(&site.trie, |aside| &aside.trie)
+}
+
 /// Why the call leaves the trie and goes on eagerly.
 pub(crate) enum Leave {
     Error(Error),
@@ -107,6 +126,49 @@ impl From<Error> for Leave {
     }
 }
 impl State {
+    /// Where the call is recorded.
+    pub(crate) fn trie<'a>(&'a self, site: &'a Site) -> &'a Trie {
+        recordings(&self.aside, site)
+    }
+
+    /// From here on the call is recorded aside.
+    fn go_aside(&mut self, site: &Site) {
+        let trie = Trie::behind(&site.trie, self.start);
+        let path = site.trie.path(self.at);
+        let mut end = ROOT;
+        let mut places = Vec::with_capacity(path.len());
+        for index in path {
+            end = trie.insert(end, (*site.trie.node(index).event).clone());
+            places.push((index, end));
+        }
+        self.aside = Some(Aside { trie: Arc::new(trie), from: self.start });
+        self.moved(end, ROOT, &places);
+    }
+
+    /// Puts what was recorded aside into the region's trie after all.
+    pub(crate) fn come_back(&mut self, site: &Site) {
+        let Some(Aside { trie, from }) = self.aside.take() else { return };
+        let (end, places) = site.trie.graft(from, &trie, self.at);
+        let start = places.iter().find(|(old, _)| *old == self.start).map_or(from, |(_, new)| *new);
+        self.moved(end, start, &places);
+        let to = self.parted.map(|parted| places.iter().find(|(old, _)| *old == parted.to));
+        if let (Some(parted), Some(Some((_, to)))) = (&mut self.parted, to) {
+            parted.to = *to;
+        }
+    }
+
+    /// The recording lies elsewhere now.
+    fn moved(&mut self, at: u32, start: u32, places: &[(u32, u32)]) {
+        (self.at, self.start, self.next) = (at, start, 0);
+        let mut places = places.to_vec();
+        places.sort_unstable();
+        for maker in &mut self.makers {
+            if let Ok(i) = places.binary_search_by_key(maker, |(old, _)| *old) {
+                *maker = places[i].1;
+            }
+        }
+    }
+
     /// Whether no other run can have marked what this one uses.
     pub(crate) fn trusts_tags(&self) -> bool {
         self.alone && MEETINGS.load(Ordering::Relaxed) == self.meetings
@@ -260,7 +322,8 @@ impl State {
     /// The analysis of the segment so far, without the op in hand.
     pub(crate) fn analysis(&mut self, site: &Site) -> &mut Analysis {
         let at = self.at;
-        self.analysis.get_or_insert_with(|| Analysis::of(&site.trie, at))
+        let trie = recordings(&self.aside, site);
+        self.analysis.get_or_insert_with(|| Analysis::of(trie, at))
     }
 
     pub(crate) fn key(&mut self, site: &Site, call: &Call<'_>) -> Result<(), Leave> {
@@ -312,7 +375,7 @@ impl State {
     /// did when it was recorded here. They are marked and compared in one walk in which nothing is counted:
     /// the list keeps them.
     fn pack_again(&mut self, site: &Site, list: &TensorList, items: &[Tensor]) -> Option<Variable> {
-        if self.analysis.is_some() || !self.fresh.is_empty() || !self.trusts_tags() {
+        if self.analysis.is_some() || self.aside.is_some() || !self.fresh.is_empty() || !self.trusts_tags() {
             return None;
         }
         let first = self.variables.len() as Variable;
@@ -370,9 +433,9 @@ impl State {
             }
             _ => false,
         };
-        if let Some(next) = site.trie.find(self.at, fits) {
+        if let Some(next) = self.trie(site).find(self.at, fits) {
             if let Some(analysis) = &mut self.analysis {
-                analysis.add(&site.trie.node(next).event);
+                analysis.add(&recordings(&self.aside, site).node(next).event);
             }
             self.at = next;
             self.fresh.clear();
@@ -401,9 +464,18 @@ impl State {
 
     /// Adds an event to the trie and goes there.
     pub(crate) fn extend(&mut self, site: &Site, event: Event) -> Result<(), Leave> {
-        let like = site.check_growth(self.at, &event, self.parted.as_ref())?;
+        let like = match &self.aside {
+            Some(_) => {
+                counters::note_new();
+                None
+            }
+            None => site.check_growth(self.at, &event, self.parted.as_ref())?,
+        };
+        if like.is_some() && site.records_aside(self.at) {
+            self.go_aside(site);
+        }
         self.analysis(site).add(&event);
-        self.at = site.trie.insert(self.at, event);
+        self.at = self.trie(site).insert(self.at, event);
         if let (Some(like), None) = (like, self.parted) {
             self.parted = Some(Parted { like, to: self.at });
         }
@@ -446,7 +518,7 @@ impl State {
     /// The type of a variable that the run made.
     pub(crate) fn made_ty(&self, site: &Site, variable: Variable) -> Option<Ty> {
         let maker = *self.makers.get(variable as usize)?;
-        match &*site.trie.node(maker).event {
+        match &*self.trie(site).node(maker).event {
             Event::Call(CallEvent { made: Made::Variable { ty, .. }, .. }) => Some(ty.clone()),
             // A gradient has its input's type.
             Event::Backward(event) => {
@@ -472,7 +544,7 @@ impl State {
             return Some(ready.layout.clone());
         }
         let shape = self.made_ty(site, variable)?.as_tensor()?.shape.clone();
-        let Event::Call(event) = &*site.trie.node(*self.makers.get(variable as usize)?).event else {
+        let Event::Call(event) = &*self.trie(site).node(*self.makers.get(variable as usize)?).event else {
             return Some(Layout::contiguous(shape)); // a gradient
         };
         let view = match (event.op.row().class, event.args.first()) {
@@ -486,7 +558,8 @@ impl State {
     /// Returns whether gradients flow through its result.
     #[inline(always)]
     fn advance(&mut self, site: &Site, call: &Call<'_>) -> Option<bool> {
-        if self.eager || self.analysis.is_some() || call.args.len() > Quick::MOST_ARGS {
+        if self.eager || self.analysis.is_some() || self.aside.is_some() || call.args.len() > Quick::MOST_ARGS
+        {
             return None;
         }
         // A tag without the run's id is the variable's number; one of another run has more than 32 bits.
@@ -559,7 +632,8 @@ impl State {
             state.infer(site, call)
         })?;
         self.keep_numbers(call);
-        let Event::Call(event) = &*site.trie.node(self.at).event else {
+        let aside = self.aside.clone();
+        let Event::Call(event) = &*recordings(&aside, site).node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };
         match (&event.made, call.args.first()) {

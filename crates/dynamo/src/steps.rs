@@ -21,7 +21,7 @@ use crate::analysis;
 use crate::record::OutputKey;
 use crate::region::Site;
 use crate::run::Run;
-use crate::state::{Leave, State};
+use crate::state::{Leave, State, recordings};
 use crate::trie::{ApplyEvent, Event, GradKey, Mark, MarkEvent, StepKey};
 
 /// A custom function that the segment applied. It names tensors of the segment by their numbers: a handle would
@@ -71,14 +71,14 @@ impl State {
         fits: impl Fn(&Event) -> bool,
         event: impl FnOnce() -> Event,
     ) -> Result<(), Leave> {
-        let Some(child) = site.trie.find(self.at, fits) else { return self.extend(site, event()) };
+        let Some(child) = self.trie(site).find(self.at, fits) else { return self.extend(site, event()) };
         self.go_to(site, child);
         Ok(())
     }
 
     fn go_to(&mut self, site: &Site, child: u32) {
         if let Some(analysis) = &mut self.analysis {
-            analysis.add(&site.trie.node(child).event);
+            analysis.add(&recordings(&self.aside, site).node(child).event);
         }
         self.at = child;
         self.fresh.clear();
@@ -101,7 +101,7 @@ impl State {
             return Err(Leave::Eager("a custom function returns a tensor that was there before"));
         }
         let guards = self.guards()?;
-        let known = site.trie.find(self.at, |event| match event {
+        let known = self.trie(site).find(self.at, |event| match event {
             Event::Apply(event) => {
                 event.inputs == inputs && event.outputs == made && self.guards_hold(&event.guards)
             }
@@ -177,7 +177,7 @@ impl State {
         toward: Option<&[Variable]>,
         request: &GradRequest<'_>,
     ) -> Option<u32> {
-        site.trie.find(self.at, |event| match event {
+        self.trie(site).find(self.at, |event| match event {
             Event::Grad(event) => {
                 let same = |step: &StepKey| {
                     step.toward.as_deref() == toward
@@ -211,7 +211,7 @@ impl State {
             return Ok(false);
         }
         let outputs: OutputKey = key.outputs.iter().copied().filter(|(v, _)| outputs.contains(v)).collect();
-        let survey = kiln_aot::survey_backward(&analysis::trace(&site.trie, self.at), &outputs);
+        let survey = kiln_aot::survey_backward(&analysis::trace(self.trie(site), self.at), &outputs);
         Ok(survey.is_ok_and(|survey| !self.analysis(site).functions_of(&survey.inputs).is_empty()))
     }
 
@@ -234,7 +234,7 @@ impl State {
         let toward = (!request.inputs.is_empty()).then_some(toward);
         match self.find_step(site, &outputs, toward.as_deref(), request) {
             Some(child) => {
-                if let Event::Grad(event) = &*site.trie.node(child).event
+                if let Event::Grad(event) = &*self.trie(site).node(child).event
                     && toward.is_some()
                     && self.has_hooks(event.reached.iter().map(|&(input, _)| input))
                 {
@@ -244,7 +244,8 @@ impl State {
             }
             None => self.record_step(site, outputs, toward, request, done)?,
         }
-        let Event::Grad(event) = &*site.trie.node(self.at).event else {
+        let aside = self.aside.clone();
+        let Event::Grad(event) = &*recordings(&aside, site).node(self.at).event else {
             return Err(Leave::Eager("the trie lost its place"));
         };
         let grads = self.make_found(site)?;
@@ -340,7 +341,7 @@ impl State {
             (analysis.in_order_of_arrival(&roots, &reach), analysis.functions_on(&visited));
         if twice {
             // What gradients reach behind a pass that is on the tape itself shows in its ops only.
-            let trace = analysis::trace(&site.trie, self.at);
+            let trace = analysis::trace(self.trie(site), self.at);
             loop {
                 let from: OutputKey = roots.iter().map(|&root| (root, None)).collect();
                 let survey = kiln_aot::survey_backward(&trace, &from)

@@ -524,6 +524,30 @@ impl Trie {
         Trie { nodes, growing: Mutex::new(()) }
     }
 
+    /// One that goes on where another is: forms are the same there.
+    pub(crate) fn behind(other: &Trie, at: u32) -> Trie {
+        let nodes = boxcar::Vec::new();
+        nodes.push(Node { form: other.node(at).form, ..node(ROOT, 0, Event::Start) });
+        Trie { nodes, growing: Mutex::new(()) }
+    }
+
+    /// Adds the events from the beginning of another trie to a node of it behind `at`. Returns where that leads,
+    /// and what became of each node on the way.
+    pub(crate) fn graft(&self, at: u32, other: &Trie, to: u32) -> (u32, Vec<(u32, u32)>) {
+        let mut way = Vec::new();
+        let mut index = to;
+        while index != ROOT {
+            way.push(index);
+            index = other.node(index).parent;
+        }
+        let (mut end, mut places) = (at, vec![(ROOT, at)]);
+        for index in way.into_iter().rev() {
+            end = self.insert(end, (*other.node(index).event).clone());
+            places.push((index, end));
+        }
+        (end, places)
+    }
+
     #[inline]
     pub(crate) fn node(&self, index: u32) -> &Node {
         &self.nodes[index as usize]

@@ -20,9 +20,7 @@ fn lives(buffers: usize, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
         let mut touch = |id: BufferId| lives[id.index()].get_or_insert((s, s)).1 = s;
         match step {
             Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
-            Step::Gemm { lhs, rhs, dst, .. } => {
-                [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer))
-            }
+            Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer)),
             Step::Random { buffer, .. } => touch(*buffer),
             Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
             Step::Fallback { args, outs, .. } => {

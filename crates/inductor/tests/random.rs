@@ -326,7 +326,8 @@ fn check_seed(seed: u64, isa: CIsa) {
             }
         }
     }
-    let options = Options { input_layouts: layouts.into(), isa, threads: 2, tuning: Tuning::DEFAULT, general: false };
+    let options =
+        Options { input_layouts: layouts.into(), isa, threads: 2, tuning: Tuning::DEFAULT, general: false };
     let values = g.random.inputs(&g.graph);
     check_run(&g.graph, &options, &values);
 }

@@ -53,9 +53,7 @@ impl Draft {
         let functional = kiln_aot::functionalise(&trace, &pipeline::variables(live)).map_err(text)?;
         let (used_up, gradients) = pipeline::leaving(site, &trace, &tape, &functional)?;
         let layouts = pipeline::layouts(&trace, &functional.inputs);
-        let prims = |graph: &Graph| {
-            kiln_prims::lower_rounding(graph, pipeline::rounding(site)).map_err(text)
-        };
+        let prims = |graph: &Graph| kiln_prims::lower_rounding(graph, pipeline::rounding(site)).map_err(text);
         let inputs = functional.inputs.clone();
         let Some(gradients) = gradients else {
             let forward = Drawn::of(site, &prims(&functional.graph)?, &layouts)?;

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 
 use self::fit::Point;
 use self::shapes::{Shapes, Slot};
-use self::template::{Ranges, Template, contains, ranges};
+use self::template::{Template, contains};
 use crate::backend::Backend;
 use crate::logs::{self, Log};
 use crate::options::Mode;
@@ -32,6 +32,11 @@ const MOST_GUESSES: usize = 4;
 /// Sizes that rules are fitted to, at most.
 const MOST_RECORDINGS: usize = 12;
 
+/// So many templates a graph has, at most: each was found in several goes through all passes.
+const MOST_TEMPLATES: usize = 24;
+/// So often a template is looked for and not found.
+const MOST_REFUSED: usize = 16;
+
 /// What is known of a graph that came in several sizes.
 struct Known {
     /// Where its first recording ends.
@@ -41,8 +46,15 @@ struct Known {
     shapes: Option<Shapes>,
     guesses: usize,
     templates: Vec<Arc<Template>>,
-    /// Ranges without a template, and why.
-    refused: Vec<(Ranges, String)>,
+    /// Points without a template, and why.
+    refused: Vec<(Point, String)>,
+}
+
+/// A segment for some sizes.
+pub(crate) struct Made {
+    pub(crate) segment: Arc<Segment>,
+    /// Whether it was made before.
+    pub(crate) again: bool,
 }
 
 /// The graphs of a region that came in several sizes.
@@ -63,7 +75,7 @@ impl Generals {
         first: u32,
         live: &LiveSet,
         at_once: bool,
-    ) -> Option<Arc<Segment>> {
+    ) -> Option<Made> {
         if !site.options.backend.is(Backend::Inductor) || site.options.mode == Mode::MaxAutotune {
             return None;
         }
@@ -84,7 +96,7 @@ impl Generals {
         }
         let point = known.bind(slots, if at_once { 2 } else { ENOUGH })?;
         match known.at(site, live, &point) {
-            Ok(segment) => Some(segment),
+            Ok(made) => Some(made),
             Err(reason) => {
                 if !self.reasons.contains(&reason) {
                     logs::write(Log::Recompiles, "sizes", &|| reason.clone());
@@ -116,19 +128,18 @@ impl Known {
     }
 
     /// The segment for these values of the symbols.
-    fn at(&mut self, site: &Site, live: &LiveSet, point: &Point) -> Result<Arc<Segment>, String> {
+    fn at(&mut self, site: &Site, live: &LiveSet, point: &Point) -> Result<Made, String> {
         if let Some(template) = self.templates.iter().find(|template| contains(&template.ranges, point)) {
             return template.segment(site, point);
         }
-        if let Some((_, reason)) = self.refused.iter().find(|(ranges, _)| contains(ranges, point)) {
+        if let Some((_, reason)) = self.refused.iter().find(|(other, _)| other == point) {
             return Err(reason.clone());
+        }
+        if self.refused.len() >= MOST_REFUSED || self.templates.len() >= MOST_TEMPLATES {
+            return Err("too many sizes are computed in ways of their own".into());
         }
         let shapes = self.shapes.as_ref().ok_or("nothing is known of the sizes")?;
         let found = Template::find(site, (&site.trie, self.first), live, shapes, point);
-        let found = found.and_then(|template| match contains(&template.ranges, point) {
-            true => Ok(template),
-            false => Err("a size divides another".to_string()),
-        });
         match found {
             Ok(template) => {
                 let template = Arc::new(template);
@@ -136,7 +147,7 @@ impl Known {
                 template.segment(site, point)
             }
             Err(reason) => {
-                self.refused.extend(ranges(point).map(|ranges| (ranges, reason.clone())));
+                self.refused.push((point.clone(), reason.clone()));
                 Err(reason)
             }
         }

@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use kiln_inductor::Numbers;
 use kiln_runtime::Kernel;
 
+use super::Made;
 use super::draft::{Draft, DraftForm, recording_with};
 use super::fit::{Fitter, Point, Polynomial};
 use super::shapes::Shapes;
@@ -26,18 +27,12 @@ use crate::region::Site;
 use crate::segment::{Code, Info, Plan, Segment};
 use crate::trie::{LiveSet, Trie};
 
-/// Where ranges of sizes meet, and points inside each.
-const RANGES: [(i64, [i64; 4]); 8] = [
-    (3, [5, 7, 9, 11]),
-    (13, [17, 29, 37, 53]),
-    (61, [73, 109, 151, 211]),
-    (251, [307, 461, 613, 853]),
-    (1021, [1291, 1879, 2503, 3361]),
-    (4093, [5273, 7919, 10007, 13313]),
-    (16381, [20011, 30011, 40009, 55001]),
-    (65521, [100003, 250007, 500009, 800011]),
-];
-const LARGEST: i64 = 1_048_573;
+/// Where ranges of sizes meet.
+const BORDERS: [i64; 9] = [3, 13, 61, 251, 1021, 4093, 16381, 65521, 1_048_573];
+
+/// Where a range as wide as that has no template, narrower ones are tried: from a size divided by this many
+/// hundredths to the size times that.
+const NARROWER: [i64; 3] = [160, 115, 104];
 
 /// Segments made from a template that are kept.
 const MOST_KEPT: usize = 32;
@@ -45,16 +40,33 @@ const MOST_KEPT: usize = 32;
 /// By symbol, the smallest and the largest value.
 pub(super) type Ranges = SmallVec<[(i64, i64); 3]>;
 
-/// The range that a size lies in, and points inside.
-fn range(size: i64) -> Option<((i64, i64), &'static [i64; 4])> {
-    let at = RANGES.iter().rposition(|(from, _)| *from <= size).filter(|_| size <= LARGEST)?;
-    let to = RANGES.get(at + 1).map_or(LARGEST, |(to, _)| *to);
-    Some(((RANGES[at].0, to), &RANGES[at].1))
+/// The range that a size lies in; `None` if it is too small or too large for any.
+fn range(size: i64) -> Option<(i64, i64)> {
+    let after = BORDERS.iter().position(|border| *border > size).filter(|after| *after > 0)?;
+    Some((BORDERS[after - 1], BORDERS[after]))
 }
 
-/// The ranges that a point lies in; `None` if a size is too small or too large for any.
-pub(super) fn ranges(point: &Point) -> Option<Ranges> {
-    point.iter().map(|&size| range(size).map(|(range, _)| range)).collect()
+/// The ranges that are tried for a point, wide ones first.
+fn tries(point: &Point) -> Vec<Ranges> {
+    let Some(wide) = point.iter().map(|&size| range(size)).collect::<Option<Ranges>>() else {
+        return Vec::new();
+    };
+    let narrower = |hundredths: i64| -> Ranges {
+        let narrow = |(&size, &(from, to)): (&i64, &(i64, i64))| {
+            let (low, high) = ((size * 100 / hundredths).max(from), (size * hundredths / 100).min(to));
+            let low = (low..=size).find(|n| is_prime(*n)).unwrap_or(low);
+            (low, (size..=high).rev().find(|n| is_prime(*n)).unwrap_or(high))
+        };
+        point.iter().zip(&wide).map(narrow).collect()
+    };
+    let mut tries = vec![wide.clone()];
+    tries.extend(NARROWER.into_iter().map(narrower));
+    tries.dedup();
+    tries
+}
+
+fn is_prime(n: i64) -> bool {
+    n > 1 && (2..).take_while(|d| d * d <= n).all(|d| n % d != 0)
 }
 
 pub(super) fn contains(ranges: &Ranges, point: &Point) -> bool {
@@ -62,27 +74,43 @@ pub(super) fn contains(ranges: &Ranges, point: &Point) -> bool {
 }
 
 /// The points at which a recording is tried: all corners, then points inside.
-fn points(point: &Point) -> Option<Vec<Point>> {
-    let ranges: Vec<_> = point.iter().map(|&size| range(size)).collect::<Option<_>>()?;
+fn points(ranges: &Ranges) -> Vec<Point> {
     let corner = |corner: usize| -> Point {
-        let end = |(s, ((from, to), _)): (usize, &((i64, i64), _))| if corner >> s & 1 == 0 { *from } else { *to };
+        let end = |(s, (from, to)): (usize, &(i64, i64))| if corner >> s & 1 == 0 { *from } else { *to };
         ranges.iter().enumerate().map(end).collect()
     };
     let mut points: Vec<Point> = (0..1 << ranges.len()).map(corner).collect();
-    let inside = [4, 6, 5][ranges.len() - 1];
+    let inside: Vec<[i64; 4]> = ranges.iter().map(|&(from, to)| inside(from, to)).collect();
+    let count = [4, 6, 5][ranges.len() - 1];
     // Neighbours in one size are apart in the others.
-    points.extend((0..inside).map(|i| -> Point {
-        ranges.iter().enumerate().map(|(s, (_, inside))| inside[(i + s * (i / 4 + i + 1)) % 4]).collect()
-    }));
-    points.dedup();
-    Some(points)
+    for i in 0..count {
+        let point: Point =
+            inside.iter().enumerate().map(|(s, inside)| inside[(i + s * (i / 4 + i + 1)) % 4]).collect();
+        if !points.contains(&point) {
+            points.push(point);
+        }
+    }
+    points
+}
+
+/// Four sizes inside a range, primes where there are any.
+fn inside(from: i64, to: i64) -> [i64; 4] {
+    [1, 2, 3, 4].map(|i| {
+        let at = from + (to - from) * i / 5;
+        let next = from + (to - from) * (i + 1) / 5;
+        (at..next.min(to)).find(|n| is_prime(*n)).unwrap_or(at)
+    })
 }
 
 /// How a number follows from the symbols.
 enum Rule {
     Int(Polynomial),
     /// times · ⌈of / by⌉: a long reduction goes in chunks.
-    Chunks { of: Polynomial, by: i64, times: i64 },
+    Chunks {
+        of: Polynomial,
+        by: i64,
+        times: i64,
+    },
     /// A float that is a whole number.
     Whole(Polynomial),
     /// One divided by a whole number.
@@ -174,23 +202,44 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// A template for the recording that ends at a node, for sizes like those of this point.
+    /// A template for the recording that ends at a node, for this point and those around it.
     pub(super) fn find(
         site: &Site,
-        (trie, at): (&Trie, u32),
+        recording: (&Trie, u32),
         live: &LiveSet,
         shapes: &Shapes,
         point: &Point,
     ) -> Result<Template, String> {
-        let points = points(point).ok_or("a size is very small or very large")?;
-        let tried = points.len();
+        let mut refusal = "a size is very small or very large".to_string();
+        for ranges in tries(point) {
+            match Template::within(site, recording, live, shapes, &ranges, point) {
+                Ok(template) if contains(&template.ranges, point) => return Ok(template),
+                Ok(_) => refusal = "one size divides another".into(),
+                Err(reason) => refusal = reason,
+            }
+        }
+        Err(refusal)
+    }
+
+    /// A template for points around this one within these ranges.
+    fn within(
+        site: &Site,
+        (trie, at): (&Trie, u32),
+        live: &LiveSet,
+        shapes: &Shapes,
+        ranges: &Ranges,
+        around: &Point,
+    ) -> Result<Template, String> {
+        let mut points = points(ranges);
+        points.sort();
         let mut drafts: Vec<(Point, Draft, DraftForm)> = Vec::new();
         let mut refusal = String::new();
         for point in points {
-            let draft = shapes.at(&point).ok_or_else(|| "a size would be 0 or 1".to_string()).and_then(|slots| {
-                let (trie, at) = recording_with(trie, at, &slots)?;
-                Draft::of(site, &trie, at, live)
-            });
+            let draft =
+                shapes.at(&point).ok_or_else(|| "a size would be 0 or 1".to_string()).and_then(|slots| {
+                    let (trie, at) = recording_with(trie, at, &slots)?;
+                    Draft::of(site, &trie, at, live)
+                });
             match draft {
                 Ok(draft) => {
                     let form = draft.form();
@@ -199,21 +248,32 @@ impl Template {
                 Err(reason) => refusal = reason,
             }
         }
-        // The form of most.
-        let like = |form: &DraftForm| drafts.iter().filter(|(_, _, other)| other == form).count();
-        let most = drafts.iter().map(|(_, _, form)| like(form)).enumerate().max_by_key(|&(i, n)| (n, usize::MAX - i));
-        let Some((best, count)) = most else {
-            return Err(format!("no other sizes can be tried: {refusal}"));
+        // The form that the nearest have; with one size, only those that have it all the way.
+        let distance = |point: &Point| -> f64 {
+            point.iter().zip(around).map(|(a, b)| (*a as f64 / *b as f64).ln().abs()).sum()
         };
-        if count * 3 < tried * 2 {
+        let nearest = (0..drafts.len())
+            .min_by(|&a, &b| distance(&drafts[a].0).total_cmp(&distance(&drafts[b].0)))
+            .ok_or_else(|| format!("no other sizes can be tried: {refusal}"))?;
+        let is_like = |i: &usize| drafts[*i].2 == drafts[nearest].2;
+        let alike: Vec<usize> = match around.len() {
+            1 => {
+                let before = (0..nearest).rev().take_while(is_like);
+                let mut alike: Vec<usize> =
+                    before.chain((nearest..drafts.len()).take_while(is_like)).collect();
+                alike.sort_unstable();
+                alike
+            }
+            _ => (0..drafts.len()).filter(is_like).collect(),
+        };
+        if alike.len() < [4, 6, 9][around.len() - 1] {
             return Err("other sizes are computed in other ways".into());
         }
-        let form = drafts.swap_remove(best);
-        let (mut kept, others): (Vec<_>, Vec<_>) = drafts.into_iter().partition(|(_, _, other)| *other == form.2);
-        drop(others);
-        kept.insert(0, form);
+        let mut number = 0..;
+        drafts.retain(|_| number.next().is_some_and(|i| alike.contains(&i)));
+        let mut kept = drafts;
         let mut ranges: Ranges = SmallVec::new();
-        for s in 0..point.len() {
+        for s in 0..shapes.symbols() {
             let values = || kept.iter().map(|(point, ..)| point[s]);
             ranges.push((values().min().unwrap_or(0), values().max().unwrap_or(0)));
         }
@@ -235,19 +295,19 @@ impl Template {
     }
 
     /// The segment for these sizes, made now or before.
-    pub(super) fn segment(&self, site: &Site, point: &Point) -> Result<Arc<Segment>, String> {
+    pub(super) fn segment(&self, site: &Site, point: &Point) -> Result<Made, String> {
         let mut kept = self.kept.lock();
         if let Some(i) = kept.iter().position(|(other, _)| other == point) {
             let found = kept.remove(i);
             kept.push(found.clone());
-            return Ok(found.1);
+            return Ok(Made { segment: found.1, again: true });
         }
         let segment = Arc::new(self.make(site, point)?);
         if kept.len() == MOST_KEPT {
             kept.remove(0);
         }
         kept.push((point.clone(), segment.clone()));
-        Ok(segment)
+        Ok(Made { segment, again: false })
     }
 
     fn make(&self, site: &Site, point: &Point) -> Result<Segment, String> {
@@ -301,7 +361,8 @@ fn rules(drafts: &mut [(Point, Draft, DraftForm)]) -> Result<Vec<(usize, Rule)>,
         if values.iter().all(|value| *value == values[0]) {
             continue;
         }
-        let ints: Option<Vec<i64>> = values.iter().map(|v| if let Number::Int(n) = v { Some(*n) } else { None }).collect();
+        let ints: Option<Vec<i64>> =
+            values.iter().map(|v| if let Number::Int(n) = v { Some(*n) } else { None }).collect();
         if let Some(ints) = ints {
             match fitter.fit(&ints) {
                 Some(rule) => {
@@ -316,7 +377,9 @@ fn rules(drafts: &mut [(Point, Draft, DraftForm)]) -> Result<Vec<(usize, Rule)>,
         }
         let floats = |of: &dyn Fn(f64) -> f64| -> Option<Vec<i64>> {
             let whole = |value: &Number| match value {
-                Number::Float(x) if of(*x).abs() < 9e15 && of(of(*x).round()) == *x => Some(of(*x).round() as i64),
+                Number::Float(x) if of(*x).abs() < 9e15 && of(of(*x).round()) == *x => {
+                    Some(of(*x).round() as i64)
+                }
                 _ => None,
             };
             values.iter().map(whole).collect()

@@ -387,8 +387,12 @@ impl<'k> Emitter<'k> {
                 Some(l) => format!("v{v}[{l}]"),
                 None => format!("v{v}[0]"),
             },
-            Term::Div(inner, d) => format!("(({}) / {})", self.inner_index(inner, lane), self.inner_number(d)),
-            Term::Mod(inner, d) => format!("(({}) % {})", self.inner_index(inner, lane), self.inner_number(d)),
+            Term::Div(inner, d) => {
+                format!("(({}) / {})", self.inner_index(inner, lane), self.inner_number(d))
+            }
+            Term::Mod(inner, d) => {
+                format!("(({}) % {})", self.inner_index(inner, lane), self.inner_number(d))
+            }
         }
     }
 
