@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use kiln_ir::{Error, Loc, Result, Shape, Strides};
 use kiln_tensor::{DType, Tensor};
 
+use crate::general::Generals;
 use crate::options::Compile;
 use crate::segment::{Plan, Segment};
 use crate::trie::{Event, Guard, LiveSet, Trie};
@@ -55,12 +56,30 @@ pub struct GuardInfo {
     pub shares_with: Option<usize>,
 }
 
+/// The sizes that a graph is compiled for, beside those it came in first.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct SizesInfo {
+    /// What changes freely: `s0 = dim 0 of input 1`.
+    pub symbols: Vec<String>,
+    /// What follows from that: `dim 0 of input 2 = s0`, `shape[0] of reshape at model.rs:12 = 8·s0`.
+    pub rules: Vec<String>,
+    /// Sizes that have a plan: `13 ≤ s0 ≤ 61`.
+    pub ranges: Vec<String>,
+    /// How many sizes came so far that ran with such a plan.
+    pub made: usize,
+    /// Why other sizes have plans of their own or run op by op.
+    pub refused: Vec<String>,
+}
+
 /// One captured graph.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct GraphInfo {
     /// The graph that this one is for other sizes, by its number.
     pub resizes: Option<usize>,
+    /// What is known of other sizes, if it came in several.
+    pub sizes: Option<SizesInfo>,
     /// Ops recorded.
     pub nodes: usize,
     /// The ops by name, with how often each occurs, in the order in which they first do.
@@ -257,14 +276,15 @@ impl GraphInfo {
     }
 }
 
-/// Every graph of a trie.
-pub(crate) fn graphs(trie: &Trie) -> Vec<GraphInfo> {
+/// Every graph of a trie, and of which sizes it is.
+pub(crate) fn graphs(trie: &Trie, generals: &Generals) -> Vec<GraphInfo> {
     let mut forms: FxHashMap<(u64, LiveSet), usize> = FxHashMap::default();
     let mut all = Vec::new();
     for (at, live, segment) in trie.segments() {
+        let sizes = generals.describe(trie, at, &live);
         let first = *forms.entry((trie.node(at).form, live)).or_insert(all.len());
         let resizes = (first < all.len()).then_some(first);
-        all.push(GraphInfo { resizes, ..graph(trie, at, &segment) });
+        all.push(GraphInfo { resizes, sizes, ..graph(trie, at, &segment) });
     }
     all
 }
@@ -329,6 +349,7 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
     };
     GraphInfo {
         resizes: None,
+        sizes: None,
         nodes: info.nodes,
         ops,
         guards,

@@ -57,7 +57,7 @@ pub use backend::{
 };
 pub use compile::{Call, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
-pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, explain};
+pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, explain};
 pub use interpret::{GraphValue, run_graph, run_graph_with, run_node};
 pub use options::{Compile, Mode, OptimizationLevel};
 pub use region::Region;

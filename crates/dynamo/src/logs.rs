@@ -1,4 +1,4 @@
-//! `KILN_LOGS=graph,joint,prims,loops,code,fusion,recompiles,timing`: prints any stage to standard error.
+//! `KILN_LOGS=graph,joint,prims,loops,code,fusion,recompiles,dynamic,timing`: prints any stage to standard error.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -13,10 +13,11 @@ pub(crate) enum Log {
     Code,
     Fusion,
     Recompiles,
+    Dynamic,
     Timing,
 }
 
-const NAMES: [(&str, Log); 8] = [
+const NAMES: [(&str, Log); 9] = [
     ("graph", Log::Graph),
     ("joint", Log::Joint),
     ("prims", Log::Prims),
@@ -24,6 +25,7 @@ const NAMES: [(&str, Log); 8] = [
     ("code", Log::Code),
     ("fusion", Log::Fusion),
     ("recompiles", Log::Recompiles),
+    ("dynamic", Log::Dynamic),
     ("timing", Log::Timing),
 ];
 

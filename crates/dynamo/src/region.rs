@@ -253,7 +253,7 @@ impl Site {
         Explanation {
             calls: self.calls.load(Ordering::Relaxed),
             replays: self.replays.load(Ordering::Relaxed),
-            graphs: crate::explain::graphs(&self.trie),
+            graphs: crate::explain::graphs(&self.trie, &self.generals.lock()),
             breaks: self.breaks.lock().clone(),
             fallbacks: self.fallbacks.lock().clone(),
             recompiles: self.recompiles.lock().clone(),

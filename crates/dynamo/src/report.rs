@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::explain::{Break, Explanation, GraphInfo, GuardInfo};
+use crate::explain::{Break, Explanation, GraphInfo, GuardInfo, SizesInfo};
 
 fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
@@ -111,6 +111,8 @@ impl fmt::Display for GuardInfo {
 
 /// More lines than this about inputs, and the rest is counted.
 const MOST_GUARDS: usize = 24;
+/// More rules of sizes than this, and the rest is counted.
+const MOST_RULES: usize = 6;
 
 fn write_guards(f: &mut fmt::Formatter<'_>, guards: &[GuardInfo]) -> fmt::Result {
     let groups: Vec<&[GuardInfo]> = guards.chunk_by(GuardInfo::is_like).collect();
@@ -127,6 +129,23 @@ fn write_guards(f: &mut fmt::Formatter<'_>, guards: &[GuardInfo]) -> fmt::Result
     if rest == 0 { Ok(()) } else { writeln!(f, "  guard: and {} more", plural(rest, "input")) }
 }
 
+fn write_sizes(f: &mut fmt::Formatter<'_>, sizes: &SizesInfo) -> fmt::Result {
+    if !sizes.symbols.is_empty() {
+        let rest = sizes.rules.len().saturating_sub(MOST_RULES);
+        let rules = sizes.symbols.iter().chain(sizes.rules.iter().take(MOST_RULES));
+        let mut text: Vec<String> = rules.cloned().collect();
+        if rest > 0 {
+            text.push(format!("{} more", plural(rest, "rule")));
+        }
+        writeln!(f, "  sizes: {}", text.join(", "))?;
+    }
+    if !sizes.ranges.is_empty() {
+        let made = plural(sizes.made, "size");
+        writeln!(f, "  sizes: one plan each for {} ({made} so far)", sizes.ranges.join("; "))?;
+    }
+    sizes.refused.iter().try_for_each(|reason| writeln!(f, "  sizes: some run for themselves: {reason}"))
+}
+
 fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> fmt::Result {
     let (ops, inputs) = (plural(graph.nodes, "op"), plural(graph.guards.len(), "guarded input"));
     if let (Some(first), None) = (graph.resizes, &graph.interpreted) {
@@ -141,6 +160,9 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
     });
     writeln!(f, "  ops: {}", counts.collect::<Vec<_>>().join(", "))?;
     write_guards(f, &graph.guards)?;
+    if let Some(sizes) = &graph.sizes {
+        write_sizes(f, sizes)?;
+    }
     if !graph.without_gradient.is_empty() {
         writeln!(f, "  without a gradient: {}", graph.without_gradient.join(", "))?;
     }

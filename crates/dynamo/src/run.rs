@@ -91,6 +91,7 @@ impl Run {
         state.functions.clear();
         state.forget_variables();
         state.results.clear();
+        state.aside = None;
         state.id = 0;
         self.id.store(0, Ordering::Relaxed);
         let result = result.and_then(|()| state.failed.take().map_or(Ok(()), Err));

@@ -1,6 +1,6 @@
 //! Drafts: what the passes make of a recording, with plans whose numbers can be exchanged.
 
-use kiln_aot::{GraphInput, Joint, Partition, Report, Survivor};
+use kiln_aot::{GraphInput, Joint, Partition, Survivor};
 use kiln_inductor::{General, Layout as InputLayout, Numbers, Options};
 use kiln_ir::{Graph, Shape, Strides, Ty};
 use kiln_runtime::threads;
@@ -31,7 +31,6 @@ pub(super) struct Draft {
     pub(super) forward: Drawn,
     pub(super) forward_outputs: usize,
     pub(super) parts: Vec<(PartFacts, Drawn)>,
-    pub(super) report: Report,
 }
 
 /// What is left of a draft when numbers are not looked at.
@@ -65,12 +64,11 @@ impl Draft {
                 gradients: None,
                 forward,
                 parts: Vec::new(),
-                report: Report::default(),
             });
         };
         let joint = gradients.joint(&functional).map_err(text)?;
         let joint = Joint { graph: prims(&joint.graph)?, ..joint };
-        let Partition { forward: graph, forward_outputs, backward, report } =
+        let Partition { forward: graph, forward_outputs, backward, report: _ } =
             kiln_aot::partition(&joint).map_err(text)?;
         let forward = Drawn::of(site, &graph, &layouts)?;
         let mut parts = Vec::with_capacity(backward.len());
@@ -84,7 +82,7 @@ impl Draft {
         }
         let survivors = functional.survivors;
         let gradients = Some(gradients);
-        Ok(Draft { inputs, survivors, used_up, gradients, forward, forward_outputs, parts, report })
+        Ok(Draft { inputs, survivors, used_up, gradients, forward, forward_outputs, parts })
     }
 
     pub(super) fn drawn(&self) -> impl Iterator<Item = &Drawn> {

@@ -1,5 +1,7 @@
 //! Numbers as polynomials of the sizes that change, found from the numbers at several points.
 
+use std::fmt;
+
 use smallvec::SmallVec;
 
 /// The values of the symbols.
@@ -68,6 +70,29 @@ impl Polynomial {
             *factor *= unit.pow(u32::from(powers[symbol]));
         }
         self
+    }
+}
+
+impl fmt::Display for Polynomial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.terms.is_empty() {
+            return f.write_str("0");
+        }
+        for (i, (powers, factor)) in self.terms.iter().enumerate() {
+            let symbols = powers.iter().enumerate().flat_map(|(s, &n)| (0..n).map(move |_| format!("s{s}")));
+            let mut parts: Vec<String> = symbols.collect();
+            if factor.abs() != 1 || parts.is_empty() {
+                parts.insert(0, factor.abs().to_string());
+            }
+            let sign = match (i, *factor < 0) {
+                (0, false) => "",
+                (0, true) => "−",
+                (_, false) => " + ",
+                (_, true) => " − ",
+            };
+            write!(f, "{sign}{}", parts.join("·"))?;
+        }
+        Ok(())
     }
 }
 

@@ -18,6 +18,7 @@ use self::fit::Point;
 use self::shapes::{Shapes, Slot};
 use self::template::{Template, contains};
 use crate::backend::Backend;
+use crate::explain::SizesInfo;
 use crate::logs::{self, Log};
 use crate::options::Mode;
 use crate::region::Site;
@@ -62,7 +63,7 @@ pub(crate) struct Made {
 pub(crate) struct Generals {
     graphs: FxHashMap<(u64, LiveSet), Known>,
     /// Why some sizes have plans of their own, in words.
-    pub(crate) reasons: Vec<String>,
+    reasons: Vec<String>,
 }
 
 impl Generals {
@@ -99,7 +100,7 @@ impl Generals {
             Ok(made) => Some(made),
             Err(reason) => {
                 if !self.reasons.contains(&reason) {
-                    logs::write(Log::Recompiles, "sizes", &|| reason.clone());
+                    logs::write(Log::Dynamic, "sizes that run for themselves", &|| reason.clone());
                     self.reasons.push(reason);
                 }
                 None
@@ -108,7 +109,32 @@ impl Generals {
     }
 }
 
+impl Generals {
+    /// What is known of the sizes of the graph whose first recording ends at a node.
+    pub(crate) fn describe(&self, trie: &Trie, first: u32, live: &LiveSet) -> Option<SizesInfo> {
+        let known = self.graphs.get(&(trie.node(first).form, live.clone()));
+        known.filter(|known| known.first == first).map(|known| known.describe(trie))
+    }
+}
+
 impl Known {
+    fn describe(&self, trie: &Trie) -> SizesInfo {
+        let mut refused: Vec<String> = self.refused.iter().map(|(_, reason)| reason.clone()).collect();
+        if self.guesses == MOST_GUESSES {
+            refused.push("the sizes follow no rule that holds".into());
+        }
+        refused.dedup();
+        let names = shapes::names(trie, self.first);
+        let (symbols, rules) = self.shapes.as_ref().map(|shapes| shapes.words(&names)).unwrap_or_default();
+        SizesInfo {
+            symbols,
+            rules,
+            ranges: self.templates.iter().map(|template| template.words()).collect(),
+            made: self.templates.iter().map(|template| template.made()).sum(),
+            refused,
+        }
+    }
+
     /// The symbols' values in a recording, if enough is known to say; the rules are found again if need be.
     fn bind(&mut self, slots: Vec<Slot>, enough: usize) -> Option<Point> {
         if let Some(point) = self.shapes.as_ref().and_then(|shapes| shapes.bind(&slots)) {
@@ -143,6 +169,7 @@ impl Known {
         match found {
             Ok(template) => {
                 let template = Arc::new(template);
+                logs::write(Log::Dynamic, "one plan for many sizes", &|| template.words());
                 self.templates.push(template.clone());
                 template.segment(site, point)
             }

@@ -6,10 +6,11 @@
 //! it is checked on every call ([`Shapes::bind`]): a size that is not what it should be means that the guess is
 //! made again from more recordings, or that this call has a plan of its own.
 
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fit::{MOST_SYMBOLS, Point, Polynomial};
-use crate::sizes::is_size;
+use crate::sizes;
 use crate::trie::{Event, Guard, Trie};
 
 /// A number of a recording that its form does not tell.
@@ -17,20 +18,34 @@ use crate::trie::{Event, Guard, Trie};
 pub(crate) struct Slot {
     pub(crate) value: i64,
     /// Whether something has this size: 0 and 1 have a meaning of their own then.
-    pub(crate) is_size: bool,
+    is_size: bool,
+    /// Whether it is an input's, not an attribute's.
+    is_input: bool,
+}
+
+impl Slot {
+    fn of_input(value: i64) -> Slot {
+        Slot { value, is_size: true, is_input: true }
+    }
+
+    /// Of a number in an op's attribute, if that is a size or a place.
+    fn of_attribute(name: &str, value: i64) -> Option<Slot> {
+        let is_size = matches!(name, "shape" | "len" | "size");
+        sizes::is_size(name).then_some(Slot { value, is_size, is_input: false })
+    }
 }
 
 /// The slots of an input, in order; `change` may exchange the numbers.
 fn each_slot_of_guard(guard: &Guard, change: &mut dyn FnMut(Slot) -> i64) -> Guard {
     let (mut shape, mut strides) = (guard.shape.clone(), guard.strides.clone());
     for size in shape.iter_mut() {
-        *size = change(Slot { value: *size as i64, is_size: true }) as usize;
+        *size = change(Slot::of_input(*size as i64)) as usize;
     }
     if strides == guard.shape.contiguous_strides() {
         strides = shape.contiguous_strides();
     } else {
         for stride in &mut strides {
-            *stride = change(Slot { value: *stride as i64, is_size: true }) as isize;
+            *stride = change(Slot::of_input(*stride as i64)) as isize;
         }
     }
     guard.resized(shape, strides)
@@ -42,8 +57,8 @@ pub(crate) fn with_slots(event: &Event, change: &mut dyn FnMut(Slot) -> i64) -> 
     event.guards_mut().iter_mut().for_each(|guard| *guard = each_slot_of_guard(guard, change));
     if let Event::Call(call) = &mut event {
         call.op.each_number(&mut |name, number| {
-            if is_size(name) {
-                *number = change(Slot { value: *number, is_size: matches!(name, "shape" | "len" | "size") });
+            if let Some(slot) = Slot::of_attribute(name, *number) {
+                *number = change(slot);
             }
         });
     }
@@ -57,23 +72,41 @@ pub(crate) fn slots(trie: &Trie, at: u32) -> Vec<Slot> {
         let event = &*trie.node(index).event;
         for guard in event.guards() {
             let is_dense = guard.strides == guard.shape.contiguous_strides();
-            slots.extend(guard.shape.iter().map(|&size| Slot { value: size as i64, is_size: true }));
+            slots.extend(guard.shape.iter().map(|&size| Slot::of_input(size as i64)));
             if !is_dense {
-                slots
-                    .extend(guard.strides.iter().map(|&stride| Slot { value: stride as i64, is_size: true }));
+                slots.extend(guard.strides.iter().map(|&stride| Slot::of_input(stride as i64)));
             }
         }
         if let Event::Call(call) = event
             && !call.op.row().attributes.is_empty()
         {
-            call.op.clone().each_number(&mut |name, number| {
-                if is_size(name) {
-                    slots.push(Slot { value: *number, is_size: matches!(name, "shape" | "len" | "size") });
+            call.op.clone().each_number(&mut |name, number| slots.extend(Slot::of_attribute(name, *number)));
+        }
+    }
+    slots
+}
+
+/// What the slots of a segment are called.
+pub(crate) fn names(trie: &Trie, at: u32) -> Vec<String> {
+    let (mut names, mut input) = (Vec::new(), 0);
+    for index in trie.path(at) {
+        let event = &*trie.node(index).event;
+        for guard in event.guards() {
+            names.extend((0..guard.shape.rank()).map(|dim| format!("dim {dim} of input {input}")));
+            if guard.strides != guard.shape.contiguous_strides() {
+                names.extend((0..guard.strides.len()).map(|dim| format!("stride {dim} of input {input}")));
+            }
+            input += 1;
+        }
+        if let Event::Call(call) = event {
+            call.op.clone().each_number(&mut |name, _| {
+                if sizes::is_size(name) {
+                    names.push(format!("{name} of {} at {}", call.op.name(), call.loc));
                 }
             });
         }
     }
-    slots
+    names
 }
 
 /// What a symbol stands for: the number in a slot, counted in units.
@@ -99,12 +132,16 @@ impl Shapes {
         if recordings.iter().any(|slots| slots.len() != first.len()) {
             return None;
         }
-        let mut shapes = Shapes { symbols: SmallVec::new(), numbers: Vec::with_capacity(first.len()) };
-        for slot in 0..first.len() {
+        let numbers = first.iter().map(|slot| (Polynomial::default(), slot.is_size)).collect();
+        let mut shapes = Shapes { symbols: SmallVec::new(), numbers };
+        // What can be a symbol of an input's is.
+        let (inputs, attributes): (Vec<usize>, Vec<usize>) =
+            (0..first.len()).partition(|&slot| first[slot].is_input);
+        for slot in inputs.into_iter().chain(attributes) {
             let values: SmallVec<[i64; 8]> = recordings.iter().map(|slots| slots[slot].value).collect();
             let is_size = first[slot].is_size;
             if values.iter().all(|value| *value == values[0]) {
-                shapes.numbers.push((Polynomial::constant(values[0]), is_size));
+                shapes.numbers[slot].0 = Polynomial::constant(values[0]);
                 continue;
             }
             if is_size && values.iter().any(|value| *value < 2) {
@@ -120,7 +157,7 @@ impl Shapes {
                     Polynomial::symbol(shapes.symbols.len() - 1, 1)
                 }
             };
-            shapes.numbers.push((number, is_size));
+            shapes.numbers[slot].0 = number;
         }
         (!shapes.symbols.is_empty()).then_some(shapes)
     }
@@ -217,6 +254,26 @@ impl Shapes {
         self.numbers.iter().map(value).collect()
     }
 
+    /// What changes freely and what follows from it, given the slots' names.
+    pub(crate) fn words(&self, names: &[String]) -> (Vec<String>, Vec<String>) {
+        let name = |slot: usize| names.get(slot).map_or("?", |name| name.as_str());
+        let symbols = self.symbols.iter().enumerate().map(|(s, symbol)| match symbol.unit {
+            1 => format!("s{s} = {}", name(symbol.slot)),
+            unit => format!("s{s} = {} / {unit}", name(symbol.slot)),
+        });
+        let own: Vec<usize> = self.symbols.iter().map(|symbol| symbol.slot).collect();
+        let rules = self
+            .numbers
+            .iter()
+            .enumerate()
+            .filter(|(slot, (number, _))| !number.is_constant() && !own.contains(slot));
+        let mut rules: Vec<String> =
+            rules.map(|(slot, (number, _))| format!("{} = {number}", name(slot))).collect();
+        let mut seen = FxHashSet::default();
+        rules.retain(|rule| seen.insert(rule.clone()));
+        (symbols.collect(), rules)
+    }
+
     /// How many sizes change freely.
     pub(crate) fn symbols(&self) -> usize {
         self.symbols.len()
@@ -228,7 +285,7 @@ mod tests {
     use super::*;
 
     fn recording(values: &[i64]) -> Vec<Slot> {
-        values.iter().map(|&value| Slot { value, is_size: true }).collect()
+        values.iter().map(|&value| Slot::of_input(value)).collect()
     }
 
     #[track_caller]

@@ -9,6 +9,7 @@
 //! its range and no others.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -195,9 +196,8 @@ pub(crate) struct Template {
     pub(super) ranges: Ranges,
     /// By graph, its kernels.
     kernels: Vec<Vec<Kernel>>,
-    /// How many had to be compiled.
-    pub(super) compiled: usize,
     tape: Analysis,
+    made: AtomicUsize,
     kept: Mutex<Vec<(Point, Arc<Segment>)>>,
 }
 
@@ -280,18 +280,25 @@ impl Template {
         let rules = rules(&mut kept)?;
         let (_, draft, _) = kept.swap_remove(0);
         let build = site.options.settings.build();
-        let (mut kernels, mut compiled) = (Vec::new(), 0);
+        let mut kernels = Vec::new();
         for drawn in draft.drawn() {
-            let Loading { compiled: now, refused } = kernels::load(drawn.general.plan(), build)?;
+            let Loading { refused, .. } = kernels::load(drawn.general.plan(), build)?;
             if let Some((_, reason)) = refused.into_iter().next() {
                 return Err(reason);
             }
             kernels.push(kernels::find(drawn.general.plan(), build)?);
-            compiled += now;
         }
         let tape = Analysis::of(trie, at);
         let kept = Mutex::new(Vec::new());
-        Ok(Template { draft: draft.without_text(), rules, ranges, kernels, compiled, tape, kept })
+        Ok(Template {
+            draft: draft.without_text(),
+            rules,
+            ranges,
+            kernels,
+            tape,
+            made: AtomicUsize::new(0),
+            kept,
+        })
     }
 
     /// The segment for these sizes, made now or before.
@@ -303,11 +310,23 @@ impl Template {
             return Ok(Made { segment: found.1, again: true });
         }
         let segment = Arc::new(self.make(site, point)?);
+        self.made.fetch_add(1, Ordering::Relaxed);
         if kept.len() == MOST_KEPT {
             kept.remove(0);
         }
         kept.push((point.clone(), segment.clone()));
         Ok(Made { segment, again: false })
+    }
+
+    /// How many sizes segments were made for.
+    pub(super) fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// The sizes it is for: `13 ≤ s0 ≤ 61`.
+    pub(super) fn words(&self) -> String {
+        let words = |(s, (from, to)): (usize, &(i64, i64))| format!("{from} ≤ s{s} ≤ {to}");
+        self.ranges.iter().enumerate().map(words).collect::<Vec<_>>().join(", ")
     }
 
     fn make(&self, site: &Site, point: &Point) -> Result<Segment, String> {

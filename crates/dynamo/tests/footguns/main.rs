@@ -6,6 +6,7 @@
 mod errors;
 mod frozen;
 mod functions;
+mod general;
 mod gradients;
 mod grads;
 mod hooks;

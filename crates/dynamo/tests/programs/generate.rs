@@ -57,8 +57,8 @@ impl Generator {
         let mut rng = Rng::new(seed);
         let n = *rng.pick(&[3, 4, 6]);
         let sizes = match rng.one_in(3) {
-            true => [n, n + rng.below(3), *rng.pick(&[1, n, 5, 0])],
-            false => [n; CALLS],
+            true => vec![n, n + rng.below(3), *rng.pick(&[1, n, 5, 0])],
+            false => vec![n; CALLS],
         };
         let program = Program { inputs: Vec::new(), steps: Vec::new(), outside: None, sizes };
         Generator {

@@ -17,6 +17,7 @@ mod world;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use kiln_dynamo::{Backend, Compile, CompiledGraph, GraphContext, Mode, run_graph};
@@ -84,11 +85,14 @@ fn stir(world: &World) {
     }
 }
 
+/// Segments that were made from templates.
+static FROM_TEMPLATES: AtomicUsize = AtomicUsize::new(0);
+
 /// Whether a program gives the same in both worlds; `Ok(false)` if eager itself refuses.
 fn agrees(program: &Program, options: &Compile) -> std::result::Result<bool, String> {
     let (mut eager, mut compiled) = (World::new(None), World::new(Some(options)));
     let outcome = catch_unwind(AssertUnwindSafe(|| -> std::result::Result<bool, String> {
-        for call in 0..CALLS {
+        for call in 0..program.sizes.len() {
             if eager.call(program, call).is_err() {
                 return Ok(false);
             }
@@ -102,6 +106,9 @@ fn agrees(program: &Program, options: &Compile) -> std::result::Result<bool, Str
         compare(&compiled, &eager, "after stirring")?;
         Ok(true)
     }));
+    let graphs = compiled.region.as_ref().map(|region| region.explain().graphs).unwrap_or_default();
+    let made = graphs.iter().filter_map(|graph| graph.sizes.as_ref()).map(|sizes| sizes.made).sum();
+    FROM_TEMPLATES.fetch_add(made, Ordering::Relaxed);
     let explain = || compiled.region.as_ref().map(|r| r.explain().to_string()).unwrap_or_default();
     match outcome {
         Ok(Ok(ran)) => Ok(ran),
@@ -134,9 +141,14 @@ fn shrink(program: Program, options: &Compile) -> Program {
             best = calm;
         }
         let mut still = best.clone();
-        still.sizes = [best.sizes[0]; CALLS];
+        still.sizes = vec![best.sizes[0]; CALLS];
         if best.sizes != still.sizes && fails(&still) {
             best = still;
+        }
+        let mut fewer = best.clone();
+        fewer.sizes.truncate(best.sizes.len().saturating_sub(1).max(CALLS));
+        if best.sizes != fewer.sizes && fails(&fewer) {
+            best = fewer;
         }
     }
     best
@@ -157,6 +169,10 @@ fn seeds(usual: Range<u64>) -> Range<u64> {
 }
 
 fn check(options: Compile, usual: Range<u64>) {
+    check_as(options, usual, generate);
+}
+
+fn check_as(options: Compile, usual: Range<u64>, generate: impl Fn(u64) -> Program) {
     let _turn = turn();
     let (mut ran, mut failures) = (0, String::new());
     let mut count = 0;
@@ -187,6 +203,24 @@ fn check(options: Compile, usual: Range<u64>) {
 #[test]
 fn inductor() {
     check(Compile::new(), 0..600);
+}
+
+/// New sizes in nearly every call: those in the middle of a range, at its borders, beyond it, and again.
+#[test]
+fn many_sizes() {
+    check_as(Compile::new(), 60_000..60_150, |seed| {
+        let mut program = generate(seed);
+        let n = program.sizes[0];
+        program.sizes = match seed % 4 {
+            0 => vec![n, n + 1, 7, 5, 12, 7, 2, 3],
+            1 => vec![n, 14, 9, 13, 40, 17, 64],
+            2 => vec![n, 10, 4, 11, 8, 0, 6, 1],
+            _ => vec![8, 16, 12, 10, 24, 15],
+        };
+        program
+    });
+    let made = FROM_TEMPLATES.load(Ordering::Relaxed);
+    assert!(made > 100, "only {made} segments came from templates");
 }
 
 #[test]

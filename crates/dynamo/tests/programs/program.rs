@@ -173,7 +173,7 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// Differentiated after every call.
     pub outside: Option<Id>,
-    pub sizes: [usize; CALLS],
+    pub sizes: Vec<usize>,
 }
 
 impl fmt::Display for Beside {
