@@ -276,14 +276,14 @@ impl GraphInfo {
     }
 }
 
-/// Every graph of a trie, and of which sizes it is.
-pub(crate) fn graphs(trie: &Trie, generals: &Generals) -> Vec<GraphInfo> {
+/// Every graph of a trie, and of which sizes it is. `apart`: other sizes are other graphs.
+pub(crate) fn graphs(trie: &Trie, generals: &Generals, apart: bool) -> Vec<GraphInfo> {
     let mut forms: FxHashMap<(u64, LiveSet), usize> = FxHashMap::default();
     let mut all = Vec::new();
     for (at, live, segment) in trie.segments() {
         let sizes = generals.describe(trie, at, &live);
         let first = *forms.entry((trie.node(at).form, live)).or_insert(all.len());
-        let resizes = (first < all.len()).then_some(first);
+        let resizes = (first < all.len() && !apart).then_some(first);
         all.push(GraphInfo { resizes, sizes, ..graph(trie, at, &segment) });
     }
     all

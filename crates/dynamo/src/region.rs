@@ -253,7 +253,11 @@ impl Site {
         Explanation {
             calls: self.calls.load(Ordering::Relaxed),
             replays: self.replays.load(Ordering::Relaxed),
-            graphs: crate::explain::graphs(&self.trie, &self.generals.lock()),
+            graphs: crate::explain::graphs(
+                &self.trie,
+                &self.generals.lock(),
+                self.options.dynamic == Some(false),
+            ),
             breaks: self.breaks.lock().clone(),
             fallbacks: self.fallbacks.lock().clone(),
             recompiles: self.recompiles.lock().clone(),

@@ -1,13 +1,12 @@
 //! Sizes: the same ops on tensors of other sizes are the same graph.
 //!
 //! Kernels take extents and strides as arguments, so another size needs no new code, only another plan: which
-//! buffers, how long, in which arguments. A plan is made for the very sizes it runs on; nothing is assumed of
-//! how sizes depend on each other, so nothing has to be checked but that they are the same. What is kept here
-//! is which recordings differ in nothing else, so that a function that is called with many sizes is not taken
-//! for one that goes another way each time.
+//! buffers, how long, in which arguments. What is kept here is which recordings differ in nothing else, so that a
+//! function that is called with many sizes is not taken for one that goes another way each time.
 //!
-//! A plan costs a few milliseconds for a small graph, and a size may never come again: by default the first
-//! call with new sizes runs op by op, as in eager mode, and the second one is planned.
+//! Two sizes may be all there are (a batch, and what is left at the end), and one may never come again: the second
+//! size runs op by op, as in eager mode, and is planned for itself if it comes again. From the third on one plan
+//! serves many sizes, if the graph allows it (see [`general`](crate::general)).
 
 use std::hash::{Hash, Hasher};
 

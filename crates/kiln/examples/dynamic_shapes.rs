@@ -14,13 +14,16 @@ pub fn main() -> kiln::Result<()> {
         [("by default", None), ("dynamic(true)", Some(true)), ("dynamic(false)", Some(false))]
     {
         let compiled = (&model).compile_with(Compile::new().dynamic(dynamic));
-        for batch in [8, 12, 20, 8, 12, 20] {
+        for batch in [8, 12, 20, 9, 31, 25] {
             let x = Tensor::ones([batch, 16], &Device::Cpu)?;
             assert_eq!(compiled.forward(&x)?.shape().to_vec(), [batch, 4]);
         }
         let explanation = compiled.explain();
         let graphs = explanation.graphs.iter().filter(|graph| graph.resizes.is_none()).count();
         println!("{name}: graphs {graphs}, recompiles {}", explanation.recompiles.len());
+        if let Some(sizes) = &explanation.graphs[0].sizes {
+            println!("  {}: {}, {} sizes", sizes.symbols[0], sizes.ranges.join("; "), sizes.made);
+        }
     }
     Ok(())
 }
