@@ -65,6 +65,11 @@ struct Readme;
 #[doc = include_str!("../../../docs/compile.md")]
 struct Guide;
 
+/// Those of the guide to training, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/training.md")]
+struct TrainingGuide;
+
 /// And that of the page on numerics.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/numerics.md")]
