@@ -7,8 +7,8 @@ use kiln::prelude::*;
 use crate::cases::Workload;
 use crate::train::CharGpt;
 
-/// Characters of the GPT, as many as ASCII has.
-const CHARACTERS: usize = 128;
+/// A character GPT with as many characters as ASCII has.
+const GPT: CharGpt = CharGpt { characters: 128, layers: 4, width: 128, heads: 4, context: 128 };
 
 /// What ResNet18 says of one picture of 224×224.
 pub fn resnet18_latency(device: &Device) -> Result<Workload> {
@@ -24,12 +24,11 @@ pub fn resnet18_latency(device: &Device) -> Result<Workload> {
 
 /// The next character behind 128 of them: 127 are in the cache, the last one is new.
 pub fn gpt_latency(device: &Device) -> Result<Workload> {
-    let size = CharGpt::usual(CHARACTERS);
-    let model = size.build(0.0)?;
+    let model = GPT.build(0.0)?;
     model.eval();
-    let ids = Tensor::randint(0, CHARACTERS as i64, [1, size.context], device)?;
-    let cache = KvCache::new(&model, 1, size.context)?;
-    let seen = size.context - 1;
+    let ids = Tensor::randint(0, GPT.characters as i64, [1, GPT.context], device)?;
+    let cache = KvCache::new(&model, 1, GPT.context)?;
+    let seen = GPT.context - 1;
     model.decode(&ids.narrow(1, 0, seen)?, &cache)?;
     let last = ids.narrow(1, seen, 1)?.contiguous()?;
     let step = move || {

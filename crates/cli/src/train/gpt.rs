@@ -42,20 +42,23 @@ pub struct Options {
     #[arg(long, default_value_t = 4, value_parser = crate::positive)]
     layers: usize,
     /// Size of a character's vector; a multiple of the heads
-    #[arg(long, default_value_t = 128, value_parser = crate::positive)]
+    #[arg(long, default_value_t = 96, value_parser = crate::positive)]
     width: usize,
     /// Heads of the attention
     #[arg(long, default_value_t = 4, value_parser = crate::positive)]
     heads: usize,
     /// Characters that the model sees at once
-    #[arg(long, default_value_t = 128, value_parser = crate::positive)]
+    #[arg(long, default_value_t = 64, value_parser = crate::positive)]
     context: usize,
     /// Stretches of text in a step
     #[arg(long, default_value_t = 16, value_parser = crate::positive)]
     batch_size: usize,
     /// The largest learning rate
-    #[arg(long, default_value_t = 2e-3)]
+    #[arg(long, default_value_t = 8e-3)]
     lr: f64,
+    /// Probability of dropout: for texts that are small beside the time they are trained for
+    #[arg(long, default_value_t = 0.0)]
+    dropout: f64,
     /// Threads that prepare batches
     #[arg(long, default_value_t = 1)]
     workers: usize,
@@ -98,11 +101,6 @@ pub struct CharGpt {
 }
 
 impl CharGpt {
-    /// What `kiln train gpt` trains if nothing else is said, for so many characters.
-    pub fn usual(characters: usize) -> CharGpt {
-        CharGpt { characters, layers: 4, width: 128, heads: 4, context: 128 }
-    }
-
     /// A new model.
     pub fn build(self, dropout: f64) -> Result<Gpt2> {
         Gpt2::new(Gpt2Config {
@@ -142,7 +140,7 @@ struct Learner {
 impl Learner {
     fn new(options: &Options, size: CharGpt) -> Result<Learner> {
         manual_seed(options.common.seed);
-        let model = size.build(0.1)?;
+        let model = size.build(options.dropout)?;
         // Matrices decay, vectors (biases, norms) don't.
         let (matrices, vectors): (Vec<Tensor>, Vec<Tensor>) =
             model.parameters().into_iter().partition(|parameter| parameter.rank() >= 2);

@@ -20,7 +20,7 @@ pub struct Pictures {
 }
 
 /// Deviation of the noise, where a shape is between 0.5 and 1 brighter than its background.
-const NOISE: f32 = 0.3;
+const NOISE: f32 = 0.2;
 
 impl Dataset for Pictures {
     type Sample = (Tensor, i64);

@@ -156,13 +156,19 @@ impl Learner {
 /// Trains, tells, shows.
 pub fn run(options: &Options) -> Done {
     let folder = Folder::new(&options.out)?;
+    // The last batch to learn from is left out where it is smaller: an epoch is one graph, and the next one has
+    // other pictures in it.
     let loader = |count: usize, seed: u64, shuffle: bool| -> Result<Loader> {
         let loader = DataLoader::options().batch_size(options.batch_size).workers(options.workers);
-        loader.shuffle(shuffle).seed(options.common.seed).build(Pictures { count, seed })
+        loader.shuffle(shuffle).drop_last(shuffle).seed(options.common.seed).build(Pictures { count, seed })
     };
     let seed = options.common.seed.wrapping_mul(2);
     let training = loader(options.pictures, seed, true)?;
     let held_out = loader(options.pictures.div_ceil(5).max(SHOWN), seed.wrapping_add(1), false)?;
+    if training.is_empty() {
+        let reason = format!("{} pictures are no batch of {}", options.pictures, options.batch_size);
+        return Err(Failure::Text { path: "shapes".into(), reason });
+    }
     let learner = Learner::new(options, (options.epochs * training.len()) as u64)?;
     let parameters: usize = learner.model.parameters().iter().map(Tensor::numel).sum();
     output::print(&format!(
