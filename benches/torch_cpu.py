@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """PyTorch on the CPU for Kiln's benchmark cases. Prints one JSON object per case:
 {"case", "eager_us", "compiled_us", "first_call_s"}, for Adam and AdamW also "fused_us" (fused=True, eager);
-compiled_us and first_call_s are null where only eager is compared. Usage: torch_cpu.py [case ...]"""
-import json, statistics, sys, time
+compiled_us and first_call_s are null where only eager is compared. For gpt_train and resnet18_train also
+"rss_bytes_eager" and "rss_bytes_compiled": the most resident memory during steps, above the process with its model,
+in processes of their own. Usage: torch_cpu.py [case ...]"""
+import json, statistics, subprocess, sys, time
 import torch
 F, O = torch.nn.functional, torch.optim
 
@@ -22,7 +24,24 @@ def run(case, make, n, fused=None, compiled=True):
         step = make(torch.compile)
         t = time.perf_counter(); step(); row["first_call_s"] = time.perf_counter() - t
         row["compiled_us"] = median_us(step, n)
+    if case in ("gpt_train", "resnet18_train"):
+        for how in ("eager", "compiled"):
+            row[f"rss_bytes_{how}"] = int(subprocess.check_output([sys.executable, __file__, "--memory", case, how]).split()[-1])
     print(json.dumps(row), flush=True)
+
+def status(name):
+    """A line of the process's status, in bytes."""
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+def memory(case, how):
+    """The peak of three steps behind two others, above what there was before the first; the compiler's leftovers count."""
+    torch.manual_seed(0)
+    step = CASES[case][0](torch.compile if how == "compiled" else lambda f: f)
+    before = status("VmRSS:")
+    for steps in (2, 3):
+        with open("/proc/self/clear_refs", "w") as f: f.write("5")
+        for _ in range(steps): step()
+    print(max(0, status("VmHWM:") - before))
 
 def optimizer(n, d, make_opt):
     def make(comp):
@@ -86,6 +105,34 @@ def resnet(comp):
     def step(): opt.zero_grad(); cm(x).sum().backward(); opt.step()
     return step
 
+def resnet_latency(comp):
+    import torchvision
+    m = comp(torchvision.models.resnet18().eval())
+    x = torch.randn(1, 3, 224, 224)
+    @torch.no_grad()
+    def step(): return m(x)
+    return step
+
+def gpt_latency(comp):
+    """The next token of the character GPT behind 128 others, 127 of them in the cache."""
+    from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
+    config = GPT2Config(n_layer=4, n_embd=128, n_head=4, n_positions=128, vocab_size=128, bos_token_id=0, eos_token_id=0, attn_pdrop=0., embd_pdrop=0., resid_pdrop=0.)
+    m = GPT2LMHeadModel(config).eval()
+    ids, compiled = torch.randint(0, 128, (1, 128)), comp is torch.compile
+    # Each as its mode likes it best: a cache that grows in eager mode, one of a fixed size when compiled.
+    cache = StaticCache(config=config, max_cache_len=128) if compiled else DynamicCache(config=config)
+    with torch.no_grad(): m(ids[:, :127], past_key_values=cache)
+    last, cm = ids[:, 127:].clone(), comp(m)
+    @torch.no_grad()
+    def step():
+        logits = cm(last, past_key_values=cache).logits[:, -1]
+        # The token that came in goes out again: each call is the same one.
+        if compiled:
+            for layer in cache.layers: layer.cumulative_length.fill_(127)
+        else: cache.crop(-1)
+        return logits
+    return step
+
 def micro(f):
     def make(comp):
         x = torch.randn(4096, 1024); g = comp(f)
@@ -126,6 +173,8 @@ CASES = {
     "gpt_train": (gpt, 10),
     "transformer_train": (transformer, 10),
     "resnet18_train": (resnet, 10),
+    "resnet18_latency": (resnet_latency, 50),
+    "gpt_latency": (gpt_latency, 300),
     "matmul_2048": (matmul(2048, 2048, 2048), 20, None, False),
     "matmul_512x256x8192": (matmul(512, 256, 8192), 20, None, False),
     "matmul_512x576x3136": (matmul(512, 576, 3136), 20, None, False),
@@ -133,5 +182,6 @@ CASES = {
     "conv_resnet18": (convs, 10, None, False),
     "op_overhead_x1000": (op_overhead, 30, None, False),  # 1,000 additions of 1-element tensors with gradient recording
 }
-for name in sys.argv[1:] or CASES:
-    run(name, *CASES[name])
+if sys.argv[1:2] == ["--memory"]: memory(*sys.argv[2:])
+else:
+    for name in sys.argv[1:] or CASES: run(name, *CASES[name])

@@ -3,6 +3,7 @@
 use crate::cases::Case;
 use crate::failure::Done;
 use crate::measure::{self, Figures};
+use crate::memory::Resident;
 use crate::output::{self, Table, bytes, error, maybe, time};
 use crate::overhead::{self, Overhead};
 use crate::peer::{self, Peer};
@@ -88,6 +89,13 @@ fn text(all: &[Measured]) -> String {
         match result {
             Measured::Case(figures) => {
                 table.row(row(figures));
+                notes.extend(figures.resident.map(|Resident { eager, compiled }| {
+                    let [eager, compiled] = [eager, compiled].map(|number| bytes(number as f64));
+                    format!(
+                        "{}: resident memory above the model: {eager} eager, {compiled} compiled\n",
+                        figures.case
+                    )
+                }));
                 notes.extend(figures.notes.iter().map(|note| format!("{}: {note}\n", figures.case)));
                 cases += 1;
             }

@@ -9,7 +9,7 @@ use kiln::models::{Gpt2, Gpt2Config, resnet18};
 use kiln::prelude::*;
 
 use crate::measure::EQUAL_STEPS;
-use crate::transformer;
+use crate::{latency, transformer};
 
 /// Ops in one call of the overhead case.
 pub const OVERHEAD_OPS: usize = 500;
@@ -42,6 +42,10 @@ pub enum Case {
         /// How many blocks.
         layers: usize,
     },
+    /// ResNet18 on one picture, without gradients.
+    Resnet18Latency,
+    /// The next token of a character GPT behind 128 others, from its cache.
+    GptLatency,
     /// Softmax over the rows of a matrix.
     Softmax,
     /// Ten pointwise ops in a row.
@@ -101,6 +105,8 @@ impl Case {
         Case::GptTrain,
         Case::Resnet18Train,
         Case::TransformerTrain { layers: TRANSFORMER_LAYERS },
+        Case::Resnet18Latency,
+        Case::GptLatency,
         Case::Softmax,
         Case::Chain10,
         Case::LnGelu,
@@ -131,6 +137,8 @@ impl Case {
             Case::GptTrain => gpt_train(device),
             Case::Resnet18Train => resnet18_train(device),
             Case::TransformerTrain { layers } => transformer::train(layers, device),
+            Case::Resnet18Latency => latency::resnet18_latency(device),
+            Case::GptLatency => latency::gpt_latency(device),
             Case::Softmax => micro(device, |x| x.softmax(-1)),
             Case::Chain10 => micro(device, |x| {
                 (((((x * 2.0 + 1.0).tanh() * x).sigmoid() + x).exp() - 1.0).relu().sqrt() * 0.5 + x).ok()
@@ -166,6 +174,8 @@ impl fmt::Display for Case {
             Case::Resnet18Train => f.write_str("resnet18_train"),
             Case::TransformerTrain { layers: TRANSFORMER_LAYERS } => f.write_str("transformer_train"),
             Case::TransformerTrain { layers } => write!(f, "transformer_train_{layers}"),
+            Case::Resnet18Latency => f.write_str("resnet18_latency"),
+            Case::GptLatency => f.write_str("gpt_latency"),
             Case::Softmax => write!(f, "softmax_{rows}x{columns}"),
             Case::Chain10 => write!(f, "chain10_{rows}x{columns}"),
             Case::LnGelu => write!(f, "ln_gelu_{rows}x{columns}"),

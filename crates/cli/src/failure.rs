@@ -78,6 +78,36 @@ pub enum Failure {
         /// The checks that failed.
         what: Vec<&'static str>,
     },
+    /// The folder for a training loop's files can't be had.
+    #[error("{path}: {reason}")]
+    Folder {
+        /// The folder.
+        path: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// A text to learn from can't be used.
+    #[error("{path}: {reason}")]
+    Text {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A prompt with a character that the text has not.
+    #[error("the prompt has the character {character:?}, which is nowhere in the text")]
+    Character {
+        /// The first one.
+        character: char,
+    },
+    /// A checkpoint that this run can't go on from.
+    #[error("{path}: {reason}")]
+    Resume {
+        /// The checkpoint.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
     /// A hand-written loop got no memory.
     #[error(transparent)]
     Memory(#[from] kiln::runtime::AllocError),

@@ -30,6 +30,8 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         Case::Sum0 => Ok(Some(read(MATRIX.iter().product())?)),
         Case::GptTrain | Case::Resnet18Train => Ok(None),
         Case::TransformerTrain { .. }
+        | Case::Resnet18Latency
+        | Case::GptLatency
         | Case::Matmul { .. }
         | Case::ConvResnet18
         | Case::OpOverhead

@@ -12,7 +12,9 @@ mod failure;
 mod first_call;
 mod floor;
 mod info;
+mod latency;
 mod measure;
+mod memory;
 mod ops;
 mod output;
 mod overhead;
@@ -20,6 +22,7 @@ mod peer;
 mod progress;
 mod recipe;
 mod selftest;
+mod train;
 mod transformer;
 
 use std::path::PathBuf;
@@ -54,6 +57,11 @@ enum Command {
     Bench(BenchOptions),
     /// Show how the recipe is compiled: graphs, kernels, bytes, breaks, recompiles
     Explain(RecipeOptions),
+    /// Train a model on data that Kiln brings along, compiled, with checkpoints, metrics and a plot
+    Train {
+        #[command(subcommand)]
+        what: train::What,
+    },
     /// Compile small programs and compare the results with eager
     Selftest {
         /// Where to run
@@ -79,6 +87,16 @@ enum Command {
         case: Case,
         #[command(flatten)]
         how: How,
+    },
+    /// Measure the resident memory of a case's steps in this process
+    #[command(hide = true)]
+    PeakMemory {
+        case: Case,
+        #[command(flatten)]
+        how: How,
+        /// Without compiling
+        #[arg(long)]
+        eager: bool,
     },
 }
 
@@ -198,6 +216,11 @@ fn seconds(text: &str) -> Result<f64, String> {
     if (0.0..=3600.0).contains(&number) { Ok(number) } else { Err("must be from 0 to 3600".into()) }
 }
 
+fn minutes(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().map_err(|error| error.to_string())?;
+    if number > 0.0 && number <= 1e4 { Ok(number) } else { Err("must be above 0, up to 10000".into()) }
+}
+
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".into()),
@@ -215,6 +238,7 @@ fn main() -> ExitCode {
         Command::Recipe(options) => recipe::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Explain(options) => explain::run(&options),
+        Command::Train { what } => train::run(&what),
         Command::Selftest { device } => selftest::run(device),
         Command::Corpus(options) => corpus::run(&options),
         Command::Ops => ops::run(),
@@ -222,6 +246,7 @@ fn main() -> ExitCode {
         Command::Doctor => doctor::run(),
         Command::Cache { action } => cache::run(action),
         Command::FirstCall { case, how } => first_call::run(case, &how),
+        Command::PeakMemory { case, how, eager } => memory::run(case, &how, eager),
     };
     finish(done)
 }
@@ -281,6 +306,10 @@ mod tests {
             &["--mode", "quick"],
             &["bench", "--isa", "sse9"],
             &["cache"],
+            &["train"],
+            &["train", "gpt", "--backend", "tpu"],
+            &["train", "gpt", "--minutes", "0"],
+            &["train", "gpt", "--no-compile", "--backend", "eager"],
         ] {
             let parsed = Cli::try_parse_from(["kiln"].iter().chain(words));
             assert_eq!(parsed.err().map(|error| error.exit_code()), Some(2), "{words:?}");

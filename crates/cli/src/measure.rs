@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::cases::{Case, Workload};
 use crate::failure::Failure;
 use crate::first_call::{self, FirstCalls};
+use crate::memory::{self, Resident};
 use crate::progress::Progress;
 use crate::{How, floor};
 
@@ -44,6 +45,8 @@ pub struct Figures {
     pub peak_eager: usize,
     /// Memory that a compiled step needs, measured in the same way; what programs keep between calls counts.
     pub peak_compiled: usize,
+    /// What the system counts of it, where that is measured.
+    pub resident: Option<Resident>,
     /// Compiled against eager after equal steps.
     pub difference: Difference,
     /// What of it was not compiled, and why.
@@ -64,6 +67,8 @@ pub struct Line<'a> {
     kernels: usize,
     peak_bytes_eager: usize,
     peak_bytes_compiled: usize,
+    rss_bytes_eager: Option<u64>,
+    rss_bytes_compiled: Option<u64>,
     max_rel_err: f64,
 }
 
@@ -83,6 +88,8 @@ impl Figures {
             kernels: self.kernels,
             peak_bytes_eager: self.peak_eager,
             peak_bytes_compiled: self.peak_compiled,
+            rss_bytes_eager: self.resident.map(|resident| resident.eager),
+            rss_bytes_compiled: self.resident.map(|resident| resident.compiled),
             max_rel_err: self.difference.relative,
         }
     }
@@ -113,6 +120,9 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
 
     says("first calls in new processes");
     let first = first_call::measure(case, how)?;
+
+    says("resident memory in new processes");
+    let resident = memory::measure(case, how)?;
 
     says("timing");
     let failed: RefCell<Option<Error>> = RefCell::new(None);
@@ -154,6 +164,7 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
             .sum(),
         peak_eager,
         peak_compiled,
+        resident,
         difference,
         notes: notes(&explanation),
     })

@@ -36,6 +36,12 @@ impl Progress {
         self.0.inc(1);
     }
 
+    /// So many steps of so many are done.
+    pub fn at(&self, done: u64, steps: u64) {
+        self.0.set_length(steps);
+        self.0.set_position(done);
+    }
+
     /// Runs `body` with the line taken away, for printing.
     pub fn hidden<T>(&self, body: impl FnOnce() -> T) -> T {
         self.0.suspend(body)

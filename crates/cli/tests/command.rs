@@ -207,3 +207,107 @@ fn a_part_of_the_corpus() {
     assert!(lines[lines.len() - 1].starts_with("1 program: 1 right"), "{}", ran.out);
     assert_eq!(kiln(&["corpus", "nosuch"]).code, Some(1));
 }
+
+/// A folder that is gone in the end.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        Scratch(std::env::temp_dir().join(format!("kiln-command-{name}-{}", std::process::id())))
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The numbers of a column of `metrics.csv`.
+fn column(csv: &str, name: &str) -> Vec<f64> {
+    let at = csv.lines().next().unwrap().split(',').position(|other| other == name).unwrap();
+    csv.lines().skip(1).filter_map(|line| line.split(',').nth(at)?.parse().ok()).collect()
+}
+
+#[test]
+fn a_small_gpt_learns_writes_and_goes_on() {
+    let scratch = Scratch::new("gpt");
+    let out = scratch.0.to_string_lossy().into_owned();
+    let sizes = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "24", "--batch-size", "8"];
+    let train = |more: &[&str]| kiln(&[&["train", "gpt", "--out", &out][..], &sizes, more].concat());
+
+    let ran = train(&["--steps", "30", "--lr", "0.01", "--sample", "60", "--prompt", "kernel"]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+    assert_eq!(ran.out.lines().filter(|line| line.contains("validation")).count(), 10, "{}", ran.out);
+    assert!(ran.out.contains("1 graph, ") && ran.out.contains("0 breaks, 0 recompilations"), "{}", ran.out);
+    let (_, sample) = ran.out.split_once("characters/s):\n\n").unwrap_or_else(|| panic!("{}", ran.out));
+    assert!(sample.starts_with("kernel") && sample.trim_end_matches('\n').chars().count() > 40, "{sample}");
+    let (losses, validation) =
+        (column(&scratch.read("metrics.csv"), "loss"), column(&scratch.read("metrics.csv"), "validation"));
+    assert_eq!((losses.len(), validation.len()), (30, 10));
+    assert!(losses[29] < losses[0] - 0.5 && validation[9] < validation[0] - 0.5, "{losses:?}");
+    assert!(scratch.read("loss.svg").contains("cross-entropy"));
+
+    // The same without compiling, to the accuracy of the numbers.
+    let eager = Scratch::new("gpt-eager");
+    let folder = eager.0.to_string_lossy().into_owned();
+    let words =
+        ["train", "gpt", "--out", &folder, "--steps", "30", "--lr", "0.01", "--sample", "0", "--no-compile"];
+    assert_eq!(kiln(&[&words[..], &sizes].concat()).code, Some(0));
+    for (a, b) in losses.iter().zip(column(&eager.read("metrics.csv"), "loss")) {
+        assert!((a - b).abs() < 1e-3, "{a} and {b}");
+    }
+
+    let ran = train(&["--resume", "--sample", "0"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.out);
+    assert!(ran.err.contains("all of its 30 steps are done"), "{}", ran.err);
+    let ran = train(&["--resume", "--steps", "34", "--lr", "0.01", "--sample", "0"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("going on after step 30 of 34"), "{}", ran.out);
+    assert_eq!(column(&scratch.read("metrics.csv"), "step"), (1..=34).map(f64::from).collect::<Vec<_>>());
+    assert_eq!(column(&scratch.read("metrics.csv"), "loss")[..30], losses);
+
+    for (words, told) in [
+        (&["--resume", "--steps", "40", "--seed", "1"][..], "seed 1"),
+        (&["--steps", "1", "--prompt", "\u{1f525}"], "nowhere in the text"),
+        (&["--steps", "1", "--text", "no-such-file.txt"], "no-such-file.txt"),
+    ] {
+        let ran = train(words);
+        assert_eq!((ran.code, ran.err.lines().count()), (Some(1), 1), "{words:?} {}", ran.err);
+        assert!(ran.err.contains(told), "{}", ran.err);
+    }
+}
+
+#[test]
+fn shapes_are_learnt_by_any_backend() {
+    let mut accuracies = Vec::new();
+    for more in [&["--workers", "0"][..], &["--backend", "aot_eager", "--workers", "3"]] {
+        let scratch = Scratch::new("shapes");
+        let out = scratch.0.to_string_lossy().into_owned();
+        let words =
+            ["train", "shapes", "--out", &out, "--epochs", "2", "--pictures", "192", "--batch-size", "32"];
+        let ran = kiln(&[&words[..], more].concat());
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+        assert_eq!(ran.out.lines().filter(|line| line.starts_with("epoch")).count(), 2, "{}", ran.out);
+        assert!(ran.out.contains("1 graph, "), "{}", ran.out);
+        assert_eq!(
+            ran.out.matches(": right").count() + ran.out.matches("it is a ").count(),
+            3,
+            "{}",
+            ran.out
+        );
+        let metrics = scratch.read("metrics.csv");
+        let losses = column(&metrics, "loss");
+        assert!(losses.len() == 2 && losses[1] < losses[0], "{losses:?}");
+        accuracies.push(losses);
+        assert!(scratch.read("accuracy.svg").contains("held out"));
+        let again = kiln(&[&words[..], &["--resume"]].concat());
+        assert!(again.code == Some(1) && again.err.contains("all of its 2 epochs are done"), "{}", again.err);
+    }
+    // Other workers and another backend: the same pictures, and the same numbers but for rounding.
+    assert!((accuracies[0][1] - accuracies[1][1]).abs() < 0.02, "{accuracies:?}");
+}

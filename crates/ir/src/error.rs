@@ -56,6 +56,27 @@ pub enum Error {
     /// State that does not fit a module.
     #[error("{0}")]
     State(String),
+    /// A batch that a data loader could not make.
+    #[error("batch {batch}{}: {fault}", .sample.map(|sample| format!(", sample {sample}")).unwrap_or_default())]
+    Data {
+        /// The batch's number in its epoch.
+        batch: usize,
+        /// The sample, where one of them is to blame.
+        sample: Option<usize>,
+        /// What happened.
+        fault: DataFault,
+    },
+}
+
+/// Why there is no sample, or no batch of samples.
+#[derive(Debug, thiserror::Error)]
+pub enum DataFault {
+    /// The user's code returned an error.
+    #[error("{0}")]
+    Error(Box<Error>),
+    /// The user's code panicked.
+    #[error("panicked: {0}")]
+    Panic(String),
 }
 
 /// An op that can't be done, with everything needed to find and mend it.

@@ -32,7 +32,7 @@ pub use kiln_ir as ir;
 pub use kiln_ir::Graph;
 pub use kiln_models as models;
 pub use kiln_nn as nn;
-pub use kiln_nn::optim;
+pub use kiln_nn::{data, optim, training};
 pub use kiln_runtime as runtime;
 pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
@@ -46,6 +46,7 @@ pub use module::{CompileModule, CompiledModule};
 
 /// Everything a program usually needs.
 pub mod prelude {
+    pub use crate::data::{self, DataLoader, Dataset, TensorDataset};
     pub use crate::nn::{self, Forward, Module};
     pub use crate::optim::{self, Optimizer};
     pub use crate::{
@@ -63,6 +64,11 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/compile.md")]
 struct Guide;
+
+/// Those of the guide to training, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/training.md")]
+struct TrainingGuide;
 
 /// And that of the page on numerics.
 #[cfg(doctest)]

@@ -28,6 +28,7 @@ examples! {
     serialization = "../examples/serialization.rs",
     simple_model = "../examples/simple_model.rs",
     train_step = "../examples/train_step.rs",
+    training = "../examples/training.rs",
 }
 
 /// Those that print times, or more than the page shows.

@@ -334,6 +334,12 @@ fn gpt2_goes_on_as_hugging_faces_does() -> Result<()> {
     let refused = model.decode(&all.narrow(1, 14, 1)?, &cache).unwrap_err().to_string();
     assert!(refused.contains("1 tokens behind 15 in a cache of 15"), "{refused}");
     assert!(KvCache::new(&model, 2, 25).is_err());
+    // Back to where it was: the same token gives the same logits, at whatever place.
+    cache.truncate(14)?;
+    cache.truncate(99)?;
+    assert_eq!(cache.len(), 14);
+    let again = model.decode(&all.narrow(1, 14, 1)?, &cache)?;
+    assert_eq!(again.to_vec::<f32>()?, decoded.to_vec::<f32>()?);
     Ok(())
 }
 

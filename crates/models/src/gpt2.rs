@@ -431,6 +431,16 @@ impl KvCache {
         self.capacity
     }
 
+    /// Forgets the tokens behind the first `length`, to go on from there in another way. As many or fewer stay as
+    /// they are.
+    pub fn truncate(&self, length: usize) -> Result<()> {
+        if length >= self.len() {
+            return Ok(());
+        }
+        self.length.store(length, Ordering::Relaxed);
+        self.position.fill_(length as i64).map(drop)
+    }
+
     /// Forgets all tokens, for the next text.
     pub fn clear(&self) -> Result<()> {
         self.length.store(0, Ordering::Relaxed);

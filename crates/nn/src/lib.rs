@@ -61,6 +61,7 @@ mod attention;
 mod clip;
 mod container;
 mod conv;
+pub mod data;
 mod display;
 mod dropout;
 mod embedding;
@@ -83,6 +84,7 @@ mod sequential;
 mod shaping;
 pub mod state;
 pub mod torch_file;
+pub mod training;
 mod transformer;
 
 pub use activation::{

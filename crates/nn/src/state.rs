@@ -194,8 +194,8 @@ impl fmt::Display for LoadReport {
     }
 }
 
-/// Copies values into the tensors of the same names. Nothing is changed if anything is refused.
-pub(crate) fn load(
+/// Whether values fit the tensors of the same names.
+pub(crate) fn check(
     own: &StateDict,
     values: &StateDict,
     strict: bool,
@@ -203,7 +203,6 @@ pub(crate) fn load(
     loc: Loc,
 ) -> Result<LoadReport> {
     let mut report = LoadReport::default();
-    let mut copies = Vec::new();
     for (name, tensor) in own.iter() {
         match values.get(name) {
             None => report.missing.push(name.to_string()),
@@ -212,17 +211,29 @@ pub(crate) fn load(
                 expected: tensor.shape(),
                 got: value.shape(),
             }),
-            Some(value) => copies.push((tensor, value)),
+            Some(_) => {}
         }
     }
     report.unexpected = values.names().filter(|name| own.get(name).is_none()).map(String::from).collect();
-    if !report.mismatched.is_empty() || (strict && !report.is_clean()) {
-        return Err(Error::State(format!("loading the state of {what}: {report}, at {loc}")));
+    match !report.mismatched.is_empty() || (strict && !report.is_clean()) {
+        true => Err(Error::State(format!("loading the state of {what}: {report}, at {loc}"))),
+        false => Ok(report),
     }
+}
+
+/// Copies values into the tensors of the same names. Nothing is changed if anything is refused.
+pub(crate) fn load(
+    own: &StateDict,
+    values: &StateDict,
+    strict: bool,
+    what: &str,
+    loc: Loc,
+) -> Result<LoadReport> {
+    let report = check(own, values, strict, what, loc)?;
     let _off = no_grad();
     let _behalf = loc.on_behalf(crate::folder());
-    for (tensor, value) in copies {
-        if !tensor.same(value) {
+    for (name, tensor) in own.iter() {
+        if let Some(value) = values.get(name).filter(|value| !tensor.same(value)) {
             copy_into(tensor, value)?;
         }
     }

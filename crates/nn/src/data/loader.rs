@@ -1,0 +1,297 @@
+//! [`DataLoader`]: batches of a data set, epoch by epoch, made by workers ahead of their turn.
+
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use kiln_ir::{DataFault, Error, Loc, Why};
+use kiln_tensor::Result;
+
+use super::workers::{Crew, Make};
+use super::{Collate, Dataset, ListDataset, Random, RandomSampler, Sampler, SequentialSampler};
+
+/// How a [`DataLoader`] makes batches, with PyTorch's names and defaults.
+pub struct DataLoaderOptions {
+    batch_size: usize,
+    shuffle: bool,
+    drop_last: bool,
+    workers: usize,
+    prefetch_factor: usize,
+    seed: u64,
+    sampler: Option<Box<dyn Sampler>>,
+}
+
+impl DataLoaderOptions {
+    /// Samples of a batch: 1 if nothing is said.
+    pub fn batch_size(mut self, batch_size: usize) -> DataLoaderOptions {
+        self.batch_size = batch_size;
+        self
+    }
+
+    /// Another order in each epoch; the [`seed`](DataLoaderOptions::seed) decides which.
+    pub fn shuffle(mut self, shuffle: bool) -> DataLoaderOptions {
+        self.shuffle = shuffle;
+        self
+    }
+
+    /// Leaves a last batch out that would be smaller than the others.
+    pub fn drop_last(mut self, drop_last: bool) -> DataLoaderOptions {
+        self.drop_last = drop_last;
+        self
+    }
+
+    /// Threads that make batches while the program computes. With none the program makes each when it asks for it.
+    /// The batches are the same ones.
+    pub fn workers(mut self, workers: usize) -> DataLoaderOptions {
+        self.workers = workers;
+        self
+    }
+
+    /// How many batches for each worker are made ahead: 2 if nothing is said.
+    pub fn prefetch_factor(mut self, prefetch_factor: usize) -> DataLoaderOptions {
+        self.prefetch_factor = prefetch_factor;
+        self
+    }
+
+    /// Decides about the orders of all epochs and about [`Random::of_sample`]; 0 if nothing is said.
+    pub fn seed(mut self, seed: u64) -> DataLoaderOptions {
+        self.seed = seed;
+        self
+    }
+
+    /// Says itself which samples make up an epoch; not together with `shuffle`.
+    pub fn sampler(mut self, sampler: impl Sampler + 'static) -> DataLoaderOptions {
+        self.sampler = Some(Box::new(sampler));
+        self
+    }
+
+    /// A loader whose samples collate by themselves.
+    #[track_caller]
+    pub fn build<D>(self, dataset: D) -> Result<DataLoader<D, <D::Sample as Collate>::Batch>>
+    where
+        D: Dataset + 'static,
+        D::Sample: Collate,
+    {
+        self.build_with(dataset, Collate::collate)
+    }
+
+    /// A loader whose batches a function makes of the samples.
+    #[track_caller]
+    pub fn build_with<D: Dataset + 'static, B: Send + 'static>(
+        self,
+        dataset: D,
+        collate: impl Fn(Vec<D::Sample>) -> Result<B> + Send + Sync + 'static,
+    ) -> Result<DataLoader<D, B>> {
+        let refuse = |why: &str| Err(Error::op("DataLoader", Why::Other(why.into()), Loc::caller()));
+        if self.batch_size == 0 {
+            return refuse("batch_size is 0: a batch has at least one sample");
+        }
+        if self.prefetch_factor == 0 {
+            return refuse("prefetch_factor is 0: a worker makes at least one batch ahead");
+        }
+        let sampler: Box<dyn Sampler> = match (self.sampler, self.shuffle) {
+            (Some(_), true) => {
+                return refuse("there is a sampler, and shuffle would draw in another order: choose one");
+            }
+            (Some(sampler), false) => sampler,
+            (None, true) => Box::new(RandomSampler { seed: self.seed }),
+            (None, false) => Box::new(SequentialSampler),
+        };
+        let plan = Plan {
+            dataset,
+            collate: Box::new(collate),
+            sampler,
+            batch_size: self.batch_size,
+            drop_last: self.drop_last,
+            seed: self.seed,
+        };
+        Ok(DataLoader {
+            plan: Arc::new(plan),
+            workers: self.workers,
+            window: self.workers.saturating_mul(self.prefetch_factor),
+            epoch: AtomicU64::new(0),
+        })
+    }
+}
+
+/// Batches of a data set. Each [`DataLoader::iter`] is an epoch; see the [module](super) for examples.
+///
+/// A sample that can't be had (an error, a panic) is an error in the place of its batch, and the batches behind it
+/// follow all the same. Whoever drops an epoch early waits for the samples that are being made, for no others.
+pub struct DataLoader<D: Dataset, B> {
+    plan: Arc<Plan<D, B>>,
+    workers: usize,
+    window: usize,
+    epoch: AtomicU64,
+}
+
+impl DataLoader<ListDataset<()>, ()> {
+    /// Options, to be built into a loader.
+    pub fn options() -> DataLoaderOptions {
+        DataLoaderOptions {
+            batch_size: 1,
+            shuffle: false,
+            drop_last: false,
+            workers: 0,
+            prefetch_factor: 2,
+            seed: 0,
+            sampler: None,
+        }
+    }
+}
+
+impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
+    /// How many batches an epoch has.
+    pub fn len(&self) -> usize {
+        self.plan.batches(self.plan.sampler.count(self.plan.dataset.len()))
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The data set.
+    pub fn dataset(&self) -> &D {
+        &self.plan.dataset
+    }
+
+    /// The number of the epoch that [`DataLoader::iter`] gives next, from 0.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// The batches of the next epoch.
+    pub fn iter(&self) -> Batches<D, B> {
+        self.batches(self.epoch.fetch_add(1, Ordering::Relaxed), 0)
+    }
+
+    /// The batches of a certain epoch, from a certain batch on: to go on where a program stopped. Batches before it
+    /// are not made. [`DataLoader::iter`] goes on with the epoch behind it.
+    pub fn epoch_from(&self, epoch: u64, batch: usize) -> Batches<D, B> {
+        self.epoch.store(epoch.wrapping_add(1), Ordering::Relaxed);
+        self.batches(epoch, batch)
+    }
+
+    fn batches(&self, epoch: u64, first: usize) -> Batches<D, B> {
+        let indices = self.plan.sampler.indices(self.plan.dataset.len(), epoch);
+        let end = self.plan.batches(indices.len());
+        let range = first.min(end)..end;
+        let job = Arc::new(Job { plan: self.plan.clone(), indices, epoch });
+        let crew = (self.workers > 0 && !range.is_empty()).then(|| {
+            let job = job.clone();
+            let make: Arc<Make<Result<B>>> = Arc::new(move |batch, stop| job.make(batch, stop));
+            Crew::start(self.workers, range.clone(), self.window, make)
+        });
+        Batches { job, range, crew: crew.flatten() }
+    }
+}
+
+impl<D: Dataset + 'static, B: Send + 'static> IntoIterator for &DataLoader<D, B> {
+    type Item = Result<B>;
+    type IntoIter = Batches<D, B>;
+    fn into_iter(self) -> Batches<D, B> {
+        self.iter()
+    }
+}
+
+/// What all epochs have in common.
+struct Plan<D: Dataset, B> {
+    dataset: D,
+    collate: Box<dyn Fn(Vec<D::Sample>) -> Result<B> + Send + Sync>,
+    sampler: Box<dyn Sampler>,
+    batch_size: usize,
+    drop_last: bool,
+    seed: u64,
+}
+
+impl<D: Dataset, B> Plan<D, B> {
+    fn batches(&self, samples: usize) -> usize {
+        match self.drop_last {
+            true => samples / self.batch_size,
+            false => samples.div_ceil(self.batch_size),
+        }
+    }
+}
+
+/// One epoch.
+struct Job<D: Dataset, B> {
+    plan: Arc<Plan<D, B>>,
+    indices: Vec<usize>,
+    epoch: u64,
+}
+
+impl<D: Dataset, B> Job<D, B> {
+    /// The batch of this number, unless nobody wants it any more.
+    fn make(&self, batch: usize, stop: &AtomicBool) -> Result<B> {
+        let Plan { dataset, collate, batch_size, seed, .. } = &*self.plan;
+        let end = self.indices.len().min((batch + 1) * batch_size);
+        let _seed = Random::for_samples(*seed, self.epoch);
+        let fail = |sample, fault| Error::Data { batch, sample, fault };
+        let mut samples = Vec::with_capacity(end - batch * batch_size);
+        for &index in &self.indices[batch * batch_size..end] {
+            if stop.load(Ordering::Relaxed) {
+                return Err(fail(None, DataFault::Panic("the loader was dropped".into())));
+            }
+            samples.push(guarded(|| dataset.get(index)).map_err(|fault| fail(Some(index), fault))?);
+        }
+        guarded(|| collate(samples)).map_err(|fault| fail(None, fault))
+    }
+}
+
+/// The user's code, whose panics are errors.
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T, DataFault> {
+    // Nothing of the loader's is changed inside, and the data set's state is the user's care.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(DataFault::Error(Box::new(error))),
+        Err(payload) => Err(DataFault::Panic(message(&*payload))),
+    }
+}
+
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<String>().cloned();
+    text.or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string())).unwrap_or_else(|| "?".into())
+}
+
+/// The batches of an epoch, in order.
+pub struct Batches<D: Dataset, B> {
+    job: Arc<Job<D, B>>,
+    range: Range<usize>,
+    crew: Option<Crew<Result<B>>>,
+}
+
+impl<D: Dataset, B> Batches<D, B> {
+    /// The number of the epoch.
+    pub fn epoch(&self) -> u64 {
+        self.job.epoch
+    }
+
+    /// The number in the epoch that the next batch has.
+    pub fn position(&self) -> usize {
+        self.range.start
+    }
+}
+
+impl<D: Dataset, B: Send + 'static> Iterator for Batches<D, B> {
+    type Item = Result<B>;
+
+    fn next(&mut self) -> Option<Result<B>> {
+        let batch = self.range.next()?;
+        Some(match &self.crew {
+            None => self.job.make(batch, &AtomicBool::new(false)),
+            Some(crew) => crew.take().unwrap_or_else(|| {
+                let fault = DataFault::Panic("the worker that was at it is gone".into());
+                Err(Error::Data { batch, sample: None, fault })
+            }),
+        })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.range.size_hint()
+    }
+}
+
+impl<D: Dataset, B: Send + 'static> ExactSizeIterator for Batches<D, B> {}
