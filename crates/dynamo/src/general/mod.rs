@@ -11,12 +11,13 @@ mod shapes;
 mod template;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
 use self::fit::Point;
 use self::shapes::{Shapes, Slot};
-use self::template::{Template, contains};
+use self::template::{Refusal, Template, contains};
 use crate::backend::Backend;
 use crate::explain::SizesInfo;
 use crate::logs::{self, Log};
@@ -35,8 +36,8 @@ const MOST_RECORDINGS: usize = 12;
 
 /// So many templates a graph has, at most: each was found in several goes through all passes.
 const MOST_TEMPLATES: usize = 24;
-/// So often a template is looked for and not found.
-const MOST_REFUSED: usize = 16;
+/// So long templates are looked for and not found.
+const MOST_LOST: Duration = Duration::from_secs(1);
 
 /// What is known of a graph that came in several sizes.
 struct Known {
@@ -49,6 +50,10 @@ struct Known {
     templates: Vec<Arc<Template>>,
     /// Points without a template, and why.
     refused: Vec<(Point, String)>,
+    /// How long templates were looked for in vain.
+    lost: Duration,
+    /// The sizes that came last.
+    latest: Vec<Slot>,
 }
 
 /// A segment for some sizes.
@@ -88,6 +93,8 @@ impl Generals {
             guesses: 0,
             templates: Vec::new(),
             refused: Vec::new(),
+            lost: Duration::ZERO,
+            latest: Vec::new(),
         });
         // A form is a hash: whether it is the same graph is seen here.
         let (own, other) = (site.trie.path(known.first), trie.path(at));
@@ -137,6 +144,7 @@ impl Known {
 
     /// The symbols' values in a recording, if enough is known to say; the rules are found again if need be.
     fn bind(&mut self, slots: Vec<Slot>, enough: usize) -> Option<Point> {
+        self.latest.clone_from(&slots);
         if let Some(point) = self.shapes.as_ref().and_then(|shapes| shapes.bind(&slots)) {
             return Some(point);
         }
@@ -150,6 +158,7 @@ impl Known {
         self.shapes = Shapes::fit(&self.recordings);
         self.templates.clear();
         self.refused.clear();
+        self.lost = Duration::ZERO;
         self.shapes.as_ref()?.bind(&slots)
     }
 
@@ -161,21 +170,38 @@ impl Known {
         if let Some((_, reason)) = self.refused.iter().find(|(other, _)| other == point) {
             return Err(reason.clone());
         }
-        if self.refused.len() >= MOST_REFUSED || self.templates.len() >= MOST_TEMPLATES {
+        if self.lost > MOST_LOST || self.templates.len() >= MOST_TEMPLATES {
             return Err("too many sizes are computed in ways of their own".into());
         }
+        let begin = Instant::now();
         let shapes = self.shapes.as_ref().ok_or("nothing is known of the sizes")?;
-        let found = Template::find(site, (&site.trie, self.first), live, shapes, point);
-        match found {
+        match Template::find(site, (&site.trie, self.first), live, shapes, point) {
             Ok(template) => {
                 let template = Arc::new(template);
                 logs::write(Log::Dynamic, "one plan for many sizes", &|| template.words());
                 self.templates.push(template.clone());
                 template.segment(site, point)
             }
-            Err(reason) => {
+            Err(refusal) => {
+                self.lost += begin.elapsed();
+                let (Refusal::Here(reason) | Refusal::Never(reason)) = &refusal;
                 self.refused.push((point.clone(), reason.clone()));
-                Err(reason)
+                // Where rounding is in the way (every second pixel), there may be rules for multiples.
+                let coarse =
+                    shapes.coarser(&self.recordings).filter(|_| matches!(refusal, Refusal::Never(_)));
+                match coarse.and_then(|shapes| Some((shapes.bind(&self.latest)?, shapes))) {
+                    Some((point, shapes)) => {
+                        self.shapes = Some(shapes);
+                        self.templates.clear();
+                        self.at(site, live, &point)
+                    }
+                    None => {
+                        if let Refusal::Never(_) = refusal {
+                            self.lost = Duration::MAX;
+                        }
+                        Err(reason.clone())
+                    }
+                }
             }
         }
     }

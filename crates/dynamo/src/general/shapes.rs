@@ -223,6 +223,19 @@ impl Shapes {
         }
     }
 
+    /// The same in the largest units that all recordings are multiples of; `None` if that is what it is.
+    pub(crate) fn coarser(&self, recordings: &[Vec<Slot>]) -> Option<Shapes> {
+        let points: Vec<Point> = recordings.iter().map(|slots| self.point(slots)).collect::<Option<_>>()?;
+        let mut coarse = self.clone();
+        for symbol in 0..self.symbols.len() {
+            let unit = points.iter().fold(0, |unit, point| common_divisor(unit, point[symbol]));
+            if unit > 1 {
+                coarse.divide(symbol, unit);
+            }
+        }
+        (coarse != *self).then_some(coarse)
+    }
+
     /// The values of the symbols; `None` if a size is no multiple of its unit.
     fn point(&self, slots: &[Slot]) -> Option<Point> {
         let value = |symbol: &Symbol| {
@@ -278,6 +291,10 @@ impl Shapes {
     pub(crate) fn symbols(&self) -> usize {
         self.symbols.len()
     }
+}
+
+fn common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@
 //! own; where what comes out is the same but for numbers, and each number is a polynomial of the sizes at all of
 //! these points, the polynomials stand for the numbers from then on. The points are the corners of a range of
 //! sizes and some inside, mostly primes: what a pass decides by comparing sizes (is this one smaller than that?)
-//! comes out the same everywhere between corners where it comes out the same, and what it decides because one
-//! size happens to divide another shows as another form, which is not taken. A template serves the sizes within
-//! its range and no others.
+//! comes out the same everywhere between corners at which it comes out the same, since a difference of products of
+//! sizes is largest and smallest at corners; and what it decides because one size happens to divide another shows
+//! as another form, which is not taken. A template serves the sizes within its range and no others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,6 +101,14 @@ fn inside(from: i64, to: i64) -> [i64; 4] {
         let next = from + (to - from) * (i + 1) / 5;
         (at..next.min(to)).find(|n| is_prime(*n)).unwrap_or(at)
     })
+}
+
+/// Why there is no template.
+pub(super) enum Refusal {
+    /// There may be one for a narrower range.
+    Here(String),
+    /// There is none for any sizes.
+    Never(String),
 }
 
 /// How a number follows from the symbols.
@@ -209,16 +217,17 @@ impl Template {
         live: &LiveSet,
         shapes: &Shapes,
         point: &Point,
-    ) -> Result<Template, String> {
+    ) -> Result<Template, Refusal> {
         let mut refusal = "a size is very small or very large".to_string();
         for ranges in tries(point) {
             match Template::within(site, recording, live, shapes, &ranges, point) {
                 Ok(template) if contains(&template.ranges, point) => return Ok(template),
                 Ok(_) => refusal = "one size divides another".into(),
-                Err(reason) => refusal = reason,
+                Err(Refusal::Here(reason)) => refusal = reason,
+                Err(never) => return Err(never),
             }
         }
-        Err(refusal)
+        Err(Refusal::Here(refusal))
     }
 
     /// A template for points around this one within these ranges.
@@ -229,9 +238,10 @@ impl Template {
         shapes: &Shapes,
         ranges: &Ranges,
         around: &Point,
-    ) -> Result<Template, String> {
+    ) -> Result<Template, Refusal> {
         let mut points = points(ranges);
         points.sort();
+        let tried = points.len();
         let mut drafts: Vec<(Point, Draft, DraftForm)> = Vec::new();
         let mut refusal = String::new();
         for point in points {
@@ -254,7 +264,7 @@ impl Template {
         };
         let nearest = (0..drafts.len())
             .min_by(|&a, &b| distance(&drafts[a].0).total_cmp(&distance(&drafts[b].0)))
-            .ok_or_else(|| format!("no other sizes can be tried: {refusal}"))?;
+            .ok_or_else(|| Refusal::Here(format!("no other sizes can be tried: {refusal}")))?;
         let is_like = |i: &usize| drafts[*i].2 == drafts[nearest].2;
         let alike: Vec<usize> = match around.len() {
             1 => {
@@ -266,8 +276,12 @@ impl Template {
             }
             _ => (0..drafts.len()).filter(is_like).collect(),
         };
-        if alike.len() < [4, 6, 9][around.len() - 1] {
-            return Err("other sizes are computed in other ways".into());
+        let at_ends =
+            |i: &usize| drafts[*i].0.iter().zip(ranges).all(|(size, (a, b))| size == a || size == b);
+        let corners = alike.iter().copied().filter(|i| at_ends(i)).count();
+        let whole = around.len() == 1 || corners == 1 << around.len();
+        if alike.len() < [4, 6, 9][around.len() - 1] || !whole {
+            return Err(Refusal::Here("other sizes are computed in other ways".into()));
         }
         let mut number = 0..;
         drafts.retain(|_| number.next().is_some_and(|i| alike.contains(&i)));
@@ -277,16 +291,19 @@ impl Template {
             let values = || kept.iter().map(|(point, ..)| point[s]);
             ranges.push((values().min().unwrap_or(0), values().max().unwrap_or(0)));
         }
-        let rules = rules(&mut kept)?;
+        let all = kept.len() == tried;
+        let never = |reason| if all { Refusal::Never(reason) } else { Refusal::Here(reason) };
+        let rules = rules(&mut kept).map_err(never)?;
         let (_, draft, _) = kept.swap_remove(0);
         let build = site.options.settings.build();
         let mut kernels = Vec::new();
         for drawn in draft.drawn() {
-            let Loading { refused, .. } = kernels::load(drawn.general.plan(), build)?;
+            let Loading { refused, .. } =
+                kernels::load(drawn.general.plan(), build).map_err(Refusal::Never)?;
             if let Some((_, reason)) = refused.into_iter().next() {
-                return Err(reason);
+                return Err(Refusal::Never(reason));
             }
-            kernels.push(kernels::find(drawn.general.plan(), build)?);
+            kernels.push(kernels::find(drawn.general.plan(), build).map_err(Refusal::Never)?);
         }
         let tape = Analysis::of(trie, at);
         let kept = Mutex::new(Vec::new());

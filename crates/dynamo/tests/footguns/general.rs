@@ -274,3 +274,29 @@ fn convolutions_of_pictures_of_any_size() -> Result<()> {
     let shapes: Vec<&[usize]> = shapes.iter().map(|shape| &shape[..]).collect();
     check(&region, &shapes, f)
 }
+
+#[test]
+fn every_second_pixel_of_pictures() -> Result<()> {
+    let weight = data(&[4, 3, 3, 3])?;
+    let f = |x: &Tensor| -> Result<Tensor> {
+        let y = x.conv2d(&weight, None, [2, 2], [1, 1], [1, 1], 1)?.relu()?;
+        (&y * &y.mean_dim(3, true)?).ok()
+    };
+    let pictures = |sizes: &[usize]| -> Vec<[usize; 4]> { sizes.iter().map(|&n| [2, 3, n, n]).collect() };
+    let check = |region: &Region, sizes: &[usize]| -> Result<()> {
+        let shapes = pictures(sizes);
+        check(region, &shapes.iter().map(|shape| &shape[..]).collect::<Vec<_>>(), f)
+    };
+    // Rounding shows where sizes are odd; multiples of eight have one plan.
+    let region = Compile::new().region();
+    check(&region, &[40, 24, 32, 56, 72])?;
+    let explanation = region.explain();
+    assert_eq!(first(&explanation).symbols, ["s0 = dim 2 of input 0 / 8"], "{explanation}");
+    assert_eq!(first(&explanation).made, 3, "{explanation}");
+    check(&region, &[33, 34, 33, 48, 33])?;
+    let region = Compile::new().region();
+    check(&region, &[11, 14, 17, 20, 23, 11])?;
+    let explanation = region.explain();
+    assert!(explanation.to_string().contains("follows no rule"), "{explanation}");
+    Ok(())
+}
