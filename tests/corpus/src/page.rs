@@ -24,7 +24,7 @@ outputs, final parameters) is compared: integers must be equal, floats agree wit
 - *breaks*: lines inside a step at which a graph ends because the host needs a value (`item()`, `nonzero()`), or
   because what stands there is not captured.
 - *recompiles*: how often a call went another way than all before it: another branch, another dtype. Other sizes
-  are no recompilation: they get a plan when they come for the second time, and run op by op before.
+  are no recompilation: from the third on they run with one plan for many sizes.
 - *one graph*: every call of every step was one compiled graph (or ended with the error that eager gives, too).
 ";
 
