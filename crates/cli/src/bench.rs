@@ -17,6 +17,7 @@ pub fn run(options: &BenchOptions) -> Done {
     let peers = options.peer.as_deref().map(peer::read).transpose()?;
     let cases = if options.cases.is_empty() { Case::ALL } else { &options.cases };
     let progress = Progress::bar(cases.len());
+    progress.follow_compiler();
     let mut all = Vec::new();
     for &case in cases {
         let result = Measured::new(case, &options.how, &progress)?;

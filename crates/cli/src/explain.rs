@@ -7,6 +7,7 @@ use crate::{RecipeOptions, output};
 /// Compiles the step once and prints the explanation.
 pub fn run(options: &RecipeOptions) -> Done {
     let progress = Progress::spinner("compiling");
+    progress.follow_compiler();
     let workload = options.case().build(&options.how.device.find()?)?;
     let region = options.how.compile()?.region();
     region.run(|| workload.step())?;

@@ -31,6 +31,12 @@ impl Progress {
         self.0.set_message(text.to_owned());
     }
 
+    /// Says what the compiler is at, from now on.
+    pub fn follow_compiler(&self) {
+        let bar = self.0.clone();
+        kiln::on_progress(move |progress| bar.set_message(progress.to_string()));
+    }
+
     /// One step of the bar is done.
     pub fn step(&self) {
         self.0.inc(1);

@@ -14,6 +14,7 @@ use crate::progress::Progress;
 pub fn run(options: &RecipeOptions) -> Done {
     let case = options.case();
     let progress = Progress::spinner("building the model");
+    progress.follow_compiler();
     let figures = measure::measure(case, &options.how, &progress)?;
     drop(progress);
     output::print(&match options.json {

@@ -12,6 +12,7 @@ use kiln_tensor::{Device, Ready, Tensor};
 use crate::graph_cache::Outline;
 use crate::kernels::{self, Build};
 use crate::options::Mode;
+use crate::progress;
 use crate::segment::Program;
 use crate::settings::{OptLevel, Settings};
 
@@ -114,8 +115,10 @@ pub(crate) fn tune(
 
 /// The forms that may differ for some kernel of the plan.
 fn forms(usual: &Lowered, settings: &Settings) -> Vec<Form> {
-    let level = if settings.opt_level == OptLevel::O3 { OptLevel::O2 } else { OptLevel::O3 };
-    let mut forms = vec![Form::Usual, Form::Level(level), Form::Stages(!settings.stages)];
+    let mut forms = vec![Form::Usual];
+    let levels = [OptLevel::O1, OptLevel::O2, OptLevel::O3].into_iter();
+    forms.extend(levels.filter(|level| *level != settings.opt_level).map(Form::Level));
+    forms.push(Form::Stages(!settings.stages));
     let splits = |step: &Step| matches!(step, Step::Kernel { items, grain, .. } if items > grain);
     if threads::count() > 1 && usual.steps.iter().any(splits) {
         forms.extend([Form::Grain(4), Form::Serial]);
@@ -173,7 +176,7 @@ fn steps(
 fn key(usual: &Lowered, forms: &[Form], settings: &Settings) -> String {
     let Build { isa, level, sanitize } = settings.build();
     let mut key = format!(
-        "autotune 1: {} threads, {}, {}, {}, {} forms",
+        "autotune 2: {} threads, {}, {}, {}, {} forms",
         threads::count(),
         isa.name(),
         level.flag(),
@@ -253,6 +256,7 @@ fn run_rounds(
     let mut least: Times =
         programs.iter().map(|(form, _)| (*form, vec![Duration::MAX; tuned.plan.steps.len()])).collect();
     for round in 0..MOST_ROUNDS {
+        progress::tell("measuring forms of kernels", round, MOST_ROUNDS);
         for ((_, program), (_, least)) in programs.iter().zip(&mut least) {
             let mut scalars = Vec::new();
             program.numbers.fill(&number, &mut scalars).map_err(|error| error.to_string())?;
@@ -268,6 +272,7 @@ fn run_rounds(
             break;
         }
     }
+    progress::tell("measuring forms of kernels", MOST_ROUNDS, MOST_ROUNDS);
     Ok(least)
 }
 

@@ -17,6 +17,7 @@ use crate::counters::{self, Count};
 use crate::graph_cache::Outline;
 use crate::interpret::{self, GraphValue};
 use crate::options::Mode;
+use crate::progress;
 use crate::segment::{Numbers, Program};
 use crate::settings::OptLevel;
 
@@ -61,6 +62,9 @@ pub(crate) struct Loading {
     pub refused: Vec<(String, String)>,
 }
 
+/// What progress is called.
+const COMPILING: &str = "compiling kernels";
+
 /// Of the kernels that are tried alone, so many may fail in a row before the others are given up, too.
 const MOST_FAILURES: usize = 3;
 
@@ -92,6 +96,10 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
         }
         shards.extend(parts.into_iter().map(|(_, kernels)| kernels));
     }
+    let (new, mut there) = (shards.iter().map(Vec::len).sum(), 0);
+    if new > 0 {
+        progress::tell(COMPILING, 0, new);
+    }
     let sources: Vec<Source> = shards.iter().map(|kernels| source(kernels, lowered.isa, build)).collect();
     let mut compiled = 0;
     let mut keep = |kernels: &[&KernelSource], library: kiln_runtime::Loaded| -> Result<(), String> {
@@ -108,6 +116,8 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
     };
     let mut refused: Vec<(String, String)> = Vec::new();
     for (kernels, outcome) in shards.iter().zip(KernelCache::global().load_many(&sources)) {
+        there += kernels.len();
+        progress::tell(COMPILING, there, new);
         match outcome {
             Ok(library) => keep(kernels, library)?,
             // Without a compiler there is nothing to try.

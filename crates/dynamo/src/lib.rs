@@ -23,6 +23,7 @@
 //! | `autotune`    | the quickest of several forms of each kernel, by measuring             |
 //! | `segment`     | a compiled piece of program and its backward                           |
 //! | `interpret`   | the same piece run op by op                                            |
+//! | `progress`    | what long work tells whoever shows it                                  |
 //! | `explain`     | what happened, as data; `report`: as text                              |
 
 mod analysis;
@@ -39,6 +40,7 @@ mod kernels;
 mod logs;
 mod options;
 mod pipeline;
+mod progress;
 mod record;
 mod region;
 mod report;
@@ -60,6 +62,7 @@ pub use counters::{Counters, counters};
 pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, explain};
 pub use interpret::{GraphValue, run_graph, run_graph_with, run_node};
 pub use options::{Compile, Mode, OptimizationLevel};
+pub use progress::{Progress, on_progress};
 pub use region::Region;
 pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};

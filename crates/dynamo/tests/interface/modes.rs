@@ -1,6 +1,8 @@
 //! What the modes and the other options change, and that results stay.
 
-use kiln_dynamo::{Compile, Mode, OptimizationLevel};
+use std::sync::Mutex;
+
+use kiln_dynamo::{Compile, Mode, OptimizationLevel, Progress, on_progress};
 use kiln_tensor::{Device, Error, Result, Tensor, TensorList, foreach};
 
 use crate::{leaf, t};
@@ -150,5 +152,24 @@ fn max_autotune_tells_what_it_chose() -> Result<()> {
         assert!(!again.to_string().contains("measured"), "{again}");
         assert_eq!(again.graphs[0].compiled_kernels, 0, "{again}");
     }
+    Ok(())
+}
+
+#[test]
+fn long_work_says_how_far_it_is() -> Result<()> {
+    static SEEN: Mutex<Vec<Progress>> = Mutex::new(Vec::new());
+    on_progress(|progress| SEEN.lock().unwrap().push(progress.clone()));
+    let x = Tensor::ones([32, 300], &Device::Cpu)?;
+    // Numbers of a process of its own, so that nothing is known of it.
+    let dims: Vec<usize> = std::iter::repeat_n(1, std::process::id() as usize % 7).chain([32, 300]).collect();
+    let body = || x.reshape(&dims[..])?.exp()?.tanh()?.sum_dim([0], false)?.sigmoid();
+    Compile::new().mode(Mode::MaxAutotune).option("autotune_ms", 20)?.explain(body)?;
+    on_progress(|_| {});
+    if kiln_runtime::Compiler::find().is_err() {
+        return Ok(());
+    }
+    let seen = SEEN.lock().unwrap();
+    assert!(!seen.is_empty());
+    assert!(seen.iter().all(|progress| progress.done <= progress.total && progress.total > 0), "{seen:?}");
     Ok(())
 }
