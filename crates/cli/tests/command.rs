@@ -229,7 +229,8 @@ impl Drop for Scratch {
 
 /// The numbers of a column of `metrics.csv`.
 fn column(csv: &str, name: &str) -> Vec<f64> {
-    let at = csv.lines().next().unwrap().split(',').position(|other| other == name).unwrap();
+    let head = csv.lines().next().unwrap_or_default();
+    let at = head.split(',').position(|other| other == name).unwrap_or_else(|| panic!("{name} in {head}"));
     csv.lines().skip(1).filter_map(|line| line.split(',').nth(at)?.parse().ok()).collect()
 }
 

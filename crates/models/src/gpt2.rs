@@ -431,12 +431,10 @@ impl KvCache {
         self.capacity
     }
 
-    /// Forgets the tokens behind the first `length`, to go on from there in another way. As many or fewer stay as
-    /// they are.
+    /// Forgets the tokens behind the first `length`, to go on from there in another way.
     pub fn truncate(&self, length: usize) -> Result<()> {
-        if length >= self.len() {
-            return Ok(());
-        }
+        // Also where nothing is to be forgotten: programs that are compiled stay the same.
+        let length = length.min(self.len());
         self.length.store(length, Ordering::Relaxed);
         self.position.fill_(length as i64).map(drop)
     }

@@ -33,7 +33,7 @@ impl Dataset for Numbers {
     }
     fn get(&self, index: usize) -> Result<(i64, f32)> {
         self.asked.fetch_add(1, Ordering::SeqCst);
-        if index % 7 == 0 {
+        if index.is_multiple_of(7) {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(self.panics != Some(index), "no sample {index} today");

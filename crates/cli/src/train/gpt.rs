@@ -57,7 +57,7 @@ pub struct Options {
     #[arg(long, default_value_t = 8e-3)]
     lr: f64,
     /// Probability of dropout: for texts that are small beside the time they are trained for
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.1)]
     dropout: f64,
     /// Threads that prepare batches
     #[arg(long, default_value_t = 1)]
@@ -339,7 +339,7 @@ impl Training<'_> {
             }
             let every = if total == u64::MAX { u64::MAX } else { (total / VALIDATIONS).max(1) };
             let mut validated = None;
-            if step % every == 0 || step == total {
+            if step.is_multiple_of(every) || step == total {
                 let loss = learner.validate(validation)?;
                 validated = Some(loss);
                 let line = format!(
