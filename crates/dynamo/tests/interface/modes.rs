@@ -159,10 +159,10 @@ fn max_autotune_tells_what_it_chose() -> Result<()> {
 fn long_work_says_how_far_it_is() -> Result<()> {
     static SEEN: Mutex<Vec<Progress>> = Mutex::new(Vec::new());
     on_progress(|progress| SEEN.lock().unwrap().push(progress.clone()));
-    let x = Tensor::ones([32, 300], &Device::Cpu)?;
-    // Numbers of a process of its own, so that nothing is known of it.
-    let dims: Vec<usize> = std::iter::repeat_n(1, std::process::id() as usize % 7).chain([32, 300]).collect();
-    let body = || x.reshape(&dims[..])?.exp()?.tanh()?.sum_dim([0], false)?.sigmoid();
+    // A size that no process before had, so that nothing is remembered of it.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let x = Tensor::ones([32, 1000 + now.as_nanos() as usize / 1000 % 100_000], &Device::Cpu)?;
+    let body = || x.exp()?.tanh()?.sum_dim([0], false)?.sigmoid();
     Compile::new().mode(Mode::MaxAutotune).option("autotune_ms", 20)?.explain(body)?;
     on_progress(|_| {});
     if kiln_runtime::Compiler::find().is_err() {
