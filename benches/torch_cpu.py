@@ -133,6 +133,19 @@ def gpt_latency(comp):
         return logits
     return step
 
+def gpt_growing(comp):
+    """The same model without a cache: a text that grows by a character in every call."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    config = GPT2Config(n_layer=4, n_embd=128, n_head=4, n_positions=128, vocab_size=128, bos_token_id=0, eos_token_id=0, attn_pdrop=0., embd_pdrop=0., resid_pdrop=0.)
+    m = comp(GPT2LMHeadModel(config).eval())
+    ids, calls = torch.randint(0, 128, (1, 128)), [0]
+    @torch.no_grad()
+    def step():
+        length = 16 + calls[0] % 112
+        calls[0] += 1
+        return m(ids[:, :length].contiguous(), use_cache=False).logits[:, -1]
+    return step
+
 def micro(f):
     def make(comp):
         x = torch.randn(4096, 1024); g = comp(f)
@@ -175,6 +188,7 @@ CASES = {
     "resnet18_train": (resnet, 10),
     "resnet18_latency": (resnet_latency, 50),
     "gpt_latency": (gpt_latency, 300),
+    "gpt_growing": (gpt_growing, 224),
     "matmul_2048": (matmul(2048, 2048, 2048), 20, None, False),
     "matmul_512x256x8192": (matmul(512, 256, 8192), 20, None, False),
     "matmul_512x576x3136": (matmul(512, 576, 3136), 20, None, False),

@@ -46,6 +46,8 @@ pub enum Case {
     Resnet18Latency,
     /// The next token of a character GPT behind 128 others, from its cache.
     GptLatency,
+    /// The same without a cache: a text that grows by a character in every call.
+    GptGrowing,
     /// Softmax over the rows of a matrix.
     Softmax,
     /// Ten pointwise ops in a row.
@@ -107,6 +109,7 @@ impl Case {
         Case::TransformerTrain { layers: TRANSFORMER_LAYERS },
         Case::Resnet18Latency,
         Case::GptLatency,
+        Case::GptGrowing,
         Case::Softmax,
         Case::Chain10,
         Case::LnGelu,
@@ -139,6 +142,7 @@ impl Case {
             Case::TransformerTrain { layers } => transformer::train(layers, device),
             Case::Resnet18Latency => latency::resnet18_latency(device),
             Case::GptLatency => latency::gpt_latency(device),
+            Case::GptGrowing => latency::gpt_growing(device),
             Case::Softmax => micro(device, |x| x.softmax(-1)),
             Case::Chain10 => micro(device, |x| {
                 (((((x * 2.0 + 1.0).tanh() * x).sigmoid() + x).exp() - 1.0).relu().sqrt() * 0.5 + x).ok()
@@ -176,6 +180,7 @@ impl fmt::Display for Case {
             Case::TransformerTrain { layers } => write!(f, "transformer_train_{layers}"),
             Case::Resnet18Latency => f.write_str("resnet18_latency"),
             Case::GptLatency => f.write_str("gpt_latency"),
+            Case::GptGrowing => f.write_str("gpt_growing"),
             Case::Softmax => write!(f, "softmax_{rows}x{columns}"),
             Case::Chain10 => write!(f, "chain10_{rows}x{columns}"),
             Case::LnGelu => write!(f, "ln_gelu_{rows}x{columns}"),

@@ -32,6 +32,7 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         Case::TransformerTrain { .. }
         | Case::Resnet18Latency
         | Case::GptLatency
+        | Case::GptGrowing
         | Case::Matmul { .. }
         | Case::ConvResnet18
         | Case::OpOverhead

@@ -1,5 +1,7 @@
 //! The latency cases: one small answer at a time, without gradients.
 
+use std::cell::Cell;
+
 use kiln::Result;
 use kiln::models::{KvCache, resnet18};
 use kiln::prelude::*;
@@ -35,6 +37,23 @@ pub fn gpt_latency(device: &Device) -> Result<Workload> {
         // Each call is the same one: the character that the call before has put in goes out again.
         cache.truncate(seen)?;
         model.decode(&last, &cache).map(Some)
+    };
+    Ok(Workload::new(step, Vec::new()))
+}
+
+/// The next character behind a text that is longer by one in every call, and begins anew when it fills the context.
+pub fn gpt_growing(device: &Device) -> Result<Workload> {
+    const SHORTEST: usize = 16;
+    let model = GPT.build(0.0)?;
+    model.eval();
+    let ids = Tensor::randint(0, GPT.characters as i64, [1, GPT.context], device)?;
+    let calls = Cell::new(0);
+    let step = move || {
+        let _off = no_grad();
+        let length = SHORTEST + calls.get() % (GPT.context - SHORTEST);
+        calls.set(calls.get() + 1);
+        let text = ids.narrow(1, 0, length)?.contiguous()?;
+        model.forward(&text)?.narrow(1, length - 1, 1).map(Some)
     };
     Ok(Workload::new(step, Vec::new()))
 }
