@@ -140,7 +140,7 @@ impl Index {
     }
 
     /// The largest value, given the loops' extents; `None` if a factor is negative.
-    fn largest(&self, extents: &[i64]) -> Option<i64> {
+    pub(crate) fn largest(&self, extents: &[i64]) -> Option<i64> {
         let mut sum = self.constant;
         for (term, factor) in &self.terms {
             if *factor < 0 {

@@ -11,7 +11,7 @@
 //! all kept or all reduced), and are cut where a shape asks for it.
 
 use kiln_ir::{
-    Class, DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value,
+    Class, DType, Def, Dims, Graph, Loc, Node, Op, Scalar, ScalarKind, Shape, Strides, TensorTy, Ty, Value,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
@@ -21,6 +21,8 @@ use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction};
 use crate::plan::CheckText;
 use crate::{Layout, WhyNot};
 
+/// Whole numbers up to this are exact in single precision.
+const EXACT: i64 = 1 << 24;
 /// Kernels of more operations than this are not made.
 pub(crate) const MOST_EXPRS: usize = 600;
 
@@ -558,6 +560,12 @@ impl<'a> Lowering<'a> {
                 let number = self.builder.scalar(x, dtype.computing());
                 Ok(self.builder.narrow(number, *dtype))
             }
+            Op::Arange { dtype: DType::I64, .. }
+                if self.whole(x).is_some() && self.whole(node.args[1]) == Some(1) =>
+            {
+                let start = self.whole(x).unwrap_or_default();
+                Ok(self.builder.push(DType::I64, ExprKind::Position(index[0].scaled(1, start))))
+            }
             Op::Arange { dtype, .. } => {
                 // Floats are computed in double precision and rounded once.
                 let wide = if dtype.computing() == DType::I64 { DType::I64 } else { DType::F64 };
@@ -592,6 +600,9 @@ impl<'a> Lowering<'a> {
                     // Numbers are added below, in the dtype the op wants them.
                     exprs.push(if graph.ty(arg).is_scalar() { usize::MAX } else { self.at(arg, index)? });
                 }
+                if let Some(compared) = self.compared_positions(op, &exprs) {
+                    return Ok(compared);
+                }
                 let args = node.args.clone();
                 let mut next = exprs.iter();
                 let made = self.builder.pointwise::<Stop>(
@@ -610,6 +621,37 @@ impl<'a> Lowering<'a> {
                 made.ok_or(Stop::Refuse(Refusal::Store(value, why)))
             }
         }
+    }
+
+    /// The number of the program's text that a value is, if it is a whole one.
+    fn whole(&self, value: Value) -> Option<i64> {
+        match self.cx.graph.producer(value)?.op {
+            Op::Constant { value: Scalar::Int(number) } => Some(number),
+            _ => None,
+        }
+    }
+
+    /// A comparison of positions, in single precision if that is exact: vectors then are as wide as those of the
+    /// numbers that the mask is for.
+    fn compared_positions(&mut self, op: &Op, exprs: &[ExprId]) -> Option<ExprId> {
+        let operation = match op {
+            Op::Eq {} => Operation::Eq,
+            Op::Ne {} => Operation::Ne,
+            Op::Lt {} => Operation::Lt,
+            Op::Le {} => Operation::Le,
+            Op::Gt {} => Operation::Gt,
+            Op::Ge {} => Operation::Ge,
+            _ => return None,
+        };
+        let mut positions: SmallVec<[ExprId; 3]> = SmallVec::new();
+        for &expr in exprs {
+            let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else { return None };
+            let index = index.clone();
+            let exact = index.constant > -EXACT && index.largest(&self.extents)? < EXACT;
+            exact.then_some(())?;
+            positions.push(self.builder.push(DType::F32, ExprKind::Position(index)));
+        }
+        Some(self.builder.push(DType::Bool, ExprKind::Apply(operation, positions)))
     }
 
     fn check(&mut self, op: &'static str, size: i64, loc: Loc) -> usize {

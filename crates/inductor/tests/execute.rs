@@ -44,6 +44,50 @@ fn softmax() {
     }
 }
 
+/// Reductions that are just long enough to go in chunks, or just not.
+#[test]
+fn long_reductions() {
+    for n in [32767, 32768, 40000, 65535, 65536, 65537, 200_000] {
+        check_text(&format!(
+            "graph(%0: f32[{n}]) {{
+  %1 = mul(%0, %0) : f32[{n}]
+  %2 = sum(%1) {{dims: [0], keepdim: false}} : f32[]
+  %3 = sqrt(%2) : f32[]
+  return %3
+}}"
+        ));
+    }
+}
+
+/// Comparisons of positions, as in a mask: in single precision where that is exact.
+#[test]
+fn positions() {
+    let mask = |rows: usize, columns: usize, start: i64, step: i64| {
+        format!(
+            "graph(%0: f32[{rows}, {columns}]) {{
+  %1 = constant() {{value: {start}}} : int
+  %2 = constant() {{value: {step}}} : int
+  %3 = arange(%1, %2) {{len: {rows}, dtype: i64, device: cpu}} : i64[{rows}]
+  %4 = constant() {{value: 0}} : int
+  %5 = constant() {{value: 1}} : int
+  %6 = arange(%4, %5) {{len: {columns}, dtype: i64, device: cpu}} : i64[{columns}]
+  %7 = reshape(%3) {{shape: [{rows}, 1]}} : i64[{rows}, 1]
+  %8 = expand(%7) {{shape: [{rows}, {columns}]}} : i64[{rows}, {columns}]
+  %9 = expand(%6) {{shape: [{rows}, {columns}]}} : i64[{rows}, {columns}]
+  %10 = ge(%8, %9) : bool[{rows}, {columns}]
+  %11 = constant() {{value: -inf}} : float
+  %12 = where(%10, %0, %11) : f32[{rows}, {columns}]
+  %13 = exp(%12) : f32[{rows}, {columns}]
+  return %13
+}}"
+        )
+    };
+    for (start, step) in [(0, 1), (5, 1), (0, 3), (-4, 2), (1 << 40, 1), (-(1 << 40), 1)] {
+        check_text(&mask(7, 37, start, step));
+        check_text(&mask(40, 5, start, step));
+    }
+}
+
 #[test]
 fn strided_inputs() {
     check_strided(

@@ -290,20 +290,24 @@ impl<'k> Emitter<'k> {
 
     fn position(&mut self, id: ExprId, index: &'k Index, before: &mut String, indent: &str) -> String {
         let constant = self.stride(id, usize::MAX, &index.constant);
+        let (suffix, ty, cast) = match self.kernel.exprs[id].dtype {
+            DType::F32 => ("f32", "f32v", "(float)"),
+            _ => ("i64", "i64v", ""),
+        };
         if !self.lane_varies[id] {
             let text = self.index_text(id, index, None, &|_, _| true);
-            return format!("kiln_splat_i64({text} + {constant})");
+            return format!("kiln_splat_{suffix}({text} + {constant})");
         }
         let vector = self.kernel.vector_axis();
         let plain = index.terms.iter().all(|(t, _)| matches!(t, Term::Axis(_)));
         if plain && index.factor(vector) == 1 {
             let text = self.index_text(id, index, None, &|_, _| true);
-            return format!("kiln_iota() + ({text} + {constant})");
+            return format!("kiln_iota_{suffix}() + {cast}({text} + {constant})");
         }
         let name = format!("x{id}");
         let text = self.index_text(id, index, Some("l"), &|_, _| true);
         before.push_str(&format!(
-            "{indent}i64v {name};\n{indent}for (long l = 0; l < KILN_LANES; l++) {name}[l] = {text} + {constant};\n"
+            "{indent}{ty} {name};\n{indent}for (long l = 0; l < KILN_LANES; l++) {name}[l] = {text} + {constant};\n"
         ));
         name
     }

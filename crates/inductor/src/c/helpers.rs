@@ -67,8 +67,11 @@ pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> Str
 KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long long)count; }}
 "
     );
-    if uses("kiln_iota") {
-        let _ = writeln!(out, "KILN_INLINE i64v kiln_iota(void) {{ return (i64v){{{iota}}}; }}");
+    for (vector, suffix) in [("i64v", "i64"), ("f32v", "f32")] {
+        let name = format!("kiln_iota_{suffix}");
+        if uses(&name) {
+            let _ = writeln!(out, "KILN_INLINE {vector} {name}(void) {{ return ({vector}){{{iota}}}; }}");
+        }
     }
     for (vector, scalar, suffix) in [
         ("f32v", "float", "f32"),
