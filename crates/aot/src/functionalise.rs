@@ -416,6 +416,7 @@ impl Translator<'_> {
             .map(|arg| match arg {
                 TraceArg::Variable(v) => self.read(*v),
                 TraceArg::Number(hole) => Ok(self.number(*hole)),
+                TraceArg::Constant(value) => self.emit(Op::Constant { value: *value }, &[]),
             })
             .collect()
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kiln_ir::{Layout, Loc, Op, ScalarKind, Ty};
+use kiln_ir::{Layout, Loc, Op, Scalar, ScalarKind, Ty};
 
 /// A tensor or list that the program held, numbered by first use.
 pub type Variable = u32;
@@ -29,12 +29,14 @@ pub struct VariableInfo {
 }
 
 /// An operand of a recorded op.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Debug)]
 pub enum TraceArg {
     /// A tensor or list.
     Variable(Variable),
     /// The number in this hole, known when the program runs.
     Number(u32),
+    /// A number that is always this one.
+    Constant(Scalar),
 }
 
 /// Where the gradient of a leaf goes.

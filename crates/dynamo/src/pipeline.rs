@@ -462,7 +462,7 @@ fn without_gradient(trace: &Trace, in_steps: bool) -> Vec<Variable> {
             TraceEvent::Call { op, args, grad_enabled: true, .. } if !matches!(op.row().grad, Grad::Zero) => {
                 used.extend(args.iter().filter_map(|arg| match arg {
                     TraceArg::Variable(v) => Some(*v),
-                    TraceArg::Number(_) => None,
+                    TraceArg::Number(_) | TraceArg::Constant(_) => None,
                 }));
             }
             TraceEvent::Call { .. } => {}

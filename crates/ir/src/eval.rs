@@ -117,6 +117,11 @@ pub(crate) fn int_pow(base: i64, exponent: i64) -> i64 {
     }
 }
 
+/// The class of a number that an `arange` begins with or goes on by: 1 for the usual ones, 0 and 1.
+pub(crate) fn arange_class(operand: usize, value: Scalar) -> u8 {
+    u8::from(matches!((operand, value), (0, Scalar::Int(0)) | (1, Scalar::Int(1))))
+}
+
 /// Exponents whose power is computed by other means than the general function.
 pub(crate) fn power_class(operand: usize, value: Scalar) -> u8 {
     if operand != 1 {

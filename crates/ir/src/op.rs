@@ -1,7 +1,8 @@
 //! [`Op`] and its [`Row`], made from the op table.
 
 use crate::eval::{
-    alpha, alpha_int, digamma, erf, erfc, erfinv, eval_gelu, int_pow, lgamma, nan_max, power_class, trigamma,
+    alpha, alpha_int, arange_class, digamma, erf, erfc, erfinv, eval_gelu, int_pow, lgamma, nan_max,
+    power_class, trigamma,
 };
 use crate::math::Function;
 use crate::table::{
@@ -314,6 +315,14 @@ impl Op {
             return Err(Why::Operand { argument: "every operand", expected: "a tensor or a number" });
         }
         (row.ty)(self, args)
+    }
+
+    /// The number that an operand of this class is, where the class tells it.
+    pub fn number_of_class(&self, operand: usize, class: u8) -> Option<Scalar> {
+        match (self, class) {
+            (Op::Arange { .. }, 1) => Some(Scalar::Int(operand as i64)),
+            _ => None,
+        }
     }
 
     /// An error about this op on these operands.

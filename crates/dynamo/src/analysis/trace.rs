@@ -17,11 +17,15 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                 let args = call
                     .args
                     .iter()
-                    .map(|arg| match arg {
+                    .enumerate()
+                    .map(|(operand, arg)| match arg {
                         KeyArg::Variable(v) => TraceArg::Variable(*v),
-                        KeyArg::Number(kind, _) => {
+                        KeyArg::Number(kind, class) => {
                             trace.numbers.push(*kind);
-                            TraceArg::Number(trace.numbers.len() as u32 - 1)
+                            match call.op.number_of_class(operand, *class) {
+                                Some(value) => TraceArg::Constant(value),
+                                None => TraceArg::Number(trace.numbers.len() as u32 - 1),
+                            }
                         }
                     })
                     .collect();

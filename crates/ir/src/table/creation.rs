@@ -15,7 +15,8 @@ macro_rules! rows_creation {
                 { ty: types::full, grad: Grad::Zero, eval: Eval::Structural, samples: samples::full };
             /// start, start + step, …
             [create arange _none] "arange" Arange (start, step) () { len: usize, dtype: DType, device: Device }
-                { ty: types::arange, grad: Grad::Zero, eval: Eval::Structural, samples: samples::arange };
+                { ty: types::arange, grad: Grad::Zero, scalar_class: Some(arange_class), eval: Eval::Structural,
+                  samples: samples::arange };
             /// Uniform random numbers in [0, 1)
             [random rand _none] "rand" Rand (seed, offset) () { shape: Shape, dtype: DType, device: Device }
                 { ty: types::random, grad: Grad::Zero, decompose: Some(decompose::random), eval: Eval::Structural,
