@@ -6,9 +6,11 @@ use std::sync::Arc;
 use kiln_ir::{DType, Def, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
+use crate::WhyNot;
 use crate::c;
 use crate::eager::{Cone, Of};
 use crate::elements::Elements;
+use crate::epilogue;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
@@ -22,7 +24,7 @@ use crate::plan::{
 };
 use crate::report::{Report, StepReport};
 use crate::scalars::Scalars;
-use crate::schedule::finish;
+use crate::schedule::{Scheduled, finish};
 use crate::table::TableKernel;
 use crate::views::view_of;
 
@@ -50,6 +52,7 @@ struct Assembler<'f, 'g> {
     /// Steps whose result may lie where this operand does, if that is not needed any more.
     in_place: Vec<(usize, BufferId, BufferId)>,
     scalars: Scalars<'g>,
+    why_not: Vec<WhyNot>,
 }
 
 /// A column of a table: where each row's pointer comes from.
@@ -92,6 +95,7 @@ pub(crate) fn assemble(fusion: &Fusion<'_>, order: &Order, options: &Options, re
         copies: Vec::new(),
         in_place: Vec::new(),
         scalars: Scalars::new(graph),
+        why_not: Vec::new(),
     };
     for unit in &fusion.units {
         fusion.for_each_read(unit, |value| {
@@ -410,6 +414,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         let last = parts.len() - 1;
         if last == 0 {
             self.find_in_place(lowered);
+            self.find_epilogue(lowered, &parts[0], &emitted[0], &slots);
         }
         for (p, (part, emitted)) in parts.into_iter().zip(emitted).enumerate() {
             let ops = self.ops(&lowered.nodes);
@@ -427,6 +432,26 @@ impl<'f, 'g> Assembler<'f, 'g> {
             let name = self.kernels[kernel].name.clone();
             let (read, written) = if p == last && p > 0 { (0, 0) } else { (bytes_read, bytes_written) };
             self.step(step, &name, ops, read, written);
+        }
+    }
+
+    /// Whether a kernel, whose step comes next, goes on with the rows of a product in the step before it.
+    fn find_epilogue(
+        &mut self,
+        lowered: &Lowered,
+        part: &Scheduled,
+        emitted: &c::Emitted,
+        slots: &[BufferRef],
+    ) {
+        let slots: Vec<BufferRef> = part.buffers.iter().map(|&b| slots[b]).collect();
+        let is_checked = !lowered.checks.is_empty();
+        match (
+            epilogue::find(self.steps.last(), &part.kernel, emitted, &slots, is_checked),
+            self.steps.last_mut(),
+        ) {
+            (Some(Ok(found)), Some(Step::Gemm { epilogue, .. })) => *epilogue = Some(found),
+            (Some(Err(why)), _) => self.why_not.push(why),
+            _ => {}
         }
     }
 
@@ -680,7 +705,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let (m, n, k) = (ty.shape[0], ty.shape[1], self.tensor(node.args[0]).shape[1]);
                 let (lhs, rhs) = (self.matrix(node.args[0]), self.matrix(node.args[1]));
                 let dst = MatrixRef { at: BufferRef { buffer: dst, offset: 0 }, row: n as i64, column: 1 };
-                (Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype }, "gemm")
+                (
+                    Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype, epilogue: None },
+                    "gemm",
+                )
             }
             Op::Rand { .. } | Op::Randn { .. } => {
                 let uniform = matches!(node.op, Op::Rand { .. });
@@ -730,9 +758,22 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 }
             }
         }
+        let taken_back = epilogue::keep_memory(&mut self.steps, &lives, &self.in_place, &self.buffers);
+        self.why_not.extend(taken_back);
+        // An epilogue's buffers are in use while the product runs.
+        for (s, pair) in self.steps.windows(2).enumerate() {
+            if let [Step::Gemm { epilogue: Some(_), .. }, Step::Kernel { bufs, .. }] = pair {
+                for slot in bufs {
+                    if let Some(life) = &mut lives[slot.buffer.index()] {
+                        life.0 = life.0.min(s as u32);
+                    }
+                }
+            }
+        }
         let arena_bytes = self.place_temporaries(&lives);
         let mut why_not = self.fusion.why_not.clone();
         why_not.extend(self.order.why_not.iter().cloned());
+        why_not.append(&mut self.why_not);
         let mut seen = FxHashSet::default();
         why_not.retain(|w| seen.insert(w.clone()));
         Plan {
@@ -775,11 +816,14 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 continue;
             }
             let dies = lifetimes[source].last == step && lifetimes[source].becomes.is_none();
+            let is_epilogue =
+                step > 0 && matches!(self.steps[step - 1], Step::Gemm { epilogue: Some(_), .. });
+            let begins = step - usize::from(is_epilogue);
             match (self.buffers[to.index()].place, at[to.index()]) {
-                (Place::Output(k), _) if dies && rooms[k].until == step => {
+                (Place::Output(k), _) if dies && rooms[k].until == begins => {
                     lifetimes[source].becomes = Some(k);
                 }
-                (Place::Arena { .. }, Some(result)) if dies && lifetimes[result].first == step => {
+                (Place::Arena { .. }, Some(result)) if dies && lifetimes[result].first == begins => {
                     // The result's own lifetime is empty from now on.
                     lifetimes[source].last = lifetimes[result].last;
                     lifetimes[result].bytes = 0;
