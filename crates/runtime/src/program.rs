@@ -310,6 +310,7 @@ impl Program {
                             unsafe { $gemm(*shape, matrix(dst), *accumulate, matrix(lhs), matrix(rhs) $(, $then)?) }
                         }};
                     }
+                    // Steps that are timed run one by one.
                     match (epilogue, self.steps.get(index + 1)) {
                         (
                             Some((rows, per)),
@@ -322,7 +323,7 @@ impl Program {
                                 scratch_bytes,
                                 ..
                             }),
-                        ) if *element != Element::I64 => {
+                        ) if *element != Element::I64 && times.is_none() => {
                             let bufs = table(bound, index + 1, wanted, pointers, bufs);
                             numbers.clear();
                             numbers.extend(used.iter().map(|&i| scalars[i]));
