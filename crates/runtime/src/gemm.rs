@@ -210,11 +210,9 @@ unsafe fn gemm<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
     }
     // A single column is a single row of the transposed product.
     let turn = if m == 1 || n == 1 { m > 1 } else { dst.is_turned() };
+    let (product, then) = if turn { (product.transposed(), None) } else { (product, then) };
     // SAFETY: the same elements, if under other names.
-    match turn {
-        true => unsafe { tiles(product.transposed(), None) },
-        false => unsafe { tiles(product, then) },
-    }
+    unsafe { tiles(product, then) }
 }
 
 /// The most bands of rows that are counted.
@@ -499,8 +497,8 @@ mod tests {
                 let run = |begin: usize, end: usize| {
                     assert!(begin < end && begin.is_multiple_of(multiple), "{begin}..{end}");
                     assert!(end == m || end.is_multiple_of(multiple), "{begin}..{end}");
-                    for row in begin..end {
-                        calls[row].fetch_add(1, Ordering::Relaxed);
+                    for (row, calls) in calls.iter().enumerate().take(end).skip(begin) {
+                        calls.fetch_add(1, Ordering::Relaxed);
                         for column in 0..n {
                             // SAFETY: within the shape; the row is this call's.
                             unsafe { *to.get().at(row, column).pointer += 1.0 };
