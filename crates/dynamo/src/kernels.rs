@@ -256,13 +256,14 @@ pub(crate) fn bind(
                     scratch_bytes: *scratch_bytes,
                 }
             }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype } => program::Step::Gemm {
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, epilogue } => program::Step::Gemm {
                 shape: gemm::Shape { m: *m, n: *n, k: *k },
                 dst: matrix(dst),
                 lhs: matrix(lhs),
                 rhs: matrix(rhs),
                 accumulate: *accumulate,
                 element: element(*dtype),
+                epilogue: epilogue.map(|epilogue| (epilogue.rows, epilogue.items)),
             },
             Step::Random { distribution, buffer, seed, offset } => program::Step::Random {
                 normal: matches!(distribution, kiln_inductor::Distribution::Normal),

@@ -9,6 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use crate::c;
 use crate::eager::{Cone, Of};
 use crate::elements::Elements;
+use crate::epilogue;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::index::Index;
 use crate::loops::{ExprKind, Kernel, Operation, Store};
@@ -708,7 +709,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let (m, n, k) = (ty.shape[0], ty.shape[1], self.tensor(node.args[0]).shape[1]);
                 let (lhs, rhs) = (self.matrix(node.args[0]), self.matrix(node.args[1]));
                 let dst = MatrixRef { at: BufferRef { buffer: dst, offset: 0 }, row: n as i64, column: 1 };
-                (Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype }, "gemm")
+                (
+                    Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype, epilogue: None },
+                    "gemm",
+                )
             }
             Op::Rand { .. } | Op::Randn { .. } => {
                 let uniform = matches!(node.op, Op::Rand { .. });
@@ -738,10 +742,13 @@ impl<'f, 'g> Assembler<'f, 'g> {
 
     /// Places the arena's buffers and puts the plan together.
     fn finish(mut self) -> Assembled {
-        let arena_bytes =
+        let mut epilogues = epilogue::connect(&mut self.steps, &self.loops);
+        let (arena_bytes, taken_back) =
             place_temporaries(&mut self.buffers, &mut self.steps, self.outputs.len(), &self.in_place);
+        epilogues.extend(taken_back);
         let mut why_not = self.fusion.why_not.clone();
         why_not.extend(self.order.why_not.iter().cloned());
+        why_not.extend(epilogues);
         let mut seen = FxHashSet::default();
         why_not.retain(|w| seen.insert(w.clone()));
         let plan = Plan {

@@ -13,8 +13,8 @@ use kiln_ir::math::{Function, Width};
 use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
 
 use crate::plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan,
-    ScalarOp, ScalarRef, Step, ViewRef,
+    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource, MatrixRef,
+    Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::why_not::WhyNot;
@@ -318,6 +318,7 @@ structs! {
     BufferTy { dtype, shape, strides, bytes }
     BufferRef { buffer, offset }
     MatrixRef { at, row, column }
+    Epilogue { rows, items }
     ViewRef { at, shape, strides }
     ScalarOp { op, args, kind }
     KernelSource { name, lanes, code, functions, needs_libm, ops, loops }
@@ -371,7 +372,8 @@ enums! {
             scratch_bytes: scratch_bytes, checks: checks
         }
         1 Gemm {
-            m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, accumulate: accumulate, dtype: dtype
+            m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, accumulate: accumulate, dtype: dtype,
+            epilogue: epilogue
         }
         2 Random { distribution: distribution, buffer: buffer, seed: seed, offset: offset }
         3 Copy { src: src, dst: dst }

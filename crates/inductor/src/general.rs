@@ -12,6 +12,7 @@ use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 
 use crate::assemble::{Assembled, Loops, name_of};
 use crate::c;
+use crate::epilogue;
 use crate::index::{Index, Term};
 use crate::loops::{ExprKind, Kernel};
 use crate::options::Options;
@@ -107,6 +108,7 @@ impl General {
                     (*items, *grain, *scratch_bytes) = (0, 0, 0);
                 }
                 Step::Fallback { free, .. } => *free = 0..0,
+                Step::Gemm { epilogue, .. } => *epilogue = None,
                 _ => {}
             }
         }
@@ -121,7 +123,7 @@ impl General {
     /// Works out what follows from the numbers.
     pub fn settle(&mut self) {
         let General { plan, loops, in_place, names, options } = self;
-        for (step, loops) in plan.steps.iter_mut().zip(loops) {
+        for (step, loops) in plan.steps.iter_mut().zip(&*loops) {
             let (Step::Kernel { kernel, ints, items, grain, scratch_bytes, .. }, Some(loops)) = (step, loops)
             else {
                 continue;
@@ -134,7 +136,8 @@ impl General {
             (*ints, *items, *grain, *scratch_bytes) =
                 (launch.ints, launch.items, launch.grain, launch.scratch_bytes);
         }
-        plan.arena_bytes =
+        epilogue::connect(&mut plan.steps, loops);
+        (plan.arena_bytes, _) =
             place_temporaries(&mut plan.buffers, &mut plan.steps, plan.outputs.len(), in_place);
     }
 }
@@ -160,7 +163,7 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
                     }
                 }
             }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: _, dtype: _ } => {
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: _, dtype: _, epilogue: _ } => {
                 [m, n, k].into_iter().for_each(|size| change_size(size, numbers));
                 for MatrixRef { at, row, column } in [lhs, rhs, dst] {
                     change_place(at, numbers);

@@ -33,6 +33,7 @@ mod c;
 pub mod codec;
 mod eager;
 mod elements;
+mod epilogue;
 mod fuse;
 mod general;
 pub mod index;
@@ -61,8 +62,8 @@ use kiln_ir::{Graph, Ty};
 pub use general::{Form, General, Numbers};
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, KernelSource, MatrixRef, Place, Plan,
-    ScalarOp, ScalarRef, Step, ViewRef,
+    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource, MatrixRef,
+    Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 pub use report::{Report, StepReport};
 pub use why_not::WhyNot;

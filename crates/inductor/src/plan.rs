@@ -136,6 +136,17 @@ pub enum Distribution {
     Normal,
 }
 
+/// Rows of a product that belong to items of the kernel after it: the first so many rows to the first so many items,
+/// and so on. The kernel reads no other rows in these items, and nothing of it touches the product's operands, so
+/// it may run on rows that are finished while others are not.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub struct Epilogue {
+    /// Rows of the product.
+    pub rows: usize,
+    /// Items of the kernel.
+    pub items: i64,
+}
+
 /// One thing to do. Steps run in order; each may use all threads.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Step {
@@ -176,6 +187,8 @@ pub enum Step {
         accumulate: bool,
         /// Element type.
         dtype: DType,
+        /// How the next step, a kernel, goes on with rows that are finished.
+        epilogue: Option<Epilogue>,
     },
     /// Fills a dense buffer with random numbers.
     Random {

@@ -2,6 +2,8 @@
 
 use rustc_hash::FxHashSet;
 
+use crate::WhyNot;
+use crate::epilogue;
 use crate::memory::{Lifetime, Room, Spot, place, widest_gap};
 use crate::plan::{BufferId, BufferPlan, Place, Step};
 
@@ -35,14 +37,31 @@ fn lives(buffers: usize, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
     lives
 }
 
-/// Gives every temporary its place; the arena's size.
+/// Gives every temporary its place; the arena's size. Epilogues that would cost memory are taken back, with the
+/// reasons.
 pub(crate) fn place_temporaries(
     buffers: &mut [BufferPlan],
     steps: &mut [Step],
     outputs: usize,
     in_place: &[InPlace],
-) -> usize {
-    let lives = lives(buffers.len(), steps);
+) -> (usize, Vec<WhyNot>) {
+    for buffer in buffers.iter_mut() {
+        if let Place::BeforeOutput { .. } = buffer.place {
+            buffer.place = Place::Arena { offset: 0 };
+        }
+    }
+    let mut lives = lives(buffers.len(), steps);
+    let taken_back = epilogue::keep_memory(steps, &lives, in_place, buffers);
+    // An epilogue's buffers are in use while the product runs.
+    for (s, pair) in steps.windows(2).enumerate() {
+        if let [Step::Gemm { epilogue: Some(_), .. }, Step::Kernel { bufs, .. }] = pair {
+            for slot in bufs {
+                if let Some(life) = &mut lives[slot.buffer.index()] {
+                    life.0 = life.0.min(s);
+                }
+            }
+        }
+    }
     // By output, its room.
     let mut rooms: Vec<Room> = vec![Room { bytes: 0, until: 0 }; outputs];
     let mut lifetimes: Vec<Lifetime> = Vec::new();
@@ -51,11 +70,11 @@ pub(crate) fn place_temporaries(
         let Some((first, last)) = *life else { continue };
         match buffer.place {
             Place::Output(k) => rooms[k] = Room { bytes: buffer.ty.bytes, until: first },
-            Place::Arena { .. } | Place::BeforeOutput { .. } => {
+            Place::Arena { .. } => {
                 at[i] = Some(lifetimes.len());
                 lifetimes.push(Lifetime { bytes: buffer.ty.bytes, first, last, becomes: None });
             }
-            Place::Input(_) => {}
+            Place::Input(_) | Place::BeforeOutput { .. } => {}
         }
     }
     // A result takes the place of an operand that dies with the step that makes it: they are one lifetime.
@@ -66,9 +85,11 @@ pub(crate) fn place_temporaries(
             continue;
         }
         let dies = lifetimes[source].last == step && lifetimes[source].becomes.is_none();
+        let is_epilogue = step > 0 && matches!(steps[step - 1], Step::Gemm { epilogue: Some(_), .. });
+        let begins = step - usize::from(is_epilogue);
         match (buffers[to.index()].place, at[to.index()]) {
-            (Place::Output(k), _) if dies && rooms[k].until == step => lifetimes[source].becomes = Some(k),
-            (_, Some(result)) if dies && lifetimes[result].first == step => {
+            (Place::Output(k), _) if dies && rooms[k].until == begins => lifetimes[source].becomes = Some(k),
+            (_, Some(result)) if dies && lifetimes[result].first == begins => {
                 // The result's own lifetime is empty from now on.
                 lifetimes[source].last = lifetimes[result].last;
                 lifetimes[result].bytes = 0;
@@ -98,5 +119,5 @@ pub(crate) fn place_temporaries(
             *free = widest_gap(taken.collect(), arena_bytes);
         }
     }
-    arena_bytes
+    (arena_bytes, taken_back)
 }

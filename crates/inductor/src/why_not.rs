@@ -89,6 +89,12 @@ pub enum WhyNot {
         /// Element of the list.
         row: usize,
     },
+    /// A kernel that reads a product and yet runs after it.
+    #[error("a kernel runs after the product that it reads, not on its rows as they are finished: {reason}")]
+    Epilogue {
+        /// What is in the way.
+        reason: &'static str,
+    },
     /// What was said when the plan was made, which now comes from a cache.
     #[error("{text}")]
     Told {

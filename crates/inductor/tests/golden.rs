@@ -8,7 +8,7 @@ use std::path::Path;
 
 use kiln_inductor::codec::{Code, Reader, Writer};
 use kiln_inductor::loops::Kernel;
-use kiln_inductor::{Options, Plan, ScalarRef, Step, lower};
+use kiln_inductor::{Epilogue, Options, Plan, ScalarRef, Step, lower};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{Graph, Stage};
 
@@ -58,12 +58,18 @@ fn show(plan: &Plan, with_c: bool) -> String {
                 writeln!(out, "kernel {kernel} over {items}: {} [{}]", bufs.join(", "), scalars.join(", "))
                     .unwrap();
             }
-            Step::Gemm { m, n, k, lhs, rhs, accumulate, .. } => {
+            Step::Gemm { m, n, k, lhs, rhs, accumulate, epilogue, .. } => {
                 let sign = if *accumulate { "+=" } else { "=" };
                 writeln!(
                     out,
-                    "gemm {m} x {n} {sign} {k}: lhs strides {} {}, rhs strides {} {}",
-                    lhs.row, lhs.column, rhs.row, rhs.column
+                    "gemm {m} x {n} {sign} {k}: lhs strides {} {}, rhs strides {} {}{}",
+                    lhs.row,
+                    lhs.column,
+                    rhs.row,
+                    rhs.column,
+                    epilogue.map_or(String::new(), |Epilogue { rows, items }| {
+                        format!("; the next step on every {rows} rows: {items} items")
+                    })
                 )
                 .unwrap();
             }

@@ -13,6 +13,8 @@
 use parking_lot::Mutex;
 
 use crate::cpu::Isa;
+use crate::gemm::Matrix;
+use crate::panel::Float;
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
@@ -274,23 +276,49 @@ unsafe fn block<T: Real>(
     let rows = &dst.rows[rows];
     let first = panels.start * tile.width;
     let columns = &dst.columns[first..(panels.end * tile.width).min(dst.columns.len())];
+    // SAFETY: the elements of the block.
+    unsafe { put(Lattice { base: dst.base, rows, columns }, result, pitch) };
+}
+
+/// Puts a block of results, whose rows lie `pitch` apart, where it belongs.
+///
+/// # Safety
+/// The elements of `dst` are valid and in nobody else's hands, and `result` holds all of them.
+unsafe fn put<T: Real>(dst: Lattice<'_, T>, result: *const T, pitch: usize) {
+    let Lattice { base, rows, columns } = dst;
     let at = |i: usize, j: usize| result.wrapping_add(i * pitch + j);
-    // The inner loop runs along memory.
-    if rows.len() > 1 && rows[1] == rows[0] + 1 {
-        for (j, &column) in columns.iter().enumerate() {
-            for (i, &row) in rows.iter().enumerate() {
-                // SAFETY: an element of the block.
-                unsafe { *dst.base.offset(row + column) = *at(i, j) };
-            }
-        }
-    } else {
+    if is_run(columns) && columns.len() > 1 {
         for (i, &row) in rows.iter().enumerate() {
-            for (j, &column) in columns.iter().enumerate() {
-                // SAFETY: an element of the block.
-                unsafe { *dst.base.offset(row + column) = *at(i, j) };
+            // SAFETY: a row of the block.
+            unsafe { std::ptr::copy_nonoverlapping(at(i, 0), base.offset(row + columns[0]), columns.len()) };
+        }
+        return;
+    }
+    // Rows side by side, as pixels of a channel are: turned round, run by run.
+    let step = if columns.len() > 1 { columns[1] - columns[0] } else { 0 };
+    let is_even = step > 0 && columns.windows(2).all(|pair| pair[1] - pair[0] == step);
+    let mut i = 0;
+    while i < rows.len() {
+        let length = 1 + rows[i..].windows(2).take_while(|pair| pair[1] == pair[0] + 1).count();
+        if is_even && length > 1 {
+            let to = base.wrapping_offset(rows[i] + columns[0]);
+            // SAFETY: a run of the block's rows; columns lie `step` apart.
+            unsafe { T::turn(at(i, 0), pitch, to, step as usize, [columns.len(), length]) };
+        } else {
+            for (r, &row) in rows[i..i + length].iter().enumerate() {
+                for (j, &column) in columns.iter().enumerate() {
+                    // SAFETY: an element of the block.
+                    unsafe { *base.offset(row + column) = *at(i + r, j) };
+                }
             }
         }
+        i += length;
     }
+}
+
+/// Whether offsets are consecutive.
+fn is_run(offsets: &[isize]) -> bool {
+    offsets.windows(2).all(|pair| pair[1] == pair[0] + 1)
 }
 
 /// Rows of the operand that is read in place, times a stretch of one panel.
@@ -320,6 +348,12 @@ pub trait Real: Copy + Send + Sync + PartialOrd + std::ops::Add<Output = Self> +
     const ZERO: Self;
     /// The machine's tile for a result of so many columns: one as wide as it likes, or half of that.
     fn tile(columns: usize) -> Tile<Self>;
+    /// Copies `columns` columns of `rows` elements that lie `from_pitch` apart to `rows` rows that lie `to_pitch`
+    /// apart: element `(i, j)` is at `from + j · from_pitch + i`, then at `to + i · to_pitch + j`.
+    ///
+    /// # Safety
+    /// All elements are valid, those of `from` to read, those of `to` to write.
+    unsafe fn turn(from: *const Self, from_pitch: usize, to: *mut Self, to_pitch: usize, size: [usize; 2]);
     /// `a · b + c`, rounded once if `FUSED`.
     fn multiply_add<const FUSED: bool>(a: Self, b: Self, c: Self) -> Self;
 }
@@ -416,6 +450,18 @@ macro_rules! real {
                 }
                 let _ = columns;
                 Tile { rows: 4, width: $plain, run: stripe::<$ty, 4, $plain, false> }
+            }
+
+            unsafe fn turn(
+                from: *const $ty,
+                from_pitch: usize,
+                to: *mut $ty,
+                to_pitch: usize,
+                [rows, columns]: [usize; 2],
+            ) {
+                let from = Matrix::new(from.cast_mut(), 1, from_pitch as isize);
+                // SAFETY: the caller's promise is passed on.
+                unsafe { <$ty as Float>::straighten(from, to, to_pitch, rows, columns) }
             }
 
             #[inline(always)]

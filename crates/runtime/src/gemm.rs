@@ -8,6 +8,8 @@
 //!   with more of them `w` is transposed first, block by block, which costs far less than the kernels' own
 //!   packing of such a matrix.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use crate::panel::Float;
 use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
@@ -80,6 +82,55 @@ impl<T: Copy> Product<T> {
     }
 }
 
+/// What goes on with rows of a product that are finished.
+#[derive(Clone, Copy)]
+pub struct Then<'a> {
+    /// Rows are handed on in multiples of so many, but for the last ones.
+    pub rows: usize,
+    /// Called with the first of the rows and the one after the last, on the thread that finished them.
+    pub run: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+impl std::fmt::Debug for Then<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Then").field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+/// As [`gemm_f32()`]; `then` is called for all rows, once each. False if it was not called at all: the product has
+/// too few bands of rows for that.
+///
+/// # Safety
+/// As for [`gemm_f32()`]; what `then` does to rows of `dst` is right when all their elements are there, and it
+/// changes no operand.
+pub unsafe fn gemm_f32_then(
+    shape: Shape,
+    dst: Matrix<f32>,
+    accumulate: bool,
+    lhs: Matrix<f32>,
+    rhs: Matrix<f32>,
+    then: Then<'_>,
+) -> bool {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, Some(then)) }
+}
+
+/// As [`gemm_f32_then()`] in f64.
+///
+/// # Safety
+/// As for [`gemm_f32_then()`].
+pub unsafe fn gemm_f64_then(
+    shape: Shape,
+    dst: Matrix<f64>,
+    accumulate: bool,
+    lhs: Matrix<f64>,
+    rhs: Matrix<f64>,
+    then: Then<'_>,
+) -> bool {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, Some(then)) }
+}
+
 /// `dst = lhs · rhs` in f32, or `dst += lhs · rhs` with `accumulate`.
 ///
 /// # Safety
@@ -87,7 +138,7 @@ impl<T: Copy> Product<T> {
 /// read with `accumulate`). No two elements of `dst` share memory, and none with an operand.
 pub unsafe fn gemm_f32(shape: Shape, dst: Matrix<f32>, accumulate: bool, lhs: Matrix<f32>, rhs: Matrix<f32>) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }) }
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, None) };
 }
 
 /// `dst = lhs · rhs` in f64, or `dst += lhs · rhs` with `accumulate`.
@@ -96,7 +147,7 @@ pub unsafe fn gemm_f32(shape: Shape, dst: Matrix<f32>, accumulate: bool, lhs: Ma
 /// As for [`gemm_f32()`].
 pub unsafe fn gemm_f64(shape: Shape, dst: Matrix<f64>, accumulate: bool, lhs: Matrix<f64>, rhs: Matrix<f64>) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }) }
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, None) };
 }
 
 /// `dst = lhs · rhs` in i64, or `dst += lhs · rhs` with `accumulate`; wraps on overflow.
@@ -145,26 +196,30 @@ const DOTS: usize = 256;
 
 /// # Safety
 /// As for [`gemm_f32()`]; so for all functions below.
-unsafe fn gemm<T: Float>(product: Product<T>) {
+unsafe fn gemm<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
     let Product { shape: Shape { m, n, k }, dst, accumulate, .. } = product;
     if m == 0 || n == 0 {
-        return;
+        return false;
     }
     if k == 0 {
         for i in 0..if accumulate { 0 } else { m } {
             // SAFETY: within the shape.
             (0..n).for_each(|j| unsafe { *dst.at(i, j).pointer = T::ZERO });
         }
-        return;
+        return false;
     }
     // A single column is a single row of the transposed product.
     let turn = if m == 1 || n == 1 { m > 1 } else { dst.is_turned() };
+    let (product, then) = if turn { (product.transposed(), None) } else { (product, then) };
     // SAFETY: the same elements, if under other names.
-    unsafe { tiles(if turn { product.transposed() } else { product }) }
+    unsafe { tiles(product, then) }
 }
 
-/// Cuts `dst` into a grid of tiles and computes them on the pool.
-unsafe fn tiles<T: Float>(product: Product<T>) {
+/// The most bands of rows that are counted.
+const MOST_BANDS: usize = 64;
+
+/// Cuts `dst` into a grid of tiles and computes them on the pool; whether bands of rows were handed on.
+unsafe fn tiles<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
     let Shape { m, n, k } = product.shape;
     let costs = [product.lhs, product.rhs].map(|operand| if operand.is_turned() { TURNED_COST } else { 1 });
     let (rows, columns) = grid(product.shape, threads::count(), costs);
@@ -174,15 +229,32 @@ unsafe fn tiles<T: Float>(product: Product<T>) {
     let (height, width) = (cut(m, rows), cut(n, columns));
     let (rows, columns) = (m.div_ceil(height), n.div_ceil(width));
     let product = Shared(product);
+    // With fewer bands than threads some of them would have nothing to go on with.
+    let then = then.filter(|then| {
+        rows > 1 && (threads::count()..=MOST_BANDS).contains(&rows) && height.is_multiple_of(then.rows)
+    });
+    // By band, its tiles that are done.
+    let done: [AtomicUsize; MOST_BANDS] = [const { AtomicUsize::new(0) }; MOST_BANDS];
     parallel_for(rows * columns, 1, |begin, end| {
         for index in begin..end {
-            // Neighbours in a thread's share use the same columns of `rhs`.
-            let (i, j) = (index % rows * height, index / rows * width);
+            let (row, column) = match then {
+                // Neighbours in a thread's share use the same columns of `rhs`.
+                None => (index % rows, index / rows),
+                // Or are of one band, which is done the sooner.
+                Some(_) => (index / columns, index % columns),
+            };
+            let (i, j) = (row * height, column * width);
             let shape = Shape { m: height.min(m - i), n: width.min(n - j), k };
             // SAFETY: tiles lie within the shape and are disjoint in `dst`.
             unsafe { tile(product.get().part(i, j, shape)) }
+            if let Some(then) = then
+                && done[row].fetch_add(1, Ordering::AcqRel) + 1 == columns
+            {
+                (then.run)(i, i + shape.m);
+            }
         }
     });
+    then.is_some()
 }
 
 /// How many tiles to cut rows and columns into: as many as keep all threads busy, shaped to read little.
@@ -252,7 +324,7 @@ unsafe fn straightened<T: Float>(product: Product<T>) {
                 };
                 // SAFETY: the block is within the shape, and its copy within the scratch.
                 unsafe {
-                    T::straighten(rhs.at(p, j), copy, shape.k, shape.n);
+                    T::straighten(rhs.at(p, j), copy, shape.n, shape.k, shape.n);
                     T::panel(block);
                 }
             }
@@ -404,5 +476,51 @@ mod tests {
         let (rows, columns) = grid(Shape { m: 4096, n: 64, k: 4096 }, 16, [1, 1]);
         assert!(rows * columns >= 16);
         assert_eq!(grid(Shape { m: 4096, n: 4096, k: 4096 }, 16, [1, 4]), (4, 16));
+    }
+
+    /// Every row is handed on once, when it is finished, in bands that begin where they may; no bit is another.
+    #[test]
+    fn finished_rows_are_handed_on() {
+        let mut words = Words(3);
+        let mut handed = 0;
+        let shapes = [(0, 3, 4), (64, 64, 0), (1, 300, 70), (300, 1, 70), (512, 256, 64), (509, 129, 65)];
+        for (m, n, k) in shapes.into_iter().chain([(1024, 64, 1024), (96, 2048, 96), (33, 65, 700)]) {
+            let shape = Shape { m, n, k };
+            for (layouts, multiple) in [([0, 0], 1), ([0, 1], 16), ([1, 0], 2), ([2, 3], 7)] {
+                let mut value = || words.unit() as f32;
+                let mut lhs = Owned::new(m, k, layouts[0], &mut value);
+                let mut rhs = Owned::new(k, n, layouts[1], &mut value);
+                let mut plain = Owned::new(m, n, 0, || f32::NAN);
+                let mut dst = Owned::new(m, n, 0, || f32::NAN);
+                let calls: Vec<AtomicUsize> = (0..m).map(|_| AtomicUsize::new(0)).collect();
+                let to = Shared(dst.matrix());
+                let run = |begin: usize, end: usize| {
+                    assert!(begin < end && begin.is_multiple_of(multiple), "{begin}..{end}");
+                    assert!(end == m || end.is_multiple_of(multiple), "{begin}..{end}");
+                    for (row, calls) in calls.iter().enumerate().take(end).skip(begin) {
+                        calls.fetch_add(1, Ordering::Relaxed);
+                        for column in 0..n {
+                            // SAFETY: within the shape; the row is this call's.
+                            unsafe { *to.get().at(row, column).pointer += 1.0 };
+                        }
+                    }
+                };
+                let then = Then { rows: multiple, run: &run };
+                // SAFETY: matrices of these shapes in memory of their own.
+                let is_done = unsafe {
+                    gemm_f32(shape, plain.matrix(), false, lhs.matrix(), rhs.matrix());
+                    gemm_f32_then(shape, to.get(), false, lhs.matrix(), rhs.matrix(), then)
+                };
+                handed += usize::from(is_done);
+                assert!(calls.iter().all(|c| c.load(Ordering::Relaxed) == usize::from(is_done)));
+                for i in 0..m {
+                    for j in 0..n {
+                        let wanted = if is_done { plain.get(i, j) + 1.0 } else { plain.get(i, j) };
+                        assert_eq!(dst.get(i, j).to_bits(), wanted.to_bits(), "{m} {n} {k} at {i} {j}");
+                    }
+                }
+            }
+        }
+        assert!(handed > 0 || threads::count() == 1);
     }
 }

@@ -1,5 +1,6 @@
 //! Kernels: the one signature of compiled functions, and their launch over the thread pool.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -76,25 +77,27 @@ impl Kernel {
             // SAFETY: the caller's promise is passed on.
             return unsafe { self.run(args, 0, items, scratch_bytes) };
         }
-        let shared = Shared((args.bufs.as_ptr(), args.ints.as_ptr(), args.scalars.as_ptr()));
-        let function = self.function;
-        let first_error = Mutex::new((i64::MAX, 0));
+        // SAFETY: the caller's promise is passed on.
+        let launch = unsafe { self.launch_in_parts(args, scratch_bytes) };
         parallel_for(items as usize, grain.max(1) as usize, |begin, end| {
-            let (bufs, ints, scalars) = shared.get();
-            let begin = begin as i64;
-            let status = scratch::with(scratch_bytes, |scratch| {
-                // SAFETY: the caller's promise is passed on.
-                unsafe { function(bufs, ints, scalars, begin, end as i64, scratch) }
-            });
-            let status = status.unwrap_or(NO_SCRATCH);
-            if status != 0 {
-                let mut first = first_error.lock();
-                if begin < first.0 {
-                    *first = (begin, status);
-                }
-            }
+            launch.part(begin as i64, end as i64)
         });
-        first_error.into_inner().1
+        launch.status()
+    }
+
+    /// A launch whose ranges come one by one, from any threads.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`], for all ranges that are going to be [run](Launch::part).
+    pub unsafe fn launch_in_parts<'a>(&'a self, args: &'a Args<'a>, scratch_bytes: usize) -> Launch<'a> {
+        let pointers = Shared((args.bufs.as_ptr(), args.ints.as_ptr(), args.scalars.as_ptr()));
+        Launch {
+            kernel: self,
+            pointers,
+            scratch_bytes,
+            first_error: Mutex::new((i64::MAX, 0)),
+            args: PhantomData,
+        }
     }
 
     /// Runs the kernel over `begin..end` on the calling thread.
@@ -109,6 +112,39 @@ impl Kernel {
             unsafe { (self.function)(bufs, ints, scalars, begin, end, scratch) }
         });
         status.unwrap_or(NO_SCRATCH)
+    }
+}
+
+/// See [`Kernel::launch_in_parts`].
+pub struct Launch<'a> {
+    kernel: &'a Kernel,
+    pointers: Shared<(*const *mut u8, *const i64, *const u64)>,
+    scratch_bytes: usize,
+    /// The failing range with the lowest index, and its code.
+    first_error: Mutex<(i64, i32)>,
+    args: PhantomData<&'a ()>,
+}
+
+impl Launch<'_> {
+    /// Runs the kernel over `begin..end` on the calling thread.
+    pub fn part(&self, begin: i64, end: i64) {
+        let (bufs, ints, scalars) = self.pointers.get();
+        let status = scratch::with(self.scratch_bytes, |scratch| {
+            // SAFETY: promised where the launch was made.
+            unsafe { (self.kernel.function)(bufs, ints, scalars, begin, end, scratch) }
+        });
+        let status = status.unwrap_or(NO_SCRATCH);
+        if status != 0 {
+            let mut first = self.first_error.lock();
+            if begin < first.0 {
+                *first = (begin, status);
+            }
+        }
+    }
+
+    /// 0 if all ranges so far returned that, else the code of the failing one with the lowest index.
+    pub fn status(&self) -> i32 {
+        self.first_error.lock().1
     }
 }
 

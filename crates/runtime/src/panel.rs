@@ -3,7 +3,7 @@
 //! The product itself is the `gemm` family's. Beside it stand a product of a single row, and the copy that
 //! turns a matrix round.
 
-use std::ops::{Add, Mul};
+use std::ops::{Add, Mul, Range};
 
 use gemm_common::Parallelism;
 
@@ -29,11 +29,12 @@ pub(crate) trait Float:
     /// As for [`gemm_f32()`](crate::gemm::gemm_f32()).
     unsafe fn row(product: Product<Self>);
 
-    /// Copies the `rows × columns` matrix `src`, whose columns are contiguous, to `dst`, with contiguous rows.
+    /// Copies the `rows × columns` matrix `src`, whose columns are contiguous, to `dst`, with contiguous rows
+    /// that lie `pitch` elements apart.
     ///
     /// # Safety
-    /// `src` is readable and `dst` writable for `rows · columns` elements.
-    unsafe fn straighten(src: Matrix<Self>, dst: *mut Self, rows: usize, columns: usize);
+    /// `src` is readable and `dst` writable for `rows` rows of `columns` elements.
+    unsafe fn straighten(src: Matrix<Self>, dst: *mut Self, pitch: usize, rows: usize, columns: usize);
 
     /// `a · b + c`, rounded once; fast only where there are instructions for it.
     fn fused(a: Self, b: Self, c: Self) -> Self;
@@ -93,23 +94,23 @@ macro_rules! kernels {
 impl Float for f32 {
     kernels!(f32, gemm_f32::gemm::f32::get_gemm_fn);
 
-    unsafe fn straighten(src: Matrix<f32>, dst: *mut f32, rows: usize, columns: usize) {
+    unsafe fn straighten(src: Matrix<f32>, dst: *mut f32, pitch: usize, rows: usize, columns: usize) {
         #[cfg(target_arch = "x86_64")]
         if Isa::best() != Isa::Plain {
             // SAFETY: AVX2 is there; the caller's promise is passed on.
-            return unsafe { straighten_avx2(src, dst, rows, columns) };
+            return unsafe { straighten_avx2(src, dst, pitch, rows, columns) };
         }
         // SAFETY: the caller's promise is passed on.
-        unsafe { straighten_blocks(src, dst, rows, columns, 0, 0) }
+        unsafe { straighten_blocks(src, dst, pitch, [0..rows, 0..columns]) }
     }
 }
 
 impl Float for f64 {
     kernels!(f64, gemm_f64::gemm::f64::get_gemm_fn);
 
-    unsafe fn straighten(src: Matrix<f64>, dst: *mut f64, rows: usize, columns: usize) {
+    unsafe fn straighten(src: Matrix<f64>, dst: *mut f64, pitch: usize, rows: usize, columns: usize) {
         // SAFETY: the caller's promise is passed on.
-        unsafe { straighten_blocks(src, dst, rows, columns, 0, 0) }
+        unsafe { straighten_blocks(src, dst, pitch, [0..rows, 0..columns]) }
     }
 }
 
@@ -170,22 +171,20 @@ fn add_rows<T: Float, const FMA: bool, const N: usize>(
     }
 }
 
-/// The portable copy of a `k × n` matrix, block by block so that both sides stay in cache; from `(from_k, from_n)`.
+/// The portable copy of these rows and columns, block by block so that both sides stay in cache.
 unsafe fn straighten_blocks<T: Copy>(
     src: Matrix<T>,
     dst: *mut T,
-    k: usize,
-    n: usize,
-    from_k: usize,
-    from_n: usize,
+    pitch: usize,
+    [rows, columns]: [Range<usize>; 2],
 ) {
     const BLOCK: usize = 16;
-    for p0 in (from_k..k).step_by(BLOCK) {
-        for j0 in (from_n..n).step_by(BLOCK) {
-            for p in p0..(p0 + BLOCK).min(k) {
-                for j in j0..(j0 + BLOCK).min(n) {
-                    // SAFETY: `p < k` and `j < n`.
-                    unsafe { *dst.add(p * n + j) = *src.at(p, j).pointer }
+    for p0 in rows.clone().step_by(BLOCK) {
+        for j0 in columns.clone().step_by(BLOCK) {
+            for p in p0..(p0 + BLOCK).min(rows.end) {
+                for j in j0..(j0 + BLOCK).min(columns.end) {
+                    // SAFETY: `p` and `j` are within both matrices.
+                    unsafe { *dst.add(p * pitch + j) = *src.at(p, j).pointer }
                 }
             }
         }
@@ -195,7 +194,7 @@ unsafe fn straighten_blocks<T: Copy>(
 /// The same four by eight in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn straighten_avx2(src: Matrix<f32>, dst: *mut f32, k: usize, n: usize) {
+unsafe fn straighten_avx2(src: Matrix<f32>, dst: *mut f32, pitch: usize, k: usize, n: usize) {
     use std::arch::x86_64::*;
     let (whole_k, whole_n) = (k / 4 * 4, n / 16 * 16);
     for j in (0..whole_n).step_by(16) {
@@ -220,7 +219,7 @@ unsafe fn straighten_avx2(src: Matrix<f32>, dst: *mut f32, k: usize, n: usize) {
                         _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
                     ];
                     for (r, row) in rows.into_iter().enumerate() {
-                        _mm256_storeu_ps(dst.add((p + r) * n + j), row);
+                        _mm256_storeu_ps(dst.add((p + r) * pitch + j), row);
                     }
                 }
             }
@@ -228,7 +227,7 @@ unsafe fn straighten_avx2(src: Matrix<f32>, dst: *mut f32, k: usize, n: usize) {
     }
     // SAFETY: the edges left over: columns past the blocks, then rows past them.
     unsafe {
-        straighten_blocks(src, dst, k, n, 0, whole_n);
-        straighten_blocks(src, dst, k, n, whole_k, 0);
+        straighten_blocks(src, dst, pitch, [0..whole_k, whole_n..n]);
+        straighten_blocks(src, dst, pitch, [whole_k..k, 0..n]);
     }
 }

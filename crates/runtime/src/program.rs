@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::gemm::{self, Matrix};
+use crate::gemm::{self, Matrix, Then};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
@@ -82,6 +82,8 @@ pub enum Step {
         accumulate: bool,
         /// Element type.
         element: Element,
+        /// Whether the next step, a kernel, may run on rows that are finished: so many rows are so many items.
+        epilogue: Option<(usize, i64)>,
     },
     /// Fills a dense buffer with random numbers.
     Random {
@@ -221,6 +223,24 @@ impl Bound {
 // SAFETY: the pointers are scratch, filled and used within one run.
 unsafe impl Send for Workspace {}
 
+/// The pointers of a kernel's buffers: as they were bound, or put together in `room`.
+fn table<'a>(
+    bound: &'a Option<Box<Bound>>,
+    step: usize,
+    wanted: &[(usize, isize)],
+    pointers: &[*mut u8],
+    room: &'a mut Vec<*mut u8>,
+) -> &'a [*mut u8] {
+    match bound {
+        Some(bound) => &bound.tables[bound.starts[step]..bound.starts[step + 1]],
+        None => {
+            room.clear();
+            room.extend(wanted.iter().map(|&(buffer, offset)| pointers[buffer].wrapping_offset(offset)));
+            room
+        }
+    }
+}
+
 impl Program {
     /// Where every buffer is.
     fn place(&self, inputs: &[*mut u8], outputs: &[*mut u8], arena: *mut u8, pointers: &mut Vec<*mut u8>) {
@@ -262,22 +282,14 @@ impl Program {
                 Some(arena)
             }
         };
+        // The step before has run this one, too.
+        let mut is_done = false;
         for (index, step) in self.steps.iter().enumerate() {
             let begin = times.is_some().then(Instant::now);
             match step {
+                Step::Kernel { .. } if std::mem::take(&mut is_done) => {}
                 Step::Kernel { kernel, bufs: wanted, ints, scalars: used, items, grain, scratch_bytes } => {
-                    let bufs = match bound {
-                        Some(bound) => &bound.tables[bound.starts[index]..bound.starts[index + 1]],
-                        None => {
-                            bufs.clear();
-                            bufs.extend(
-                                wanted
-                                    .iter()
-                                    .map(|&(buffer, offset)| pointers[buffer].wrapping_offset(offset)),
-                            );
-                            &**bufs
-                        }
-                    };
+                    let bufs = table(bound, index, wanted, pointers, bufs);
                     numbers.clear();
                     numbers.extend(used.iter().map(|&i| scalars[i]));
                     let args = Args { bufs, ints, scalars: numbers };
@@ -287,21 +299,59 @@ impl Program {
                         return Err(Stopped::Status { step: index, code });
                     }
                 }
-                Step::Gemm { shape, dst, lhs, rhs, accumulate, element } => {
+                Step::Gemm { shape, dst, lhs, rhs, accumulate, element, epilogue } => {
                     macro_rules! product {
-                        ($gemm:path, $ty:ty) => {{
+                        ($gemm:path, $ty:ty $(, $then:expr)?) => {{
                             let matrix = |m: &MatrixAt| {
                                 let first = pointers[m.buffer].cast::<$ty>().wrapping_offset(m.offset);
                                 Matrix::new(first, m.row, m.column)
                             };
                             // SAFETY: the caller's promise about the steps is passed on.
-                            unsafe { $gemm(*shape, matrix(dst), *accumulate, matrix(lhs), matrix(rhs)) }
+                            unsafe { $gemm(*shape, matrix(dst), *accumulate, matrix(lhs), matrix(rhs) $(, $then)?) }
                         }};
                     }
-                    match element {
-                        Element::F32 => product!(gemm::gemm_f32, f32),
-                        Element::F64 => product!(gemm::gemm_f64, f64),
-                        Element::I64 => product!(gemm::gemm_i64, i64),
+                    // Steps that are timed run one by one.
+                    match (epilogue, self.steps.get(index + 1)) {
+                        (
+                            Some((rows, per)),
+                            Some(Step::Kernel {
+                                kernel,
+                                bufs: wanted,
+                                ints,
+                                scalars: used,
+                                items,
+                                scratch_bytes,
+                                ..
+                            }),
+                        ) if *element != Element::I64 && times.is_none() => {
+                            let bufs = table(bound, index + 1, wanted, pointers, bufs);
+                            numbers.clear();
+                            numbers.extend(used.iter().map(|&i| scalars[i]));
+                            let args = Args { bufs, ints, scalars: numbers };
+                            // SAFETY: the caller promises that the kernel may run on rows that are finished.
+                            let launch = unsafe { kernel.launch_in_parts(&args, *scratch_bytes) };
+                            let run = |begin: usize, end: usize| {
+                                let item = |row: usize| match row == shape.m {
+                                    true => *items,
+                                    false => (row / rows) as i64 * per,
+                                };
+                                launch.part(item(begin), item(end));
+                            };
+                            let then = Then { rows: *rows, run: &run };
+                            is_done = match element {
+                                Element::F64 => product!(gemm::gemm_f64_then, f64, then),
+                                _ => product!(gemm::gemm_f32_then, f32, then),
+                            };
+                            let code = launch.status();
+                            if code != 0 {
+                                return Err(Stopped::Status { step: index + 1, code });
+                            }
+                        }
+                        _ => match element {
+                            Element::F32 => product!(gemm::gemm_f32, f32),
+                            Element::F64 => product!(gemm::gemm_f64, f64),
+                            Element::I64 => product!(gemm::gemm_i64, i64),
+                        },
                     }
                 }
                 Step::Random { normal, buffer, count, element, seed, offset } => {

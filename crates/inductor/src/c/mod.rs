@@ -29,7 +29,7 @@ use crate::Options;
 use crate::index::{AxisId, ExprId, Index, Term};
 use crate::loops::{ExprKind, Kernel, Mode, Reduction};
 
-pub(crate) use arguments::{Arguments, Launch};
+pub(crate) use arguments::{Arguments, CHUNK, Launch};
 pub(crate) use helpers::helpers;
 
 use arguments::{Argument, Piece, each_number, row_bytes};

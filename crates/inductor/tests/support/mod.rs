@@ -9,7 +9,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_inductor::{BufferRef, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower};
+use kiln_inductor::{
+    BufferRef, Epilogue, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower,
+};
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{DType, Graph, Op, Scalar, Shape, Stage, Strides, Ty, bf16, f16};
 use naive::{Tensor, Val};
@@ -283,15 +285,53 @@ impl<'p> Run<'p> {
     pub fn run(&mut self, compiled: &Compiled) -> Result<(), String> {
         let given = self.scalars.clone();
         self.plan.eval_scalars(&|i| given[i], &mut self.results);
-        for step in &self.plan.steps {
-            self.step(step, compiled)?;
+        let steps = &self.plan.steps;
+        let mut s = 0;
+        while s < steps.len() {
+            s += match (&steps[s], steps.get(s + 1)) {
+                (product @ Step::Gemm { epilogue: Some(epilogue), .. }, Some(kernel)) => {
+                    self.bands(product, *epilogue, kernel, compiled)?;
+                    2
+                }
+                (step, _) => {
+                    self.step(step, None, compiled)?;
+                    1
+                }
+            };
         }
         self.inputs.iter().chain(&self.outputs).for_each(Memory::check);
         self.arena.check();
         Ok(())
     }
 
-    fn step(&mut self, step: &Step, compiled: &Compiled) -> Result<(), String> {
+    /// A product and its epilogue, band after band, the last one first.
+    fn bands(
+        &mut self,
+        product: &Step,
+        epilogue: Epilogue,
+        kernel: &Step,
+        compiled: &Compiled,
+    ) -> Result<(), String> {
+        let (Step::Gemm { m: all, .. }, Step::Kernel { items, .. }) = (product, kernel) else {
+            panic!("an epilogue is a kernel after a product")
+        };
+        for band in (0..all.div_ceil(epilogue.rows)).rev() {
+            let (begin, end) = (band * epilogue.rows, all.min(&((band + 1) * epilogue.rows)).to_owned());
+            let mut part = product.clone();
+            if let Step::Gemm { m, lhs, dst, .. } = &mut part {
+                *m = end - begin;
+                lhs.at.offset += begin as i64 * lhs.row;
+                dst.at.offset += begin as i64 * dst.row;
+            }
+            self.step(&part, None, compiled)?;
+            let first = band as i64 * epilogue.items;
+            let until = if end == *all { *items } else { first + epilogue.items };
+            self.step(kernel, Some((first, until)), compiled)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step, range: Option<(i64, i64)>, compiled: &Compiled) -> Result<(), String> {
         match step {
             Step::Kernel { kernel, bufs, ints, scalars, items, scratch_bytes, checks, .. } => {
                 let bufs: Vec<*mut u8> = bufs.iter().map(|&b| self.pointer(b)).collect();
@@ -303,7 +343,8 @@ impl<'p> Run<'p> {
                 let mut scratch = Memory::new(*scratch_bytes);
                 let function = compiled.kernels[*kernel];
                 // In three ranges, as threads would.
-                let cuts = [0, items / 3, items / 2, *items];
+                let (begin, end) = range.unwrap_or((0, *items));
+                let cuts = [begin, begin + (end - begin) / 3, begin + (end - begin) / 2, end];
                 let mut failed = 0;
                 for pair in cuts.windows(2) {
                     // SAFETY: the plan gives every kernel the arguments it was written for.
@@ -325,7 +366,7 @@ impl<'p> Run<'p> {
                     code => Err(checks[code as usize - 1].op.to_string()),
                 }
             }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype } => {
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, epilogue: _ } => {
                 let at = |x: &MatrixRef, i: usize, j: usize| i as i64 * x.row + j as i64 * x.column;
                 for i in 0..*m {
                     for j in 0..*n {
@@ -457,6 +498,10 @@ pub fn check_memory(plan: &Plan) {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
     for (s, step) in plan.steps.iter().enumerate() {
         touched(step).into_iter().for_each(|b| lives[b].get_or_insert((s, s)).1 = s);
+        // An epilogue runs together with its product.
+        if matches!(step, Step::Gemm { epilogue: Some(_), .. }) {
+            touched(&plan.steps[s + 1]).into_iter().for_each(|b| lives[b].get_or_insert((s, s)).1 = s + 1);
+        }
     }
     let mut spans: Vec<Span> = Vec::new();
     let mut side_by_side = 0;
@@ -487,9 +532,11 @@ pub fn check_memory(plan: &Plan) {
             let shares = a.0 == b.0 && a.1 < b.2 && b.1 < a.2;
             let at_once = a.3 <= b.4 && b.3 <= a.4;
             let heir = |from: &Span, to: &Span| {
-                from.4 == to.3
+                let epilogue = matches!(plan.steps[to.3], Step::Gemm { epilogue: Some(_), .. });
+                let read_by = to.3 + usize::from(epilogue);
+                from.4 == read_by
                     && (from.1, from.2) == (to.1, to.2)
-                    && matches!(plan.steps[to.3], Step::Kernel { .. })
+                    && matches!(plan.steps[read_by], Step::Kernel { .. })
             };
             assert!(
                 !shares || !at_once || heir(a, b) || heir(b, a),

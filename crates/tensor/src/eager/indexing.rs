@@ -119,13 +119,13 @@ macro_rules! with_number {
 
 /// A pointer that threads share; each writes its own part.
 #[derive(Clone, Copy)]
-struct Part(*mut u8);
+pub(super) struct Part(pub(super) *mut u8);
 
 // SAFETY: the loops below give every thread a part of the memory that no other thread touches.
 unsafe impl Sync for Part {}
 
 impl Part {
-    fn get(&self) -> *mut u8 {
+    pub(super) fn get(&self) -> *mut u8 {
         self.0
     }
 }

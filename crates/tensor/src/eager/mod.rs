@@ -17,6 +17,8 @@ use kiln_ir::{
     Why, result_dtype,
 };
 
+use kiln_runtime::parallel_for;
+
 use crate::Tensor;
 use crate::create::allocate;
 use crate::hook::Arg;
@@ -619,14 +621,34 @@ impl Job<'_> {
         let src = self.dense(src)?;
         // SAFETY: `out` is fresh.
         unsafe { kernels::fill(&operand(out), 0) };
-        let mut at = Coordinates::new(&index.layout.shape);
+        let (shape, taken) = (&out.layout.shape, &index.layout.shape);
+        // Along the last dim lines don't meet.
+        let has_lines = dim + 1 == shape.rank() && shape[..dim] == taken[..dim];
+        let mut at = Coordinates::new(taken);
         macro_rules! scatter {
             ($ty:ty, $add:expr) => {{
                 // SAFETY: both are dense with `n` elements, locked for reading or fresh.
                 let (picks, values) = unsafe { (elements::<i64>(&index, n), elements::<$ty>(&src, n)) };
+                let add: fn($ty, $ty) -> $ty = $add;
+                if has_lines && n > 0 {
+                    let (wide, narrow) = (shape[dim], taken[dim]);
+                    let to = indexing::Part(out.pointer());
+                    parallel_for(n / narrow, (1usize << 13).div_ceil(narrow), |begin, end| {
+                        for line in begin..end {
+                            // SAFETY: `out` is dense and fresh; the line belongs to this item.
+                            let to = unsafe {
+                                std::slice::from_raw_parts_mut(to.get().cast::<$ty>().add(line * wide), wide)
+                            };
+                            let part = line * narrow..(line + 1) * narrow;
+                            for (&pick, &value) in picks[part.clone()].iter().zip(&values[part]) {
+                                to[pick as usize] = add(to[pick as usize], value);
+                            }
+                        }
+                    });
+                    return Ok(());
+                }
                 for (&pick, &value) in picks.iter().zip(values) {
                     let offset = at.offset(&out.layout.strides, dim) + pick as isize * out.layout.strides[dim];
-                    let add: fn($ty, $ty) -> $ty = $add;
                     // SAFETY: coordinates lie inside `index`, whose other sizes are out's; `pick` was checked.
                     unsafe {
                         let place = out.pointer().cast::<$ty>().offset(offset);

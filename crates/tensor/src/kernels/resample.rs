@@ -1,6 +1,7 @@
 //! Pooling and resizing of dense planes: weighted sums of neighbours along both dims, the same the other way
 //! for gradients, and the places of windows' maxima.
 
+use super::isa::vectorised;
 use super::norm::Real;
 use super::operand::Shared;
 use kiln_ir::table::resample::Axis;
@@ -134,7 +135,25 @@ pub struct Windows {
     pub dilation: [usize; 2],
 }
 
+/// The windows that have a tap inside the plane.
+struct Tap {
+    /// The first such window.
+    first: usize,
+    /// The one after the last.
+    end: usize,
+    /// Where the first one's element is.
+    column: usize,
+}
+
 impl Windows {
+    /// Which windows of a line have this horizontal element.
+    fn tap(&self, tap: usize) -> Tap {
+        let (offset, pad, stride) = (tap * self.dilation[1], self.padding[1], self.stride[1]);
+        let first = pad.saturating_sub(offset).div_ceil(stride);
+        let end = (self.input[1] + pad).saturating_sub(offset).div_ceil(stride).min(self.output[1]);
+        Tap { first, end, column: (first * stride + offset).saturating_sub(pad) }
+    }
+
     /// The positions of window `i` along a dim that lie inside the plane: the first one and the one after the
     /// last.
     fn span(&self, d: usize, i: usize) -> (usize, usize) {
@@ -159,9 +178,11 @@ pub unsafe fn max_pool_indices<T: Copy + PartialOrd + Sync>(
     let area = windows.input[0] * windows.input[1];
     let [height, width] = windows.output;
     let columns: Vec<(usize, usize)> = (0..width).map(|j| windows.span(1, j)).collect();
+    let taps: Vec<Tap> = (0..windows.kernel[1]).map(|tap| windows.tap(tap)).collect();
     let shared = Shared::new((out, x));
     parallel_for(planes, grain(area), |begin, end| {
         let (out, x) = shared.get();
+        let mut largest: Vec<T> = Vec::with_capacity(width);
         for plane in begin..end {
             // SAFETY: whole planes; the output's belongs to this item.
             let (out, x) = unsafe {
@@ -172,28 +193,60 @@ pub unsafe fn max_pool_indices<T: Copy + PartialOrd + Sync>(
             };
             for i in 0..height {
                 let (top, bottom) = windows.span(0, i);
-                for (out, &(left, right)) in out[i * width..][..width].iter_mut().zip(&columns) {
-                    // With dilation, a window can lie in the padding altogether.
-                    if top >= bottom || left >= right {
-                        *out = 0;
-                        continue;
-                    }
-                    let mut best = top * windows.input[1] + left;
-                    let mut largest = x[best];
-                    for row in (top..bottom).step_by(windows.dilation[0]) {
-                        let start = row * windows.input[1];
-                        let line = &x[start + left..start + right];
-                        for (at, &x) in line.iter().enumerate().step_by(windows.dilation[1]) {
-                            // Only NaN is not even its own equal. No branch: which wins can't be foretold.
-                            #[allow(clippy::eq_op)]
-                            let wins = (x > largest) | (x != x);
-                            best = if wins { start + left + at } else { best };
-                            largest = if wins { x } else { largest };
+                let best = &mut out[i * width..][..width];
+                // With dilation, a window can lie in the padding altogether.
+                if top >= bottom || area == 0 {
+                    best.fill(0);
+                    continue;
+                }
+                let start = top * windows.input[1];
+                largest.clear();
+                for (best, &(left, right)) in best.iter_mut().zip(&columns) {
+                    let first = if left < right { start + left } else { 0 };
+                    *best = first as i64;
+                    largest.push(x[first]);
+                }
+                // All windows of a line at once, element by element: the next comparison need not wait.
+                for row in (top..bottom).step_by(windows.dilation[0]) {
+                    let start = row * windows.input[1];
+                    for tap in taps.iter().filter(|tap| tap.first < tap.end) {
+                        let (best, largest) =
+                            (&mut best[tap.first..tap.end], &mut largest[tap.first..tap.end]);
+                        let line = &x[start + tap.column..start + windows.input[1]];
+                        let first = start + tap.column;
+                        // SAFETY: taps of these windows lie inside the line.
+                        unsafe {
+                            match windows.stride[1] {
+                                1 => raise::<T, 1>(best, largest, line, first, 1),
+                                2 => raise::<T, 2>(best, largest, line, first, 2),
+                                stride => raise::<T, 0>(best, largest, line, first, stride),
+                            }
                         }
                     }
-                    *out = best as i64;
                 }
             }
         }
     });
+}
+
+vectorised! {
+    /// Puts what is larger in the place of the largest so far; every `stride`th element of the line belongs to
+    /// the next window. `STRIDE` is that distance, if it is known.
+    ///
+    /// # Safety
+    /// As many places in `best` as in `largest`, and the line reaches to the last one's element.
+    fn raise [T: Copy + PartialOrd, const STRIDE: usize] [T, STRIDE] (
+        best: &mut [i64], largest: &mut [T], line: &[T], first: usize, stride: usize
+    ) {
+        let stride = if STRIDE > 0 { STRIDE } else { stride };
+        for (j, (best, largest)) in best.iter_mut().zip(largest).enumerate() {
+            // SAFETY: the caller's promise.
+            let x = unsafe { *line.as_ptr().add(j * stride) };
+            // Only NaN is not even its own equal. No branch: which wins can't be foretold.
+            #[allow(clippy::eq_op)]
+            let wins = (x > *largest) | (x != x);
+            *best = if wins { (first + j * stride) as i64 } else { *best };
+            *largest = if wins { x } else { *largest };
+        }
+    }
 }
