@@ -1,6 +1,8 @@
 //! Pooling and resizing of dense planes: weighted sums of neighbours along both dims, the same the other way
 //! for gradients, and the places of windows' maxima.
 
+use smallvec::SmallVec;
+
 use super::isa::vectorised;
 use super::norm::Real;
 use super::operand::Shared;
@@ -177,12 +179,12 @@ pub unsafe fn max_pool_indices<T: Copy + PartialOrd + Sync>(
 ) {
     let area = windows.input[0] * windows.input[1];
     let [height, width] = windows.output;
-    let columns: Vec<(usize, usize)> = (0..width).map(|j| windows.span(1, j)).collect();
-    let taps: Vec<Tap> = (0..windows.kernel[1]).map(|tap| windows.tap(tap)).collect();
+    let columns: SmallVec<[(usize, usize); 64]> = (0..width).map(|j| windows.span(1, j)).collect();
+    let taps: SmallVec<[Tap; 8]> = (0..windows.kernel[1]).map(|tap| windows.tap(tap)).collect();
     let shared = Shared::new((out, x));
     parallel_for(planes, grain(area), |begin, end| {
         let (out, x) = shared.get();
-        let mut largest: Vec<T> = Vec::with_capacity(width);
+        let mut largest: SmallVec<[T; 128]> = SmallVec::with_capacity(width);
         for plane in begin..end {
             // SAFETY: whole planes; the output's belongs to this item.
             let (out, x) = unsafe {
