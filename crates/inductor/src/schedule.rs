@@ -206,6 +206,9 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     let row = k.count(true) / k.axes[axis].extent.max(1);
     let chunk = (CHUNK / (row * outer).max(1)).max(1);
     let chunks = (k.axes[axis].extent + chunk - 1) / chunk;
+    if chunks < 2 {
+        return None;
+    }
     // A new outermost axis counts the chunks.
     k.chunk = Some(chunk);
     k.axes.insert(0, Axis { extent: chunks, inner: false });
