@@ -12,7 +12,7 @@ use kiln_tensor::no_grad;
 
 use crate::counters::{self, Count, count};
 use crate::explain::{Break, Explanation, Recompile};
-use crate::general::{Generals, Made};
+use crate::general::{Came, Generals, Made};
 use crate::logs::{self, Log};
 use crate::options::{Compile, Mode};
 use crate::run::Run;
@@ -125,7 +125,9 @@ impl Site {
     pub(crate) fn general(&self, at: u32, first: u32, live: &LiveSet, at_once: bool) -> Option<Arc<Segment>> {
         let _eager = Scope::suspend();
         let made = self.generals.lock().segment(self, (&self.trie, at), first, live, at_once)?;
-        self.is_general.store(true, Ordering::Relaxed);
+        if made.came != Came::First {
+            self.is_general.store(true, Ordering::Relaxed);
+        }
         Some(made.segment)
     }
 
@@ -135,7 +137,7 @@ impl Site {
         let at_once = self.options.dynamic == Some(true);
         let _eager = Scope::suspend();
         let made = self.generals.lock().segment(self, (trie, at), first, live, at_once)?;
-        if !made.again {
+        if made.came == Came::New {
             self.sizes.lock().count += 1;
             counters::add(Count::Resize, 1);
         }

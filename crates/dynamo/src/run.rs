@@ -10,7 +10,7 @@ use kiln_tensor::autograd::Application;
 use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope};
 use kiln_tensor::{Tensor, autograd, execute};
 
-use crate::general::Made;
+use crate::general::{Came, Made};
 use crate::gradients::Found;
 use crate::region::Site;
 use crate::sizes::Sight;
@@ -159,9 +159,9 @@ impl Run {
         let trie = state.aside.as_ref()?.trie.clone();
         let parting = state.parted.map_or(ROOT, |parted| self.site.trie.node(parted.like).parent);
         let is_full = self.site.is_full(parting);
-        if let Some(Made { segment, again }) = self.site.general_aside(&trie, state.at, &state.live) {
+        if let Some(Made { segment, came }) = self.site.general_aside(&trie, state.at, &state.live) {
             // Sizes that come again are worth a recording, which is followed much quicker than it is made.
-            if again && !is_full {
+            if came == Came::Again && !is_full {
                 state.come_back(&self.site);
                 self.site.trie.add_segment(state.at, state.live.clone(), segment.clone());
             }

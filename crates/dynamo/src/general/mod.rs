@@ -59,8 +59,18 @@ struct Known {
 /// A segment for some sizes.
 pub(crate) struct Made {
     pub(crate) segment: Arc<Segment>,
-    /// Whether it was made before.
-    pub(crate) again: bool,
+    pub(crate) came: Came,
+}
+
+/// How often the sizes that a segment is for came.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Came {
+    /// They are new.
+    New,
+    /// A segment was made for them before.
+    Again,
+    /// They are those of the graph's first recording: what is new lies before a break.
+    First,
 }
 
 /// The graphs of a region that came in several sizes.
@@ -101,6 +111,11 @@ impl Generals {
         let alike = |(a, b): (&u32, &u32)| sizes::alike(&site.trie.node(*a).event, &trie.node(*b).event);
         if own.len() != other.len() || !own.iter().zip(&other).all(alike) {
             return None;
+        }
+        if slots == known.recordings[0]
+            && let Some(segment) = site.trie.segment(known.first, live)
+        {
+            return Some(Made { segment: segment.clone(), came: Came::First });
         }
         let point = known.bind(slots, if at_once { 2 } else { ENOUGH })?;
         match known.at(site, live, &point) {

@@ -3,7 +3,7 @@
 //! A template is found by trying. The recording is taken through all passes with several sizes instead of its
 //! own; where what comes out is the same but for numbers, and each number is a polynomial of the sizes at all of
 //! these points, the polynomials stand for the numbers from then on. The points are the corners of a range of
-//! sizes and some inside, mostly primes: what a pass decides by comparing sizes (is this one smaller than that?)
+//! sizes and some inside, mostly primes, and a few that two and three divide: what a pass decides by comparing sizes (is this one smaller than that?)
 //! comes out the same everywhere between corners at which it comes out the same, since a difference of products of
 //! sizes is largest and smallest at corners; and what it decides because one size happens to divide another shows
 //! as another form, which is not taken. A template serves the sizes within its range and no others.
@@ -17,10 +17,10 @@ use smallvec::SmallVec;
 use kiln_inductor::Numbers;
 use kiln_runtime::Kernel;
 
-use super::Made;
 use super::draft::{Draft, DraftForm, recording_with};
 use super::fit::{Fitter, Point, Polynomial};
 use super::shapes::Shapes;
+use super::{Came, Made};
 use crate::analysis::Analysis;
 use crate::kernels::{self, Loading};
 use crate::pipeline;
@@ -74,7 +74,7 @@ pub(super) fn contains(ranges: &Ranges, point: &Point) -> bool {
     ranges.iter().zip(point).all(|((from, to), size)| (*from..=*to).contains(size))
 }
 
-/// The points at which a recording is tried: all corners, then points inside.
+/// The points at which a recording is tried: all corners, then points inside, odd and even.
 fn points(ranges: &Ranges) -> Vec<Point> {
     let corner = |corner: usize| -> Point {
         let end = |(s, (from, to)): (usize, &(i64, i64))| if corner >> s & 1 == 0 { *from } else { *to };
@@ -91,7 +91,48 @@ fn points(ranges: &Ranges) -> Vec<Point> {
             points.push(point);
         }
     }
+    // Primes alone would say that n − 1 can always be halved.
+    let round: Vec<[i64; 2]> = ranges.iter().map(|&(from, to)| round(from, to)).collect();
+    let masks = 1..1usize << ranges.len();
+    let some_round =
+        masks.filter(|mask| mask.count_ones() == 1 || mask.count_ones() as usize == ranges.len());
+    for (i, mask) in some_round.chain(std::iter::repeat_n(1, usize::from(ranges.len() == 1))).enumerate() {
+        let size = |s: usize| if mask >> s & 1 == 1 { round[s][i % 2] } else { inside[s][(i + s) % 4] };
+        let point: Point = (0..ranges.len()).map(size).collect();
+        if !points.contains(&point) {
+            points.push(point);
+        }
+    }
     points
+}
+
+/// Two sizes inside a range that two and three divide, and little else; even ones where there are none.
+fn round(from: i64, to: i64) -> [i64; 2] {
+    [1, 2].map(|i| {
+        let (at, next) = (from + (to - from) * i / 3, from + (to - from) * (i + 1) / 3);
+        let even = (at..next).filter(|n| n % 2 == 0);
+        even.clone().find(|n| n % 12 == 6).or(even.min()).unwrap_or(at)
+    })
+}
+
+/// Whether sizes with every remainder by two and by three are among these points, and not all have the same by
+/// five or seven: what was decided at all of them was not decided by what divides a size.
+fn is_mixed<'a>(points: impl Iterator<Item = &'a Point> + Clone, ranges: &Ranges) -> bool {
+    let remainders = |by: i64, of: &dyn Fn(&Point) -> i64| {
+        let mut seen = [false; 7];
+        points.clone().for_each(|point| seen[(of(point) % by) as usize] = true);
+        seen.into_iter().filter(|seen| *seen).count() as i64
+    };
+    let changes: SmallVec<[usize; 3]> = (0..ranges.len()).filter(|&s| ranges[s].0 < ranges[s].1).collect();
+    let each = changes.iter().all(|&s| {
+        let sizes = ranges[s].1 - ranges[s].0 + 1;
+        [(2, 2), (3, 3), (5, 2), (7, 2)]
+            .iter()
+            .all(|&(by, want)| remainders(by, &|p| p[s]) >= sizes.min(want))
+    });
+    // Of several sizes, also their sums.
+    let pairs = changes.iter().flat_map(|&a| changes.iter().map(move |&b| (a, b))).filter(|(a, b)| a < b);
+    each && { pairs }.all(|(a, b)| remainders(2, &|p| p[a] + p[b]) == 2)
 }
 
 /// Four sizes inside a range, primes where there are any.
@@ -291,6 +332,9 @@ impl Template {
             let values = || kept.iter().map(|(point, ..)| point[s]);
             ranges.push((values().min().unwrap_or(0), values().max().unwrap_or(0)));
         }
+        if !is_mixed(kept.iter().map(|(point, ..)| point), &ranges) {
+            return Err(Refusal::Here("what divides a size decides how it is computed".into()));
+        }
         let all = kept.len() == tried;
         let never = |reason| if all { Refusal::Never(reason) } else { Refusal::Here(reason) };
         let rules = rules(&mut kept).map_err(never)?;
@@ -324,7 +368,7 @@ impl Template {
         if let Some(i) = kept.iter().position(|(other, _)| other == point) {
             let found = kept.remove(i);
             kept.push(found.clone());
-            return Ok(Made { segment: found.1, again: true });
+            return Ok(Made { segment: found.1, came: Came::Again });
         }
         let segment = Arc::new(self.make(site, point)?);
         self.made.fetch_add(1, Ordering::Relaxed);
@@ -332,7 +376,7 @@ impl Template {
             kept.remove(0);
         }
         kept.push((point.clone(), segment.clone()));
-        Ok(Made { segment, again: false })
+        Ok(Made { segment, came: Came::New })
     }
 
     /// How many sizes segments were made for.

@@ -13,6 +13,7 @@ mod hooks;
 mod lab;
 mod leaves;
 mod leaving;
+mod many_sizes;
 mod memory;
 mod sizes;
 mod threads;
