@@ -3,10 +3,11 @@
 //! A template is found by trying. The recording is taken through all passes with several sizes instead of its
 //! own; where what comes out is the same but for numbers, and each number is a polynomial of the sizes at all of
 //! these points, the polynomials stand for the numbers from then on. The points are the corners of a range of
-//! sizes and some inside, mostly primes, and a few that two and three divide: what a pass decides by comparing sizes (is this one smaller than that?)
-//! comes out the same everywhere between corners at which it comes out the same, since a difference of products of
-//! sizes is largest and smallest at corners; and what it decides because one size happens to divide another shows
-//! as another form, which is not taken. A template serves the sizes within its range and no others.
+//! sizes and some inside, mostly primes, and a few that two and three divide. What a pass decides by comparing sizes
+//! (is this one smaller than that?) comes out the same everywhere between corners at which it comes out the same,
+//! since a difference of products of sizes is largest and smallest at corners; and what it decides because one size
+//! happens to divide another shows as another form, which is not taken. A template serves the sizes within its
+//! range and no others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
