@@ -28,12 +28,14 @@ use crate::settings::Numerics;
 use crate::trie::LiveSet;
 
 /// Compiles the segment that ends at `at`; what can't be compiled is interpreted, with the reason.
-/// `known` is the analysis of the recording, if it was kept; `name` tells the names of inputs that have one.
+/// `known` is the analysis of the recording, if it was kept; `general`: the graph came in other sizes before, so that
+/// kernels are written for any; `name` tells the names of inputs that have one.
 pub(crate) fn compile(
     site: &Site,
     at: u32,
     live: &LiveSet,
     known: Option<&Analysis>,
+    general: bool,
     name: &dyn Fn(Variable) -> Option<String>,
 ) -> Segment {
     count(Count::Graph);
@@ -51,7 +53,7 @@ pub(crate) fn compile(
     let keep_text = site.options.settings.keep_text;
     let (keep_plans, planned) = (false, Vec::new());
     let mut stages =
-        Stages { info: Info::default(), started: Instant::now(), keep_text, keep_plans, planned };
+        Stages { info: Info::default(), started: Instant::now(), keep_text, keep_plans, planned, general };
     stages.info.nodes = trace.events.len();
     if let Some(known) = known {
         stages.info.stages.push(("capture", known.started.elapsed()));
@@ -90,7 +92,7 @@ fn plan(
     let functional = stages.run("functionalise", || kiln_aot::functionalise(trace, &live))?;
     stages.text("graph", Log::Graph, functional.graph.clone(), Stage::Functional)?;
     let (used_up, gradients) = leaving(site, trace, tape, &functional)?;
-    let key = key(site, trace, &functional, gradients.as_ref());
+    let key = key(site, trace, &functional, gradients.as_ref(), stages.general);
     let found = key.as_ref().and_then(|key| stages.timed("graph cache", || key.find()));
     let found = found.and_then(|entry| stages.run_entry(site, gradients.as_ref(), entry));
     let made = match found {
@@ -160,6 +162,7 @@ fn key<'a>(
     trace: &Trace,
     functional: &'a Functional,
     gradients: Option<&Gradients>,
+    general: bool,
 ) -> Option<Key<'a>> {
     let options = &site.options;
     let usual = options.backend.is(Backend::Inductor) && options.mode != Mode::MaxAutotune;
@@ -173,7 +176,16 @@ fn key<'a>(
     let layouts = layouts(trace, &functional.inputs);
     Some(Key::new(
         &functional.graph,
-        &[&options.settings, &options.mode, &build, &threads::count(), &layouts, &gradients, &recorded],
+        &[
+            &options.settings,
+            &options.mode,
+            &build,
+            &threads::count(),
+            &layouts,
+            &gradients,
+            &recorded,
+            &general,
+        ],
     ))
 }
 
@@ -216,6 +228,8 @@ struct Stages {
     /// Whether plans are kept for other processes, and those made so far.
     keep_plans: bool,
     planned: Vec<Planned>,
+    /// Whether kernels are written for any sizes.
+    general: bool,
 }
 
 impl Stages {
@@ -270,7 +284,7 @@ impl Stages {
             isa: kernels::c_isa(build.isa),
             threads: threads::count(),
             tuning: options.settings.tuning(),
-            general: false,
+            general: self.general,
         };
         let lower_without = |tuning: Tuning, refused: &[String]| {
             let lowering = Options { tuning, ..lowering.clone() };

@@ -125,6 +125,7 @@ impl Run {
             Some(segment) => segment.clone(),
             None => {
                 let sight = self.site.sight(state.at, &state.live, &mut state.parted);
+                let general = matches!(sight, Ok(Sight::Known { .. }));
                 let refusal = match sight {
                     Ok(Sight::New) => self.site.may_compile().err(),
                     Ok(Sight::Known { first, again, at_once }) => {
@@ -144,7 +145,7 @@ impl Run {
                 }
                 let name = |variable| state.input(variable).and_then(Tensor::label);
                 let known = state.analysis.as_ref();
-                let segment = pipeline::compile(&self.site, state.at, &state.live, known, &name);
+                let segment = pipeline::compile(&self.site, state.at, &state.live, known, general, &name);
                 let segment = Arc::new(segment);
                 self.site.trie.add_segment(state.at, state.live.clone(), segment)
             }

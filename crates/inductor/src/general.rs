@@ -25,7 +25,7 @@ use crate::{LowerError, assembled};
 
 /// What becomes of the numbers of a plan: each is passed, in a fixed order, and replaced by what is returned.
 pub trait Numbers {
-    /// A size, or what was computed from sizes without a division.
+    /// A size, or what was computed from sizes.
     fn int(&mut self, number: i64) -> i64;
     /// A number of the program text that may have been computed from sizes.
     fn float(&mut self, number: f64) -> f64;

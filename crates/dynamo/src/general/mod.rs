@@ -39,6 +39,9 @@ const MOST_TEMPLATES: usize = 24;
 /// So long templates are looked for and not found.
 const MOST_LOST: Duration = Duration::from_secs(1);
 
+/// So often there seems to be no template for any sizes before that is believed: in another range there may be.
+const MOST_NEVERS: usize = 3;
+
 /// What is known of a graph that came in several sizes.
 struct Known {
     /// Where its first recording ends.
@@ -52,6 +55,8 @@ struct Known {
     refused: Vec<(Point, String)>,
     /// How long templates were looked for in vain.
     lost: Duration,
+    /// How often there seemed to be none for any sizes.
+    nevers: usize,
     /// The sizes that came last.
     latest: Vec<Slot>,
 }
@@ -104,6 +109,7 @@ impl Generals {
             templates: Vec::new(),
             refused: Vec::new(),
             lost: Duration::ZERO,
+            nevers: 0,
             latest: Vec::new(),
         });
         // A form is a hash: whether it is the same graph is seen here.
@@ -211,7 +217,8 @@ impl Known {
                         self.at(site, live, &point)
                     }
                     None => {
-                        if let Refusal::Never(_) = refusal {
+                        self.nevers += usize::from(matches!(refusal, Refusal::Never(_)));
+                        if self.nevers == MOST_NEVERS {
                             self.lost = Duration::MAX;
                         }
                         Err(reason.clone())

@@ -173,30 +173,34 @@ impl Shapes {
         if count == MOST_SYMBOLS {
             products.push(SmallVec::from_slice(&[0, 1, 2]));
         }
-        let at = |product: &[usize], point: &Point| product.iter().map(|&s| point[s]).product::<i64>();
+        // Sizes may be strides of 10⁹, and there are three at most.
+        let at = |product: &[usize], point: &Point| -> i128 {
+            product.iter().map(|&s| i128::from(point[s])).product()
+        };
+        let values: Vec<i128> = values.iter().map(|&value| i128::from(value)).collect();
+        let number = |x: i128| i64::try_from(x).ok();
         // c · ∏, then ∏ + d, then c · ∏ + d. Of two recordings the last says nothing.
         for product in &products {
             let (numerator, denominator) = (values[0], at(product, &points[0]));
-            let scaled = points.iter().zip(values).all(|(point, &value)| {
-                i128::from(value) * i128::from(denominator)
-                    == i128::from(numerator) * i128::from(at(product, point))
+            let scaled = points.iter().zip(&values).all(|(point, &value)| {
+                value.checked_mul(denominator) == numerator.checked_mul(at(product, point))
             });
-            if !scaled || denominator == 0 {
+            if !scaled || denominator == 0 || numerator == 0 {
                 continue;
             }
             if numerator % denominator == 0 {
-                return Some(Polynomial::product(product, numerator / denominator, 0));
+                return Some(Polynomial::product(product, number(numerator / denominator)?, 0));
             }
             // A part of a size: the size is counted in such parts from now on.
             if let ([symbol], 0) = (product.as_slice(), denominator % numerator) {
-                self.divide(*symbol, denominator / numerator);
+                self.divide(*symbol, number(denominator / numerator)?);
                 return Some(Polynomial::symbol(*symbol, 1));
             }
         }
         for product in &products {
             let constant = values[0] - at(product, &points[0]);
-            if points.iter().zip(values).all(|(point, &value)| value - at(product, point) == constant) {
-                return Some(Polynomial::product(product, 1, constant));
+            if points.iter().zip(&values).all(|(point, &value)| value - at(product, point) == constant) {
+                return Some(Polynomial::product(product, 1, number(constant)?));
             }
         }
         if recordings.len() < 3 {
@@ -204,18 +208,19 @@ impl Shapes {
         }
         products.iter().find_map(|product| {
             let (a, b) = (at(product, &points[0]), points.iter().map(|p| at(product, p)));
-            let other = b.zip(values).find(|(b, _)| *b != a)?;
+            let other = b.zip(&values).find(|(b, _)| *b != a)?;
             let (rise, run) = (other.1 - values[0], other.0 - a);
             if rise % run != 0 {
                 return None;
             }
             let (factor, constant) = (rise / run, values[0] - rise / run * a);
-            let holds = |(point, &value): (&Point, &i64)| value == factor * at(product, point) + constant;
-            points.iter().zip(values).all(holds).then(|| Polynomial::product(product, factor, constant))
+            let holds = |(point, &value): (&Point, &i128)| value == factor * at(product, point) + constant;
+            let found = points.iter().zip(&values).all(holds);
+            found.then_some(Polynomial::product(product, number(factor)?, number(constant)?))
         })
     }
 
-    /// Counts a symbol in smaller units, that is, larger parts.
+    /// Counts a symbol in units that are larger by this factor.
     fn divide(&mut self, symbol: usize, unit: i64) {
         self.symbols[symbol].unit *= unit;
         for (number, _) in &mut self.numbers {

@@ -3,11 +3,11 @@
 //! A template is found by trying. The recording is taken through all passes with several sizes instead of its
 //! own; where what comes out is the same but for numbers, and each number is a polynomial of the sizes at all of
 //! these points, the polynomials stand for the numbers from then on. The points are the corners of a range of
-//! sizes and some inside, mostly primes, and a few that two and three divide. What a pass decides by comparing sizes
-//! (is this one smaller than that?) comes out the same everywhere between corners at which it comes out the same,
-//! since a difference of products of sizes is largest and smallest at corners; and what it decides because one size
-//! happens to divide another shows as another form, which is not taken. A template serves the sizes within its
-//! range and no others.
+//! sizes and some inside that differ in what divides them. What a pass decides by comparing sizes (is this one
+//! smaller than that?) comes out the same everywhere between corners at which it comes out the same, where the
+//! difference is linear in each size; what it decides because one size divides another shows as another form at
+//! some point, and only points of one form make a template. A template serves the sizes within its range and no
+//! others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -116,18 +116,19 @@ fn round(from: i64, to: i64) -> [i64; 2] {
     })
 }
 
-/// Whether sizes with every remainder by two and by three are among these points, and not all have the same by
-/// five or seven: what was decided at all of them was not decided by what divides a size.
+/// Whether sizes with every remainder by two and by three are among these points, and with several by the next
+/// primes: what was decided at all of them was not decided by what divides a size. A square that has one remainder
+/// at three of them has it everywhere.
 fn is_mixed<'a>(points: impl Iterator<Item = &'a Point> + Clone, ranges: &Ranges) -> bool {
     let remainders = |by: i64, of: &dyn Fn(&Point) -> i64| {
-        let mut seen = [false; 7];
+        let mut seen = [false; 13];
         points.clone().for_each(|point| seen[(of(point) % by) as usize] = true);
         seen.into_iter().filter(|seen| *seen).count() as i64
     };
     let changes: SmallVec<[usize; 3]> = (0..ranges.len()).filter(|&s| ranges[s].0 < ranges[s].1).collect();
     let each = changes.iter().all(|&s| {
         let sizes = ranges[s].1 - ranges[s].0 + 1;
-        [(2, 2), (3, 3), (5, 2), (7, 2)]
+        [(2, 2), (3, 3), (5, 3), (7, 3), (11, 3), (13, 3)]
             .iter()
             .all(|&(by, want)| remainders(by, &|p| p[s]) >= sizes.min(want))
     });

@@ -211,11 +211,12 @@ fn many_sizes() {
     check_as(Compile::new(), 60_000..60_150, |seed| {
         let mut program = generate(seed);
         let n = program.sizes[0];
-        program.sizes = match seed % 4 {
+        program.sizes = match seed % 5 {
             0 => vec![n, n + 1, 7, 5, 12, 7, 2, 3],
             1 => vec![n, 14, 9, 13, 40, 17, 64],
             2 => vec![n, 10, 4, 11, 8, 0, 6, 1],
-            _ => vec![8, 16, 12, 10, 24, 15],
+            3 => vec![8, 16, 12, 10, 24, 15],
+            _ => (3..20).collect(),
         };
         program
     });
