@@ -37,7 +37,7 @@ const MOST_RECORDINGS: usize = 12;
 /// So many templates a graph has, at most: each was found in several goes through all passes.
 const MOST_TEMPLATES: usize = 24;
 /// So long templates are looked for and not found.
-const MOST_LOST: Duration = Duration::from_secs(1);
+const MOST_LOST: Duration = Duration::from_secs(2);
 
 /// So often there seems to be no template for any sizes before that is believed: in another range there may be.
 const MOST_NEVERS: usize = 3;

@@ -32,9 +32,9 @@ use crate::trie::{LiveSet, Trie};
 /// Where ranges of sizes meet.
 const BORDERS: [i64; 9] = [3, 13, 61, 251, 1021, 4093, 16381, 65521, 1_048_573];
 
-/// Where a range as wide as that has no template, narrower ones are tried: from a size divided by this many
-/// hundredths to the size times that.
-const NARROWER: [i64; 3] = [160, 115, 104];
+/// Where a range as wide as that has no template, narrower ones are tried, from a size divided by the first so many
+/// hundredths to the size times the second: upwards first, since what changes mostly grows.
+const NARROWER: [(i64, i64); 4] = [(100, 135), (160, 160), (100, 112), (115, 105)];
 
 /// Segments made from a template that are kept.
 const MOST_KEPT: usize = 32;
@@ -53,10 +53,10 @@ fn tries(point: &Point) -> Vec<Ranges> {
     let Some(wide) = point.iter().map(|&size| range(size)).collect::<Option<Ranges>>() else {
         return Vec::new();
     };
-    let narrower = |hundredths: i64| -> Ranges {
+    let narrower = |(down, up): (i64, i64)| -> Ranges {
         let narrow = |(&size, &(from, to)): (&i64, &(i64, i64))| {
-            let (low, high) = ((size * 100 / hundredths).max(from), (size * hundredths / 100).min(to));
-            let low = (low..=size).find(|n| is_prime(*n)).unwrap_or(low);
+            let (low, high) = ((size * 100 / down).max(from), (size * up / 100).min(to));
+            let low = (from..=low).rev().find(|n| is_prime(*n)).unwrap_or(low);
             (low, (size..=high).rev().find(|n| is_prime(*n)).unwrap_or(high))
         };
         point.iter().zip(&wide).map(narrow).collect()
