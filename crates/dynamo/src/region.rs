@@ -12,7 +12,7 @@ use kiln_tensor::no_grad;
 
 use crate::counters::{self, Count, count};
 use crate::explain::{Break, Explanation, Recompile};
-use crate::general::{Came, Generals, Made};
+use crate::general::{Came, Generals, Resized};
 use crate::logs::{self, Log};
 use crate::options::{Compile, Mode};
 use crate::run::Run;
@@ -132,7 +132,7 @@ impl Site {
     }
 
     /// The same for a recording that lies aside.
-    pub(crate) fn general_aside(&self, trie: &Trie, at: u32, live: &LiveSet) -> Option<Made> {
+    pub(crate) fn general_aside(&self, trie: &Trie, at: u32, live: &LiveSet) -> Option<Resized> {
         let first = self.sizes.lock().first(trie.node(at).form, live)?;
         let at_once = self.options.dynamic == Some(true);
         let _eager = Scope::suspend();

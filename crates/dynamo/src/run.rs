@@ -10,7 +10,7 @@ use kiln_tensor::autograd::Application;
 use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope};
 use kiln_tensor::{Tensor, autograd, execute};
 
-use crate::general::{Came, Made};
+use crate::general::{Came, Resized};
 use crate::gradients::Found;
 use crate::region::Site;
 use crate::sizes::Sight;
@@ -160,7 +160,7 @@ impl Run {
         let trie = state.aside.as_ref()?.trie.clone();
         let parting = state.parted.map_or(ROOT, |parted| self.site.trie.node(parted.like).parent);
         let is_full = self.site.is_full(parting);
-        if let Some(Made { segment, came }) = self.site.general_aside(&trie, state.at, &state.live) {
+        if let Some(Resized { segment, came }) = self.site.general_aside(&trie, state.at, &state.live) {
             // Sizes that come again are worth a recording, which is followed much quicker than it is made.
             if came == Came::Again && !is_full {
                 state.come_back(&self.site);

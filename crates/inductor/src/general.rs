@@ -13,8 +13,6 @@ use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 use crate::assemble::{Assembled, Loops, name_of};
 use crate::c;
 use crate::epilogue;
-use crate::index::{Index, Term};
-use crate::loops::{ExprKind, Kernel};
 use crate::options::Options;
 use crate::plan::{
     BufferPlan, BufferRef, BufferTy, CheckText, MatrixRef, Place, Plan, ScalarRef, Step, ViewRef,
@@ -52,8 +50,8 @@ pub struct Form {
     names: Arc<[String]>,
 }
 
-/// Takes all numbers away.
-struct Wipe;
+/// Takes all numbers away, so that what is left can be compared.
+pub struct Wipe;
 
 impl Numbers for Wipe {
     fn int(&mut self, _: i64) -> i64 {
@@ -157,7 +155,7 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
                     *size = numbers.int(*size);
                 }
                 match loops {
-                    Some(loops) => change_loops(&mut loops.kernel, numbers),
+                    Some(loops) => loops.kernel.change_numbers(&mut |number| numbers.int(number)),
                     None => {
                         ints.iter_mut().chain([items, grain]).for_each(|n| *n = numbers.int(*n));
                     }
@@ -228,42 +226,4 @@ fn change_scalar(scalar: &mut ScalarRef, numbers: &mut dyn Numbers) {
 
 fn change_op(op: &mut Op, numbers: &mut dyn Numbers) {
     op.each_number(&mut |_, number| *number = numbers.int(*number));
-}
-
-fn change_loops(kernel: &mut Kernel, numbers: &mut dyn Numbers) {
-    for axis in &mut kernel.axes {
-        axis.extent = numbers.int(axis.extent);
-    }
-    if let Some(chunk) = &mut kernel.chunk {
-        *chunk = numbers.int(*chunk);
-    }
-    for expr in &mut kernel.exprs {
-        match &mut expr.kind {
-            ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => change_index(index, numbers),
-            ExprKind::Bounded { value: _, size, code: _ } => *size = numbers.int(*size),
-            ExprKind::Scalar(_)
-            | ExprKind::Literal(_)
-            | ExprKind::Apply(..)
-            | ExprKind::Reduce(..)
-            | ExprKind::Narrow(..) => {}
-        }
-    }
-    for store in &mut kernel.stores {
-        change_index(&mut store.index, numbers);
-    }
-}
-
-fn change_index(index: &mut Index, numbers: &mut dyn Numbers) {
-    for (term, factor) in &mut index.terms {
-        *factor = numbers.int(*factor);
-        match term {
-            Term::Axis(_) => {}
-            Term::Value(_, size) => *size = numbers.int(*size),
-            Term::Div(inner, divisor) | Term::Mod(inner, divisor) => {
-                change_index(inner, numbers);
-                *divisor = numbers.int(*divisor);
-            }
-        }
-    }
-    index.constant = numbers.int(index.constant);
 }

@@ -139,6 +139,38 @@ impl Index {
         out
     }
 
+    /// Calls for every number in it, where it stands.
+    pub(crate) fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
+        for (term, factor) in &self.terms {
+            found(factor);
+            match term {
+                Term::Axis(_) => {}
+                Term::Value(_, size) => found(size),
+                Term::Div(inner, divisor) | Term::Mod(inner, divisor) => {
+                    inner.each_number(found);
+                    found(divisor);
+                }
+            }
+        }
+        found(&self.constant);
+    }
+
+    /// Replaces every number in it, in the order of [`Index::each_number`].
+    pub(crate) fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
+        for (term, factor) in &mut self.terms {
+            *factor = change(*factor);
+            match term {
+                Term::Axis(_) => {}
+                Term::Value(_, size) => *size = change(*size),
+                Term::Div(inner, divisor) | Term::Mod(inner, divisor) => {
+                    inner.change_numbers(change);
+                    *divisor = change(*divisor);
+                }
+            }
+        }
+        self.constant = change(self.constant);
+    }
+
     /// The largest value, given the loops' extents; `None` if a factor is negative.
     pub(crate) fn largest(&self, extents: &[i64]) -> Option<i64> {
         let mut sum = self.constant;

@@ -59,7 +59,7 @@ mod windows;
 
 use kiln_ir::{Graph, Ty};
 
-pub use general::{Form, General, Numbers};
+pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
     BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource, MatrixRef,

@@ -318,6 +318,45 @@ impl Kernel {
         out
     }
 
+    /// Calls for every number of the loops, where it stands: extents, and those of indices and checks. What is part
+    /// of the expressions (a literal) is none of them.
+    pub(crate) fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
+        self.axes.iter().for_each(|axis| found(&axis.extent));
+        self.chunk.iter().for_each(&mut *found);
+        for expr in &self.exprs {
+            match &expr.kind {
+                ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => index.each_number(found),
+                ExprKind::Bounded { value: _, size, code: _ } => found(size),
+                ExprKind::Scalar(_)
+                | ExprKind::Literal(_)
+                | ExprKind::Apply(..)
+                | ExprKind::Reduce(..)
+                | ExprKind::Narrow(..) => {}
+            }
+        }
+        self.stores.iter().for_each(|store| store.index.each_number(found));
+    }
+
+    /// Replaces every number of the loops, in the order of [`Kernel::each_number`].
+    pub(crate) fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
+        self.axes.iter_mut().for_each(|axis| axis.extent = change(axis.extent));
+        self.chunk.iter_mut().for_each(|chunk| *chunk = change(*chunk));
+        for expr in &mut self.exprs {
+            match &mut expr.kind {
+                ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => {
+                    index.change_numbers(change)
+                }
+                ExprKind::Bounded { value: _, size, code: _ } => *size = change(*size),
+                ExprKind::Scalar(_)
+                | ExprKind::Literal(_)
+                | ExprKind::Apply(..)
+                | ExprKind::Reduce(..)
+                | ExprKind::Narrow(..) => {}
+            }
+        }
+        self.stores.iter_mut().for_each(|store| store.index.change_numbers(change));
+    }
+
     fn index_of(&self, expr: ExprId) -> Option<&Index> {
         match &self.exprs[expr].kind {
             ExprKind::Load { index, .. } | ExprKind::Position(index) => Some(index),

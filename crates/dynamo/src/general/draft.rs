@@ -1,7 +1,7 @@
 //! Drafts: what the passes make of a recording, with plans whose numbers can be exchanged.
 
 use kiln_aot::{GraphInput, Joint, Partition, Survivor};
-use kiln_inductor::{General, Layout as InputLayout, Numbers, Options};
+use kiln_inductor::{General, Layout as InputLayout, Numbers, Options, Wipe};
 use kiln_ir::{Graph, Shape, Strides, Ty};
 use kiln_runtime::threads;
 
@@ -165,17 +165,6 @@ fn each_survivor(survivors: &mut [Survivor], numbers: &mut dyn Numbers) {
 fn each_output(outline: &mut Outline, numbers: &mut dyn Numbers) {
     for output in &mut outline.outputs {
         each_size(&mut output.shape, &mut Strides::new(), numbers);
-    }
-}
-
-struct Wipe;
-
-impl Numbers for Wipe {
-    fn int(&mut self, _: i64) -> i64 {
-        0
-    }
-    fn float(&mut self, _: f64) -> f64 {
-        0.0
     }
 }
 

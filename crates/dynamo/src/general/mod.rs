@@ -43,7 +43,7 @@ const MOST_LOST: Duration = Duration::from_secs(2);
 const MOST_NEVERS: usize = 3;
 
 /// What is known of a graph that came in several sizes.
-struct Known {
+struct SizedGraph {
     /// Where its first recording ends.
     first: u32,
     /// The sizes it came in.
@@ -62,7 +62,7 @@ struct Known {
 }
 
 /// A segment for some sizes.
-pub(crate) struct Made {
+pub(crate) struct Resized {
     pub(crate) segment: Arc<Segment>,
     pub(crate) came: Came,
 }
@@ -81,7 +81,7 @@ pub(crate) enum Came {
 /// The graphs of a region that came in several sizes.
 #[derive(Default)]
 pub(crate) struct Generals {
-    graphs: FxHashMap<(u64, LiveSet), Known>,
+    graphs: FxHashMap<(u64, LiveSet), SizedGraph>,
     /// Why some sizes have plans of their own, in words.
     reasons: Vec<String>,
 }
@@ -96,12 +96,12 @@ impl Generals {
         first: u32,
         live: &LiveSet,
         at_once: bool,
-    ) -> Option<Made> {
+    ) -> Option<Resized> {
         if !site.options.backend.is(Backend::Inductor) || site.options.mode == Mode::MaxAutotune {
             return None;
         }
         let slots = shapes::slots(trie, at);
-        let known = self.graphs.entry((trie.node(at).form, live.clone())).or_insert_with(|| Known {
+        let known = self.graphs.entry((trie.node(at).form, live.clone())).or_insert_with(|| SizedGraph {
             first,
             recordings: vec![shapes::slots(&site.trie, first)],
             shapes: None,
@@ -121,7 +121,7 @@ impl Generals {
         if slots == known.recordings[0]
             && let Some(segment) = site.trie.segment(known.first, live)
         {
-            return Some(Made { segment: segment.clone(), came: Came::First });
+            return Some(Resized { segment: segment.clone(), came: Came::First });
         }
         let point = known.bind(slots, if at_once { 2 } else { ENOUGH })?;
         match known.at(site, live, &point) {
@@ -145,7 +145,7 @@ impl Generals {
     }
 }
 
-impl Known {
+impl SizedGraph {
     fn describe(&self, trie: &Trie) -> SizesInfo {
         let mut refused: Vec<String> = self.refused.iter().map(|(_, reason)| reason.clone()).collect();
         if self.guesses == MOST_GUESSES {
@@ -184,7 +184,7 @@ impl Known {
     }
 
     /// The segment for these values of the symbols.
-    fn at(&mut self, site: &Site, live: &LiveSet, point: &Point) -> Result<Made, String> {
+    fn at(&mut self, site: &Site, live: &LiveSet, point: &Point) -> Result<Resized, String> {
         if let Some(template) = self.templates.iter().find(|template| contains(&template.ranges, point)) {
             return template.segment(site, point);
         }

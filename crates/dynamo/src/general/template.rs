@@ -21,7 +21,7 @@ use kiln_runtime::Kernel;
 use super::draft::{Draft, DraftForm, recording_with};
 use super::fit::{Fitter, Point, Polynomial};
 use super::shapes::Shapes;
-use super::{Came, Made};
+use super::{Came, Resized};
 use crate::analysis::Analysis;
 use crate::kernels::{self, Loading};
 use crate::pipeline;
@@ -365,12 +365,12 @@ impl Template {
     }
 
     /// The segment for these sizes, made now or before.
-    pub(super) fn segment(&self, site: &Site, point: &Point) -> Result<Made, String> {
+    pub(super) fn segment(&self, site: &Site, point: &Point) -> Result<Resized, String> {
         let mut kept = self.kept.lock();
         if let Some(i) = kept.iter().position(|(other, _)| other == point) {
             let found = kept.remove(i);
             kept.push(found.clone());
-            return Ok(Made { segment: found.1, came: Came::Again });
+            return Ok(Resized { segment: found.1, came: Came::Again });
         }
         let segment = Arc::new(self.make(site, point)?);
         self.made.fetch_add(1, Ordering::Relaxed);
@@ -378,7 +378,7 @@ impl Template {
             kept.remove(0);
         }
         kept.push((point.clone(), segment.clone()));
-        Ok(Made { segment, came: Came::New })
+        Ok(Resized { segment, came: Came::New })
     }
 
     /// How many sizes segments were made for.

@@ -1,25 +1,9 @@
 //! One graph for many sizes: what a template gives is what eager gives, whatever the sizes do.
 
 use kiln_dynamo::{Compile, Explanation, Region, SizesInfo};
-use kiln_tensor::{DType, Device, Result, Tensor, no_grad};
+use kiln_tensor::{Device, Result, Tensor, no_grad};
 
-fn data(shape: &[usize]) -> Result<Tensor> {
-    let count: usize = shape.iter().product();
-    let numbers: Vec<f32> = (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
-    Tensor::from_slice(&numbers)?.reshape(shape.to_vec())
-}
-
-#[track_caller]
-fn same(got: &Tensor, want: &Tensor, what: &str) -> Result<()> {
-    assert_eq!(got.shape(), want.shape(), "{what}");
-    let (got, want) =
-        (got.to_dtype(DType::F64)?.to_vec::<f64>()?, want.to_dtype(DType::F64)?.to_vec::<f64>()?);
-    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (got, want) in got.iter().zip(&want) {
-        assert!((got - want).abs() <= 1e-5 * scale, "{what}: {got} instead of {want}");
-    }
-    Ok(())
-}
+use crate::lab::{assert_close, data};
 
 /// Runs a function of data of these shapes compiled and eagerly.
 #[track_caller]
@@ -27,7 +11,7 @@ fn check(region: &Region, shapes: &[&[usize]], f: impl Fn(&Tensor) -> Result<Ten
     for shape in shapes {
         let x = data(shape)?;
         let (want, got) = (f(&x)?, region.run(|| f(&x))?);
-        same(&got, &want, &format!("{shape:?}"))?;
+        assert_close(&got, &want, &format!("{shape:?}"))?;
     }
     Ok(())
 }
@@ -167,7 +151,7 @@ fn training_with_a_batch_that_is_new_in_every_step() -> Result<()> {
                 update(&other)?;
             }
             for (got, want) in other.iter().zip(&plain) {
-                same(got, want, &format!("batch of {size}, inside {inside}"))?;
+                assert_close(got, want, &format!("batch of {size}, inside {inside}"))?;
             }
         }
         let explanation = region.explain();
@@ -209,14 +193,14 @@ fn results_are_changed_and_kept() -> Result<()> {
             Ok((y, view))
         };
         let (want, got) = (f(&x)?, region.run(|| f(&same_x))?);
-        same(&same_x, &x, "the input")?;
-        same(&got.1, &want.1, "the view")?;
+        assert_close(&same_x, &x, "the input")?;
+        assert_close(&got.1, &want.1, "the view")?;
         want.1.fill_(7.0)?;
         got.1.fill_(7.0)?;
-        same(&got.0, &want.0, "behind the view")?;
+        assert_close(&got.0, &want.0, "behind the view")?;
         kept.push((got.0, want.0));
     }
-    kept.iter().try_for_each(|(got, want)| same(got, want, "kept"))?;
+    kept.iter().try_for_each(|(got, want)| assert_close(got, want, "kept"))?;
     assert!(first(&region.explain()).made >= 3, "{}", region.explain());
     Ok(())
 }
@@ -231,7 +215,11 @@ fn threads_with_sizes_of_their_own() -> Result<()> {
                 scope.spawn(move || -> Result<()> {
                     for round in 0..30 {
                         let x = data(&[2, 4 + (t * 7 + round * 5) % 60, 8])?;
-                        same(&region.run(|| attention(&x))?, &attention(&x)?, &format!("{}", x.shape()))?;
+                        assert_close(
+                            &region.run(|| attention(&x))?,
+                            &attention(&x)?,
+                            &format!("{}", x.shape()),
+                        )?;
                     }
                     Ok(())
                 })

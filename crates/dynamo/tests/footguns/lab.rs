@@ -9,7 +9,7 @@ use kiln_dynamo::{
     Region, run_graph,
 };
 use kiln_ir::Graph;
-use kiln_tensor::{Device, Error, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
+use kiln_tensor::{DType, Device, Error, Result, Tensor, TensorList, foreach, manual_seed, no_grad};
 
 pub const CPU: Device = Device::Cpu;
 
@@ -17,6 +17,26 @@ pub const CPU: Device = Device::Cpu;
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Numbers between −2 and 2 that look random.
+pub fn data(shape: &[usize]) -> Result<Tensor> {
+    let count: usize = shape.iter().product();
+    let numbers: Vec<f32> = (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
+    Tensor::from_slice(&numbers)?.reshape(shape.to_vec())
+}
+
+/// Fails unless a tensor is what it should be, but for rounding.
+#[track_caller]
+pub fn assert_close(got: &Tensor, want: &Tensor, what: &str) -> Result<()> {
+    assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
+    let (got, want) =
+        (got.to_dtype(DType::F64)?.to_vec::<f64>()?, want.to_dtype(DType::F64)?.to_vec::<f64>()?);
+    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        assert!((got - want).abs() <= 1e-5 * scale, "{what} at {i}: {got} instead of {want}");
+    }
+    Ok(())
 }
 
 /// What a scenario saw.

@@ -1,27 +1,9 @@
 //! Sizes that a template was not tried with: those that a constant divides, those that are equal to one.
 
 use kiln_dynamo::{Compile, Region};
-use kiln_tensor::{DType, Device, Result, Tensor, manual_seed};
+use kiln_tensor::{Device, Result, Tensor, manual_seed};
 
-use crate::lab::turn;
-
-fn data(shape: &[usize]) -> Result<Tensor> {
-    let count: usize = shape.iter().product();
-    let numbers: Vec<f32> = (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 25.0).collect();
-    Tensor::from_slice(&numbers)?.reshape(shape.to_vec())
-}
-
-#[track_caller]
-fn same(got: &Tensor, want: &Tensor, what: &str) -> Result<()> {
-    assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
-    let (got, want) =
-        (got.to_dtype(DType::F64)?.to_vec::<f64>()?, want.to_dtype(DType::F64)?.to_vec::<f64>()?);
-    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-        assert!((got - want).abs() <= 1e-5 * scale, "{what} at {i}: {got} instead of {want}");
-    }
-    Ok(())
-}
+use crate::lab::{assert_close, data, turn};
 
 /// What a function gives and what it did to its operand, or how it failed.
 fn outcome(
@@ -45,10 +27,10 @@ fn check(shape: impl Fn(usize) -> Vec<usize>, f: impl Fn(&Tensor) -> Result<Tens
             let (want, x) = outcome(&x, || f(&x));
             let (got, y) = outcome(&y, || region.run(|| f(&y)));
             match (got, want) {
-                (Ok(got), Ok(want)) => same(&got, &want, &what)?,
+                (Ok(got), Ok(want)) => assert_close(&got, &want, &what)?,
                 (got, want) => assert_eq!(got.err(), want.err(), "{what}"),
             }
-            same(&y, &x, &what)?;
+            assert_close(&y, &x, &what)?;
         }
         regions.push(region);
     }
@@ -167,7 +149,7 @@ fn what_has_one_size_behind_a_break() -> Result<()> {
             let mean = x.tanh()?.mean()?.item::<f32>()?;
             (&weight.mul(f64::from(mean))?.softmax(0)? + &weight.exp()?).ok()
         };
-        same(&region.run(f)?, &f()?, &format!("{size}"))?;
+        assert_close(&region.run(f)?, &f()?, &format!("{size}"))?;
     }
     // It has the plan of its first recording, whatever came before, and is recorded no further.
     let explanation = region.explain();
@@ -180,7 +162,7 @@ fn what_has_one_size_behind_a_break() -> Result<()> {
 fn a_reduction_that_is_one_chunk() -> Result<()> {
     for size in [8, 11, 16, 21, 22] {
         let (region, x) = (Compile::new().region(), data(&[size, 3000])?);
-        same(&region.run(|| x.exp()?.mean())?, &x.exp()?.mean()?, &format!("{size}"))?;
+        assert_close(&region.run(|| x.exp()?.mean())?, &x.exp()?.mean()?, &format!("{size}"))?;
         let explanation = region.explain().to_string();
         assert!(!explanation.contains("eagerly"), "{explanation}");
     }

@@ -1,7 +1,6 @@
 //! The arguments of a kernel: integers that follow from the numbers of its loops, whatever those are.
 
-use crate::index::{Index, Term};
-use crate::loops::{ExprKind, Kernel, Mode};
+use crate::loops::{Kernel, Mode};
 
 /// Elements per item of a kernel without rows.
 pub(crate) const CHUNK: i64 = 16384;
@@ -9,7 +8,7 @@ pub(crate) const CHUNK: i64 = 16384;
 /// Where an integer argument comes from.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(super) enum Argument {
-    /// A number of the loops, by its position among [`numbers`].
+    /// A number of the loops, by its position in [`Kernel::each_number`].
     Number(usize),
     /// Columns per item.
     Width,
@@ -52,7 +51,8 @@ pub(crate) struct Launch {
 impl Arguments {
     /// The arguments of a kernel of this text.
     pub(crate) fn of(&self, kernel: &Kernel, threads: usize) -> Launch {
-        let numbers = numbers(kernel);
+        let mut numbers = Vec::with_capacity(64);
+        kernel.each_number(&mut |number| numbers.push(*number));
         let (outer, blocked) = (kernel.outer(), kernel.mode != Mode::Rows);
         let (mut items, mut work, mut width, mut blocks) = (1, 1, 1, 1);
         if kernel.mode != Mode::Table {
@@ -101,42 +101,6 @@ impl Arguments {
 /// The bytes of a row in scratch: whole vectors.
 pub(super) fn row_bytes(kernel: &Kernel, lanes: i64, bytes: i64) -> i64 {
     round_up(round_up(kernel.count(true), lanes) * bytes, 64)
-}
-
-/// The numbers of a kernel's loops, in an order of their own.
-fn numbers(kernel: &Kernel) -> Vec<i64> {
-    let mut numbers = Vec::with_capacity(64);
-    each_number(kernel, &mut |number| numbers.push(*number));
-    numbers
-}
-
-/// Calls for every number of the loops, where it stands.
-pub(super) fn each_number<'k>(kernel: &'k Kernel, found: &mut dyn FnMut(&'k i64)) {
-    kernel.axes.iter().for_each(|axis| found(&axis.extent));
-    kernel.chunk.iter().for_each(&mut *found);
-    for expr in &kernel.exprs {
-        match &expr.kind {
-            ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => each_number_of(index, found),
-            ExprKind::Bounded { value: _, size, code: _ } => found(size),
-            ExprKind::Scalar(_)
-            | ExprKind::Literal(_)
-            | ExprKind::Apply(..)
-            | ExprKind::Reduce(..)
-            | ExprKind::Narrow(..) => {}
-        }
-    }
-    kernel.stores.iter().for_each(|store| each_number_of(&store.index, found));
-}
-
-fn each_number_of<'k>(index: &'k Index, found: &mut dyn FnMut(&'k i64)) {
-    for (term, factor) in &index.terms {
-        found(factor);
-        if let Term::Div(inner, divisor) | Term::Mod(inner, divisor) = term {
-            found(divisor);
-            each_number_of(inner, found);
-        }
-    }
-    found(&index.constant);
 }
 
 pub(super) fn round_up(n: i64, to: i64) -> i64 {

@@ -32,7 +32,7 @@ use crate::loops::{ExprKind, Kernel, Mode, Reduction};
 pub(crate) use arguments::{Arguments, CHUNK, Launch};
 pub(crate) use helpers::helpers;
 
-use arguments::{Argument, Piece, each_number, row_bytes};
+use arguments::{Argument, Piece, row_bytes};
 
 /// Rows saved for a later pass may take this much of a thread's scratch.
 const MOST_SCRATCH: i64 = 512 << 10;
@@ -158,7 +158,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         read: Vec::new(),
         ahead: Vec::new(),
     };
-    each_number(kernel, &mut |number| {
+    kernel.each_number(&mut |number| {
         let count = this.numbers.len();
         this.numbers.insert(std::ptr::from_ref(number), count);
     });
