@@ -6,7 +6,7 @@
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
 //!    `windows`: what is put into windows is set apart);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
-//!    expressions, `views`, [`index`]; `table`: lists; `reach`: what waits for what);
+//!    expressions, `views`, `positions`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
 //! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `temporaries` (`memory`), `scalars`; `eager`: ops of
 //!    kernels that no compiler wants.
@@ -45,6 +45,7 @@ mod options;
 mod order;
 pub mod parse;
 mod plan;
+mod positions;
 mod reach;
 mod report;
 mod scalars;

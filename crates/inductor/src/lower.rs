@@ -11,7 +11,7 @@
 //! all kept or all reduced), and are cut where a shape asks for it.
 
 use kiln_ir::{
-    Class, DType, Def, Dims, Graph, Loc, Node, Op, Scalar, ScalarKind, Shape, Strides, TensorTy, Ty, Value,
+    Class, DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
@@ -21,8 +21,6 @@ use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction};
 use crate::plan::CheckText;
 use crate::{Layout, WhyNot};
 
-/// Whole numbers up to this are exact in single precision.
-const EXACT: i64 = 1 << 24;
 /// Kernels of more operations than this are not made.
 pub(crate) const MOST_EXPRS: usize = 600;
 
@@ -317,13 +315,13 @@ pub(crate) fn operand_dtype<'a>(op: &Op, tys: impl Iterator<Item = &'a Ty>, row:
     })
 }
 
-struct Lowering<'a> {
-    cx: &'a Context<'a>,
+pub(crate) struct Lowering<'a> {
+    pub(crate) cx: &'a Context<'a>,
     space: &'a Space,
     axes: &'a [Axis],
-    extents: Vec<i64>,
+    pub(crate) extents: Vec<i64>,
     places: FxHashMap<Value, Vec<Index>>,
-    builder: Builder,
+    pub(crate) builder: Builder,
     known: FxHashMap<(Value, Vec<Index>), ExprId>,
     loads: Vec<Value>,
     checks: Vec<CheckText>,
@@ -621,37 +619,6 @@ impl<'a> Lowering<'a> {
                 made.ok_or(Stop::Refuse(Refusal::Store(value, why)))
             }
         }
-    }
-
-    /// The number of the program's text that a value is, if it is a whole one.
-    fn whole(&self, value: Value) -> Option<i64> {
-        match self.cx.graph.producer(value)?.op {
-            Op::Constant { value: Scalar::Int(number) } => Some(number),
-            _ => None,
-        }
-    }
-
-    /// A comparison of positions, in single precision if that is exact: vectors then are as wide as those of the
-    /// numbers that the mask is for.
-    fn compared_positions(&mut self, op: &Op, exprs: &[ExprId]) -> Option<ExprId> {
-        let operation = match op {
-            Op::Eq {} => Operation::Eq,
-            Op::Ne {} => Operation::Ne,
-            Op::Lt {} => Operation::Lt,
-            Op::Le {} => Operation::Le,
-            Op::Gt {} => Operation::Gt,
-            Op::Ge {} => Operation::Ge,
-            _ => return None,
-        };
-        let mut positions: SmallVec<[ExprId; 3]> = SmallVec::new();
-        for &expr in exprs {
-            let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else { return None };
-            let index = index.clone();
-            let exact = index.constant > -EXACT && index.largest(&self.extents)? < EXACT;
-            exact.then_some(())?;
-            positions.push(self.builder.push(DType::F32, ExprKind::Position(index)));
-        }
-        Some(self.builder.push(DType::Bool, ExprKind::Apply(operation, positions)))
     }
 
     fn check(&mut self, op: &'static str, size: i64, loc: Loc) -> usize {

@@ -6,6 +6,8 @@
 //! it is checked on every call ([`Shapes::bind`]): a size that is not what it should be means that the guess is
 //! made again from more recordings, or that this call has a plan of its own.
 
+use std::fmt;
+
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
@@ -65,47 +67,46 @@ pub(crate) fn with_slots(event: &Event, change: &mut dyn FnMut(Slot) -> i64) -> 
     event
 }
 
-/// The slots of the segment that ends at a node.
-pub(crate) fn slots(trie: &Trie, at: u32) -> Vec<Slot> {
-    let mut slots = Vec::new();
+/// Calls for every slot of the segment that ends at a node, in the order of [`with_slots`], and with what it is
+/// called.
+fn each_slot(trie: &Trie, at: u32, found: &mut dyn FnMut(Slot, fmt::Arguments<'_>)) {
+    let mut input = 0;
     for index in trie.path(at) {
         let event = &*trie.node(index).event;
         for guard in event.guards() {
-            let is_dense = guard.strides == guard.shape.contiguous_strides();
-            slots.extend(guard.shape.iter().map(|&size| Slot::of_input(size as i64)));
-            if !is_dense {
-                slots.extend(guard.strides.iter().map(|&stride| Slot::of_input(stride as i64)));
+            for (dim, &size) in guard.shape.iter().enumerate() {
+                found(Slot::of_input(size as i64), format_args!("dim {dim} of input {input}"));
             }
+            if guard.strides != guard.shape.contiguous_strides() {
+                for (dim, &stride) in guard.strides.iter().enumerate() {
+                    found(Slot::of_input(stride as i64), format_args!("stride {dim} of input {input}"));
+                }
+            }
+            input += 1;
         }
         if let Event::Call(call) = event
             && !call.op.row().attributes.is_empty()
         {
-            call.op.clone().each_number(&mut |name, number| slots.extend(Slot::of_attribute(name, *number)));
+            call.op.clone().each_number(&mut |name, number| {
+                if let Some(slot) = Slot::of_attribute(name, *number) {
+                    found(slot, format_args!("{name} of {} at {}", call.op.name(), call.loc));
+                }
+            });
         }
     }
+}
+
+/// The slots of the segment that ends at a node.
+pub(crate) fn slots(trie: &Trie, at: u32) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    each_slot(trie, at, &mut |slot, _| slots.push(slot));
     slots
 }
 
 /// What the slots of a segment are called.
 pub(crate) fn names(trie: &Trie, at: u32) -> Vec<String> {
-    let (mut names, mut input) = (Vec::new(), 0);
-    for index in trie.path(at) {
-        let event = &*trie.node(index).event;
-        for guard in event.guards() {
-            names.extend((0..guard.shape.rank()).map(|dim| format!("dim {dim} of input {input}")));
-            if guard.strides != guard.shape.contiguous_strides() {
-                names.extend((0..guard.strides.len()).map(|dim| format!("stride {dim} of input {input}")));
-            }
-            input += 1;
-        }
-        if let Event::Call(call) = event {
-            call.op.clone().each_number(&mut |name, _| {
-                if sizes::is_size(name) {
-                    names.push(format!("{name} of {} at {}", call.op.name(), call.loc));
-                }
-            });
-        }
-    }
+    let mut names = Vec::new();
+    each_slot(trie, at, &mut |_, name| names.push(name.to_string()));
     names
 }
 

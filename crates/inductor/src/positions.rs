@@ -1,0 +1,44 @@
+//! Positions: numbers that count elements, as masks compare them.
+
+use kiln_ir::{DType, Op, Scalar, Value};
+use smallvec::SmallVec;
+
+use crate::index::ExprId;
+use crate::loops::{ExprKind, Operation};
+use crate::lower::Lowering;
+
+/// Whole numbers up to this are exact in single precision.
+const EXACT: i64 = 1 << 24;
+
+impl Lowering<'_> {
+    /// The number of the program's text that a value is, if it is a whole one.
+    pub(crate) fn whole(&self, value: Value) -> Option<i64> {
+        match self.cx.graph.producer(value)?.op {
+            Op::Constant { value: Scalar::Int(number) } => Some(number),
+            _ => None,
+        }
+    }
+
+    /// A comparison of positions, in single precision if that is exact: vectors then are as wide as those of the
+    /// numbers that the mask is for.
+    pub(crate) fn compared_positions(&mut self, op: &Op, exprs: &[ExprId]) -> Option<ExprId> {
+        let operation = match op {
+            Op::Eq {} => Operation::Eq,
+            Op::Ne {} => Operation::Ne,
+            Op::Lt {} => Operation::Lt,
+            Op::Le {} => Operation::Le,
+            Op::Gt {} => Operation::Gt,
+            Op::Ge {} => Operation::Ge,
+            _ => return None,
+        };
+        let mut positions: SmallVec<[ExprId; 3]> = SmallVec::new();
+        for &expr in exprs {
+            let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else { return None };
+            let index = index.clone();
+            let exact = index.constant > -EXACT && index.largest(&self.extents)? < EXACT;
+            exact.then_some(())?;
+            positions.push(self.builder.push(DType::F32, ExprKind::Position(index)));
+        }
+        Some(self.builder.push(DType::Bool, ExprKind::Apply(operation, positions)))
+    }
+}
