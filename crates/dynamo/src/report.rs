@@ -151,7 +151,11 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
     if let (Some(first), None) = (graph.resizes, &graph.interpreted) {
         writeln!(f, "graph {number}: graph {first} for other sizes")?;
         write_guards(f, &graph.guards)?;
-        return write_kernels(f, graph);
+        // What was made from a plan for many sizes has no report of its own.
+        return match graph.steps.is_empty() {
+            true => writeln!(f, "  {}, by the plan for many sizes", plural(graph.kernels, "kernel")),
+            false => write_kernels(f, graph),
+        };
     }
     writeln!(f, "graph {number}: {ops}, {inputs}")?;
     let counts = graph.ops.iter().map(|(name, count)| match count {

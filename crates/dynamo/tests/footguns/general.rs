@@ -48,6 +48,7 @@ fn a_sequence_that_grows() -> Result<()> {
     assert_eq!((explanation.recompiles.len(), explanation.sizes), (0, 145), "{explanation}");
     assert_eq!(sizes.symbols, ["s0 = dim 1 of input 0"]);
     assert!(explanation.to_string().contains("≤ s0 ≤"), "{explanation}");
+    assert!(explanation.to_string().contains("by the plan for many sizes"), "{explanation}");
     // Sizes that come again are followed like any others.
     check(&region, &shapes[40..44], attention)?;
     let replays = region.explain().replays;
