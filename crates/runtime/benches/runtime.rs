@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use kiln_runtime::convolution::{self, Geometry};
 use kiln_runtime::gemm::{Matrix, Shape, gemm_f32};
 use kiln_runtime::pool::Buffer;
 use kiln_runtime::{Args, Kernel, KernelCache, Source, random, threads};
@@ -98,6 +99,78 @@ fn products() {
     }
 }
 
+/// The convolutions of ResNet18 at batch 8 and pictures of 112×112, forward and both gradients.
+fn convolutions() {
+    // Channels, filters, size of the input, kernel, stride.
+    let layers = [
+        (3, 64, 112, 7, 2),
+        (64, 64, 28, 3, 1),
+        (64, 128, 28, 3, 2),
+        (64, 128, 28, 1, 2),
+        (128, 128, 14, 3, 1),
+        (256, 256, 7, 3, 1),
+        (256, 512, 7, 3, 2),
+        (512, 512, 4, 3, 1),
+    ];
+    for (channels, filters, size, kernel, stride) in layers {
+        let padding = kernel / 2;
+        let output = (size + 2 * padding - kernel) / stride + 1;
+        let g = Geometry {
+            batch: 8,
+            channels,
+            filters,
+            input: [size; 2],
+            output: [output; 2],
+            kernel: [kernel; 2],
+            stride: [stride; 2],
+            padding: [padding; 2],
+            dilation: [1; 2],
+            groups: 1,
+        };
+        let sizes =
+            [8 * channels * size * size, filters * channels * kernel * kernel, 8 * filters * output * output];
+        let flops = 2.0 * (sizes[1] * 8 * output * output) as f64;
+        // Several copies in turn, so that operands come from memory, as they do in a network.
+        let copies = (12_000_000 / sizes.iter().sum::<usize>()).max(2);
+        let mut all: Vec<[Vec<f32>; 3]> = (0..copies)
+            .map(|seed| {
+                sizes.map(|size| {
+                    let mut values = vec![0f32; size];
+                    random::fill_uniform_f32(&mut values, seed as u64, 0, -1.0, 1.0);
+                    values
+                })
+            })
+            .collect();
+        let mut turn = 0;
+        let mut next = || {
+            turn += 1;
+            all[turn % copies].each_mut().map(|values| values.as_mut_ptr())
+        };
+        let mut line = format!("conv {channels}->{filters} {size}x{size} {kernel}x{kernel}/{stride}:");
+        for name in ["forward", "input", "weight"] {
+            let (best, median) = time(30, || {
+                let [x, weight, out] = next();
+                // SAFETY: dense tensors of these sizes.
+                let done = unsafe {
+                    match name {
+                        "forward" => convolution::forward(&g, out, x, weight),
+                        "input" => convolution::input_gradient(&g, x, out, weight),
+                        _ => convolution::weight_gradient(&g, weight, x, out),
+                    }
+                };
+                done.expect("memory");
+            });
+            line += &format!(
+                " {name} {:.2} ms {:.0} GFLOP/s (median {:.0})",
+                best / 1e6,
+                flops / best,
+                flops / median
+            );
+        }
+        println!("{line}");
+    }
+}
+
 fn kernels() {
     let folder = std::env::temp_dir().join(format!("kiln-bench-{}", std::process::id()));
     let cache = KernelCache::at(&folder);
@@ -151,9 +224,17 @@ fn kernels() {
 
 fn main() {
     println!("{} threads", threads::count());
-    kernels();
-    regions();
-    pool();
-    fills();
-    products();
+    let parts: [(&str, fn()); 6] = [
+        ("kernels", kernels),
+        ("regions", regions),
+        ("pool", pool),
+        ("fills", fills),
+        ("products", products),
+        ("convolutions", convolutions),
+    ];
+    // `cargo bench -p kiln-runtime -- products` runs one of them.
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    for (_, run) in parts.iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| w == name)) {
+        run();
+    }
 }

@@ -10,10 +10,14 @@
 //!     for each panel, for each tile of rows         accumulators in registers
 //! ```
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
+
 use parking_lot::Mutex;
 
-use crate::cpu::Isa;
+use crate::cpu::{Isa, prefetch};
 use crate::gemm::Matrix;
+use crate::lanes::{Lanes, Plain};
 use crate::panel::Float;
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
@@ -44,8 +48,8 @@ const BLOCK: usize = 256;
 const GROUP: usize = 4;
 /// What packing an element costs, in multiply-adds.
 const PACKING: usize = 64;
-/// Bytes of panels packed at a time.
-const MOST_PACKED: usize = 16 << 20;
+/// Bytes of panels packed at a time: they stay in the second-level caches until they are used.
+const MOST_PACKED: usize = 3 << 20;
 /// Items for each thread, so that a slower core gets fewer.
 const BALANCE: usize = 4;
 
@@ -164,8 +168,8 @@ unsafe fn pack<T: Real>(rhs: Lattice<'_, T>, panels: *mut T, width: usize) {
             unsafe {
                 let to = panels.add((panel * depth + from) * width);
                 match runs(columns) {
-                    Some((runs, count)) => pack_runs(rhs.base, rows, &runs[..count], to, width),
-                    None => pack_scattered(rhs.base, rows, columns, to, width),
+                    Some((runs, count)) => T::pack_runs(rhs.base, rows, &runs[..count], to, width),
+                    None => pack_turned(rhs.base, rows, columns, to, width),
                 }
             }
         }
@@ -176,8 +180,8 @@ unsafe fn pack<T: Real>(rhs: Lattice<'_, T>, panels: *mut T, width: usize) {
 const MOST_RUNS: usize = 8;
 
 /// Consecutive columns.
-#[derive(Copy, Clone, Default)]
-struct Run {
+#[derive(Copy, Clone, Default, Debug)]
+pub struct Run {
     /// Place in the panel.
     at: usize,
     /// Offset of the first.
@@ -201,42 +205,77 @@ fn runs(columns: &[isize]) -> Option<([Run; MOST_RUNS], usize)> {
     Some((runs, count))
 }
 
+/// Every row copied run by run.
+///
 /// # Safety
-/// That of [`pack`].
-unsafe fn pack_runs<T: Real>(base: *const T, rows: &[isize], runs: &[Run], to: *mut T, width: usize) {
+/// That of [`pack`]; the instruction set of `V`.
+#[inline(always)]
+unsafe fn pack_runs<V: Lanes>(
+    base: *const V::Element,
+    rows: &[isize],
+    runs: &[Run],
+    to: *mut V::Element,
+    width: usize,
+) {
     let end = runs.last().map_or(0, |run| run.at + run.length);
     for (p, &row) in rows.iter().enumerate() {
         // SAFETY: a row of the panel; the caller's promise.
         unsafe {
-            let line = std::slice::from_raw_parts_mut(to.add(p * width), width);
+            let line = to.add(p * width);
             for run in runs {
-                let from = std::slice::from_raw_parts(base.offset(row + run.column), run.length);
-                line[run.at..run.at + run.length].copy_from_slice(from);
+                let from = base.offset(row + run.column);
+                let mut i = 0;
+                while i + V::LANES <= run.length {
+                    V::load(from.add(i)).store(line.add(run.at + i));
+                    i += V::LANES;
+                }
+                if i < run.length {
+                    V::load_part(from.add(i), run.length - i)
+                        .store_part(line.add(run.at + i), run.length - i);
+                }
             }
-            line[end..].fill(T::ZERO);
+            let mut at = end;
+            while at < width {
+                let count = (width - at).min(V::LANES);
+                V::zero().store_part(line.add(at), count);
+                at += count;
+            }
         }
     }
 }
 
+/// Columns that lie apart: where rows are consecutive the columns are turned round, else every element is
+/// fetched by itself.
+///
 /// # Safety
 /// That of [`pack`].
-unsafe fn pack_scattered<T: Real>(
-    base: *const T,
-    rows: &[isize],
-    columns: &[isize],
-    to: *mut T,
-    width: usize,
-) {
-    for (p, &row) in rows.iter().enumerate() {
-        // SAFETY: a row of the panel; the caller's promise.
+unsafe fn pack_turned<T: Real>(base: *const T, rows: &[isize], columns: &[isize], to: *mut T, width: usize) {
+    let filled = columns.len();
+    let step = if filled > 1 { columns[1] - columns[0] } else { 0 };
+    let is_even = step > 0 && columns.windows(2).all(|pair| pair[1] - pair[0] == step);
+    let mut p = 0;
+    while p < rows.len() {
+        let length = 1 + rows[p..].windows(2).take_while(|pair| pair[1] == pair[0] + 1).count();
+        // SAFETY: rows of the panel; the caller's promise.
         unsafe {
-            let line = std::slice::from_raw_parts_mut(to.add(p * width), width);
-            let from = base.offset(row);
-            for (place, &column) in line.iter_mut().zip(columns) {
-                *place = *from.offset(column);
+            let to = to.add(p * width);
+            if is_even && length > 1 {
+                let from = base.offset(rows[p] + columns[0]);
+                T::turn(from, step as usize, to, width, [length, filled]);
+            } else {
+                for i in 0..length {
+                    let from = base.offset(rows[p] + i as isize);
+                    let line = std::slice::from_raw_parts_mut(to.add(i * width), filled);
+                    for (place, &column) in line.iter_mut().zip(columns) {
+                        *place = *from.offset(column);
+                    }
+                }
             }
-            line[columns.len()..].fill(T::ZERO);
+            for i in 0..if filled < width { length } else { 0 } {
+                std::slice::from_raw_parts_mut(to.add(i * width + filled), width - filled).fill(T::ZERO);
+            }
         }
+        p += length;
     }
 }
 
@@ -268,6 +307,7 @@ unsafe fn block<T: Real>(
                 result: result.wrapping_add(at * tile.width),
                 pitch,
                 accumulate: from > 0,
+                ahead: at == 0,
             };
             // SAFETY: rows and inner offsets of the operand, a packed stretch, and a part of the scratch.
             unsafe { (tile.run)(&stripe) };
@@ -332,6 +372,8 @@ pub struct Stripe<'a, T> {
     /// Distance between rows of the result.
     pitch: usize,
     accumulate: bool,
+    /// Whether rows come from memory: they are asked for while those before them are worked on.
+    ahead: bool,
 }
 
 /// A register tile: its size, and the loop that fills it for all rows of a stripe.
@@ -354,6 +396,11 @@ pub trait Real: Copy + Send + Sync + PartialOrd + std::ops::Add<Output = Self> +
     /// # Safety
     /// All elements are valid, those of `from` to read, those of `to` to write.
     unsafe fn turn(from: *const Self, from_pitch: usize, to: *mut Self, to_pitch: usize, size: [usize; 2]);
+    /// Copies runs of columns into the rows of a panel, zeros behind them.
+    ///
+    /// # Safety
+    /// The elements `base + row + column` are readable, and `to` has room for rows of `width`.
+    unsafe fn pack_runs(base: *const Self, rows: &[isize], runs: &[Run], to: *mut Self, width: usize);
     /// `a · b + c`, rounded once if `FUSED`.
     fn multiply_add<const FUSED: bool>(a: Self, b: Self, c: Self) -> Self;
 }
@@ -384,20 +431,32 @@ unsafe fn stripe<T: Real, const R: usize, const W: usize, const FUSED: bool>(str
     }
 }
 
+/// Steps of the inner dim between two times that memory is asked for.
+const LINE: usize = 16;
+
 /// # Safety
 /// That of [`stripe`]; it has rows `i..i + R`.
 #[inline(always)]
 unsafe fn tile<T: Real, const R: usize, const W: usize, const FUSED: bool>(stripe: &Stripe<'_, T>, i: usize) {
     let mut sums = [[T::ZERO; W]; R];
     let rows: [*const T; R] = std::array::from_fn(|r| stripe.base.wrapping_offset(stripe.rows[i + r]));
-    for (p, &inner) in stripe.inner.iter().enumerate() {
-        // SAFETY: a row of the panel's stretch, and an element of each row.
-        unsafe {
-            let line = &*stripe.panel.add(p * W).cast::<[T; W]>();
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                let factor = *row.offset(inner);
-                for (sum, &x) in sums.iter_mut().zip(line) {
-                    *sum = T::multiply_add::<FUSED>(factor, x, *sum);
+    let next = match stripe.rows.get(i + R) {
+        Some(next) if stripe.ahead => next - stripe.rows[i],
+        _ => 0,
+    };
+    for (chunk, inner) in stripe.inner.chunks(LINE).enumerate() {
+        if next != 0 {
+            rows.iter().for_each(|row| prefetch(row.wrapping_offset(next + inner[0])));
+        }
+        for (p, &inner) in inner.iter().enumerate() {
+            // SAFETY: a row of the panel's stretch, and an element of each row.
+            unsafe {
+                let line = &*stripe.panel.add((chunk * LINE + p) * W).cast::<[T; W]>();
+                for (sums, row) in sums.iter_mut().zip(rows) {
+                    let factor = *row.offset(inner);
+                    for (sum, &x) in sums.iter_mut().zip(line) {
+                        *sum = T::multiply_add::<FUSED>(factor, x, *sum);
+                    }
                 }
             }
         }
@@ -418,7 +477,7 @@ unsafe fn tile<T: Real, const R: usize, const W: usize, const FUSED: bool>(strip
 }
 
 macro_rules! real {
-    ($ty:ty, $avx512:literal / $avx512_half:literal, $avx2:literal / $avx2_half:literal, $plain:literal) => {
+    ($ty:ty, [$avx512_lanes:ty, $avx2_lanes:ty, $plain_lanes:ty], $avx512:literal / $avx512_half:literal, $avx2:literal / $avx2_half:literal, $plain:literal) => {
         impl Real for $ty {
             const ZERO: $ty = 0.0;
 
@@ -464,6 +523,31 @@ macro_rules! real {
                 unsafe { <$ty as Float>::straighten(from, to, to_pitch, rows, columns) }
             }
 
+            unsafe fn pack_runs(base: *const $ty, rows: &[isize], runs: &[Run], to: *mut $ty, width: usize) {
+                #[cfg(target_arch = "x86_64")]
+                {
+                    #[target_feature(enable = "avx512f,avx512vl,bmi2")]
+                    unsafe fn avx512(b: *const $ty, r: &[isize], runs: &[Run], to: *mut $ty, width: usize) {
+                        // SAFETY: the caller's promise is passed on.
+                        unsafe { pack_runs::<$avx512_lanes>(b, r, runs, to, width) }
+                    }
+                    #[target_feature(enable = "avx2,bmi2")]
+                    unsafe fn avx2(b: *const $ty, r: &[isize], runs: &[Run], to: *mut $ty, width: usize) {
+                        // SAFETY: the caller's promise is passed on.
+                        unsafe { pack_runs::<$avx2_lanes>(b, r, runs, to, width) }
+                    }
+                    match Isa::best() {
+                        // SAFETY: `best` never names more than the machine has.
+                        Isa::Avx512 => return unsafe { avx512(base, rows, runs, to, width) },
+                        // SAFETY: as above.
+                        Isa::Avx2 => return unsafe { avx2(base, rows, runs, to, width) },
+                        Isa::Plain => {}
+                    }
+                }
+                // SAFETY: the caller's promise is passed on.
+                unsafe { pack_runs::<$plain_lanes>(base, rows, runs, to, width) }
+            }
+
             #[inline(always)]
             fn multiply_add<const FUSED: bool>(a: $ty, b: $ty, c: $ty) -> $ty {
                 if FUSED { a.mul_add(b, c) } else { a * b + c }
@@ -472,8 +556,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, 32 / 16, 16 / 8, 8);
-real!(f64, 16 / 8, 8 / 4, 4);
+real!(f32, [__m512, __m256, Plain<f32, 4>], 32 / 16, 16 / 8, 8);
+real!(f64, [__m512d, __m256d, Plain<f64, 2>], 16 / 8, 8 / 4, 4);
 
 #[cfg(test)]
 mod tests {

@@ -4,9 +4,9 @@
 //! thread pool and brings the operands into the orientation those kernels like:
 //!
 //! - `dst` is contiguous along its rows, else the transposed product is computed: twice as fast.
-//! - So is `rhs`. In the common `x · wᵀ` it is not: with few rows or columns the results are dot products,
-//!   with more of them `w` is transposed first, block by block, which costs far less than the kernels' own
-//!   packing of such a matrix.
+//! - So are the operands. In the common `x · wᵀ` and `xᵀ · y` one of them is not: with few rows or columns of
+//!   `w` the results are dot products, else `w` or `x` is transposed first, block by block, which costs less
+//!   than the kernels' own packing of such a matrix.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -284,12 +284,14 @@ unsafe fn tile<T: Float>(product: Product<T>) {
     unsafe {
         if m == 1 && dst.column == 1 && rhs.column == 1 {
             T::row(product)
-        } else if m == 1 || !rhs.is_turned() {
+        } else if m == 1 {
             T::panel(product)
-        } else if m.min(n) <= FEW && lhs.column == 1 {
-            dots(product)
+        } else if rhs.is_turned() {
+            if m.min(n) <= FEW && lhs.column == 1 { dots(product) } else { straight_rhs(product) }
+        } else if lhs.is_turned() && m.min(n) > FEW {
+            straight_lhs(product)
         } else {
-            straightened(product)
+            T::panel(product)
         }
     }
 }
@@ -308,7 +310,7 @@ unsafe fn dots<T: Float>(product: Product<T>) {
 }
 
 /// A product whose `rhs` lies the wrong way: block by block it is copied the right way round.
-unsafe fn straightened<T: Float>(product: Product<T>) {
+unsafe fn straight_rhs<T: Float>(product: Product<T>) {
     let Product { shape: Shape { m, n, k }, accumulate, lhs, rhs, .. } = product;
     let (width, depth) = (n.min(BLOCK), k.min(BLOCK));
     let copied = scratch::with(depth * width * size_of::<T>(), |copy| {
@@ -332,6 +334,35 @@ unsafe fn straightened<T: Float>(product: Product<T>) {
     });
     if copied.is_err() {
         // No memory for the copy: the kernels can do without.
+        // SAFETY: the caller's promise is passed on.
+        unsafe { T::panel(product) }
+    }
+}
+
+/// The same for a `lhs` that lies the wrong way.
+unsafe fn straight_lhs<T: Float>(product: Product<T>) {
+    let Product { shape: Shape { m, n, k }, accumulate, lhs, rhs, .. } = product;
+    let (height, depth) = (m.min(BLOCK), k.min(BLOCK));
+    let copied = scratch::with(height * depth * size_of::<T>(), |copy| {
+        let copy = copy.cast::<T>();
+        for p in (0..k).step_by(depth) {
+            for i in (0..m).step_by(height) {
+                let shape = Shape { m: height.min(m - i), n, k: depth.min(k - p) };
+                let block = Product {
+                    accumulate: accumulate || p > 0,
+                    lhs: Matrix::new(copy, shape.k as isize, 1),
+                    rhs: rhs.at(p, 0),
+                    ..product.part(i, 0, shape)
+                };
+                // SAFETY: the block is within the shape, and its copy within the scratch.
+                unsafe {
+                    T::straighten(lhs.at(i, p), copy, shape.k, shape.m, shape.k);
+                    T::panel(block);
+                }
+            }
+        }
+    });
+    if copied.is_err() {
         // SAFETY: the caller's promise is passed on.
         unsafe { T::panel(product) }
     }

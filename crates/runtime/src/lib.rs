@@ -54,6 +54,7 @@ pub mod cpu;
 pub mod directory;
 pub mod gemm;
 pub mod kernel;
+mod lanes;
 mod list;
 pub mod owner;
 mod panel;

@@ -191,39 +191,47 @@ unsafe fn straighten_blocks<T: Copy>(
     }
 }
 
+/// Elements between rows from which they count as far apart: a page.
+#[cfg(target_arch = "x86_64")]
+const FAR: usize = 1024;
+
 /// The same four by eight in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn straighten_avx2(src: Matrix<f32>, dst: *mut f32, pitch: usize, k: usize, n: usize) {
     use std::arch::x86_64::*;
     let (whole_k, whole_n) = (k / 4 * 4, n / 16 * 16);
-    for j in (0..whole_n).step_by(16) {
-        for p in (0..whole_k).step_by(4) {
-            // Sixteen columns at a time: every cache line of `dst` is written whole.
-            for j in [j, j + 8] {
-                // SAFETY: the 4 × 8 block at (p, j) is within both matrices.
-                unsafe {
-                    // Columns j+c and j+c+4 in the two halves of a register.
-                    let pair = |c: usize| {
-                        let low = _mm_loadu_ps(src.at(p, j + c).pointer);
-                        let high = _mm_loadu_ps(src.at(p, j + c + 4).pointer);
-                        _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
-                    };
-                    let (a, b, c, d) = (pair(0), pair(1), pair(2), pair(3));
-                    let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-                    let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-                    let rows = [
-                        _mm256_shuffle_ps::<0x44>(ab_low, cd_low),
-                        _mm256_shuffle_ps::<0xee>(ab_low, cd_low),
-                        _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
-                        _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
-                    ];
-                    for (r, row) in rows.into_iter().enumerate() {
-                        _mm256_storeu_ps(dst.add((p + r) * pitch + j), row);
-                    }
+    // Sixteen columns at a time: every cache line of `dst` is written whole.
+    let block = |p: usize, j: usize| {
+        for j in [j, j + 8] {
+            // SAFETY: the 4 × 8 block at (p, j) is within both matrices.
+            unsafe {
+                // Columns j+c and j+c+4 in the two halves of a register.
+                let pair = |c: usize| {
+                    let low = _mm_loadu_ps(src.at(p, j + c).pointer);
+                    let high = _mm_loadu_ps(src.at(p, j + c + 4).pointer);
+                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
+                };
+                let (a, b, c, d) = (pair(0), pair(1), pair(2), pair(3));
+                let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                let rows = [
+                    _mm256_shuffle_ps::<0x44>(ab_low, cd_low),
+                    _mm256_shuffle_ps::<0xee>(ab_low, cd_low),
+                    _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
+                    _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
+                ];
+                for (r, row) in rows.into_iter().enumerate() {
+                    _mm256_storeu_ps(dst.add((p + r) * pitch + j), row);
                 }
             }
         }
+    };
+    // Rows of `dst` that lie far apart are written one after the other, else columns of `src` are read so.
+    if pitch > FAR {
+        (0..whole_k).step_by(4).for_each(|p| (0..whole_n).step_by(16).for_each(|j| block(p, j)));
+    } else {
+        (0..whole_n).step_by(16).for_each(|j| (0..whole_k).step_by(4).for_each(|p| block(p, j)));
     }
     // SAFETY: the edges left over: columns past the blocks, then rows past them.
     unsafe {

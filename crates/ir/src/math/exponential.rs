@@ -85,11 +85,12 @@ pub(super) fn exp_normal<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     cx.bits_to_float(bits)
 }
 
-/// Below the first everything rounds to 0, above the second to infinity.
+/// Below the first everything rounds to 0 (and is scaled by less than [`Width::vanishing`]), above the second to
+/// infinity.
 const fn exp_range(width: Width) -> (f64, f64) {
     match width {
-        Width::F32 => (-104.5, 89.0),
-        Width::F64 => (-746.0, 710.0),
+        Width::F32 => (-105.5, 89.0),
+        Width::F64 => (-747.0, 710.0),
     }
 }
 
@@ -112,8 +113,8 @@ pub fn exp<L: Lane>(cx: &mut L, x: L::F) -> L::F {
 #[inline(always)]
 pub fn exp2<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     let (low, high) = match L::WIDTH {
-        Width::F32 => (-151.0, 129.0),
-        Width::F64 => (-1076.0, 1025.0),
+        Width::F32 => (-152.0, 129.0),
+        Width::F64 => (-1077.0, 1025.0),
     };
     let high = cx.constant(high);
     let low = cx.constant(low);

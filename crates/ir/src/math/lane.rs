@@ -59,6 +59,14 @@ impl Width {
         }
     }
 
+    /// The exponent below which 2·2^n rounds to zero.
+    pub const fn vanishing(self) -> f64 {
+        match self {
+            Width::F32 => -151.0,
+            Width::F64 => -1076.0,
+        }
+    }
+
     /// Size in bytes.
     pub const fn bytes(self) -> usize {
         match self {
@@ -276,6 +284,12 @@ pub trait Lane {
     /// denormal, zero or infinite.
     #[inline(always)]
     fn scale(&mut self, a: Self::F, n: Whole<Self::F, Self::I>) -> Self::F {
+        // Where the result is zero it comes from zero: processors take a hundred times as long to round down to
+        // it, and what a mask hides has such exponents.
+        let vanishing = self.constant(Self::WIDTH.vanishing());
+        let vanishes = self.lt(n.float, vanishing);
+        let zero = self.constant(0.0);
+        let a = self.select(vanishes, zero, a);
         // The first product is exact, so only the second one rounds.
         let half = self.shr(n.int, 1);
         let rest = self.int_sub(n.int, half);

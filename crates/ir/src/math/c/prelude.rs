@@ -103,6 +103,7 @@ fn x86_helpers(isa: CIsa, width: Width) -> String {
         Width::F32 => "ps",
         Width::F64 => "pd",
     };
+    let vanishing = width.vanishing();
     let round = match isa {
         CIsa::Avx512 => "vrndscale",
         CIsa::Avx2 | CIsa::Plain => "vround",
@@ -142,7 +143,8 @@ KILN_INLINE {vector} kiln_round_down_{suffix}({vector} x) {{
 }}
 KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
     (void)n_int;
-    __asm__(\"vscalef{packed} %2, %1, %0\" : \"=v\"(x) : \"v\"(x), \"v\"(n));
+    const {vector} vanishing = kiln_splat_{suffix}({vanishing:.1});
+    __asm__(\"vcmp{packed} $0x15, %2, %1, %%k1\\n\\tvscalef{packed} %1, %0, %0%{{%%k1%}}%{{z%}}\" : \"+v\"(x) : \"v\"(n), \"v\"(vanishing) : \"k1\");
     return x;
 }}
 "
@@ -162,10 +164,10 @@ KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
 /// [`Lane::scale`](crate::math::Lane::scale) as it is defined: two products, the first one exact.
 fn general_scale(width: Width) -> String {
     let Names { vector, int, suffix, .. } = names(width);
-    let (bias, mantissa) = (width.bias(), width.mantissa_bits());
+    let (bias, mantissa, vanishing) = (width.bias(), width.mantissa_bits(), width.vanishing());
     format!(
         "KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
-    (void)n;
+    x = kiln_select_{suffix}(n < kiln_splat_{suffix}({vanishing:.1}), ({vector}){{0}}, x);
     const {int} half = n_int >> 1;
     const {int} rest = n_int - half;
     return (x * ({vector})((half + {bias}) << {mantissa})) * ({vector})((rest + {bias}) << {mantissa});

@@ -1,0 +1,166 @@
+//! Vectors of floats as the processor has them, under one interface.
+//!
+//! Functions over [`Lanes`] are `#[inline(always)]` and get their instructions from the function they end up in,
+//! which names the set by `#[target_feature]`.
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// A vector register of floats.
+///
+/// # Safety
+/// All functions need a processor with the vector's instruction set.
+pub(crate) trait Lanes: Copy {
+    /// What it holds.
+    type Element: Copy;
+    /// How many of them.
+    const LANES: usize;
+
+    /// Zeros.
+    unsafe fn zero() -> Self;
+    /// `LANES` elements from memory.
+    unsafe fn load(at: *const Self::Element) -> Self;
+    /// `LANES` elements to memory.
+    unsafe fn store(self, at: *mut Self::Element);
+    /// The first `count` elements, at most `LANES`; zeros behind them. Reads no more than those.
+    unsafe fn load_part(at: *const Self::Element, count: usize) -> Self;
+    /// The first `count` elements to memory, at most `LANES`. Writes no more than those.
+    unsafe fn store_part(self, at: *mut Self::Element, count: usize);
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! lanes {
+    ($vector:ty, $element:ty, $lanes:literal, $zero:ident, $load:ident, $store:ident,
+     |$load_at:ident, $load_count:ident| $load_part:expr,
+     |$value:ident, $store_at:ident, $store_count:ident| $store_part:expr) => {
+        impl Lanes for $vector {
+            type Element = $element;
+            const LANES: usize = $lanes;
+
+            #[inline(always)]
+            unsafe fn zero() -> $vector {
+                // SAFETY: the instruction set is there; so below.
+                unsafe { $zero() }
+            }
+            #[inline(always)]
+            unsafe fn load(at: *const $element) -> $vector {
+                // SAFETY: the caller's elements.
+                unsafe { $load(at) }
+            }
+            #[inline(always)]
+            unsafe fn store(self, at: *mut $element) {
+                // SAFETY: the caller's elements.
+                unsafe { $store(at, self) }
+            }
+            #[inline(always)]
+            unsafe fn load_part($load_at: *const $element, $load_count: usize) -> $vector {
+                // SAFETY: the caller's elements.
+                unsafe { $load_part }
+            }
+            #[inline(always)]
+            unsafe fn store_part(self, $store_at: *mut $element, $store_count: usize) {
+                let $value = self;
+                // SAFETY: the caller's elements.
+                unsafe { $store_part }
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+lanes!(
+    __m512,
+    f32,
+    16,
+    _mm512_setzero_ps,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    |at, count| _mm512_maskz_loadu_ps(_bzhi_u32(0xffff, count as u32) as __mmask16, at),
+    |value, at, count| _mm512_mask_storeu_ps(at, _bzhi_u32(0xffff, count as u32) as __mmask16, value)
+);
+
+#[cfg(target_arch = "x86_64")]
+lanes!(
+    __m512d,
+    f64,
+    8,
+    _mm512_setzero_pd,
+    _mm512_loadu_pd,
+    _mm512_storeu_pd,
+    |at, count| _mm512_maskz_loadu_pd(_bzhi_u32(0xff, count as u32) as __mmask8, at),
+    |value, at, count| _mm512_mask_storeu_pd(at, _bzhi_u32(0xff, count as u32) as __mmask8, value)
+);
+
+#[cfg(target_arch = "x86_64")]
+lanes!(
+    __m256,
+    f32,
+    8,
+    _mm256_setzero_ps,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    |at, count| _mm256_maskload_ps(at, first_words(count)),
+    |value, at, count| _mm256_maskstore_ps(at, first_words(count), value)
+);
+
+#[cfg(target_arch = "x86_64")]
+lanes!(
+    __m256d,
+    f64,
+    4,
+    _mm256_setzero_pd,
+    _mm256_loadu_pd,
+    _mm256_storeu_pd,
+    |at, count| _mm256_maskload_pd(at, first_words(2 * count)),
+    |value, at, count| _mm256_maskstore_pd(at, first_words(2 * count), value)
+);
+
+/// A mask of the first `count` words of 32 bits.
+///
+/// # Safety
+/// AVX2 is there.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn first_words(count: usize) -> __m256i {
+    // SAFETY: the instruction set is there.
+    unsafe {
+        let numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), numbers)
+    }
+}
+
+/// Vectors for any processor, as the compiler makes them.
+#[derive(Clone, Copy)]
+pub(crate) struct Plain<T, const N: usize>([T; N]);
+
+impl<T: Copy + Default, const N: usize> Lanes for Plain<T, N> {
+    type Element = T;
+    const LANES: usize = N;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Plain([T::default(); N])
+    }
+    #[inline(always)]
+    unsafe fn load(at: *const T) -> Self {
+        // SAFETY: the caller's elements.
+        unsafe { Plain(at.cast::<[T; N]>().read_unaligned()) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, at: *mut T) {
+        // SAFETY: the caller's elements.
+        unsafe { at.cast::<[T; N]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(at: *const T, count: usize) -> Self {
+        // SAFETY: the caller's elements.
+        Plain(std::array::from_fn(|i| if i < count { unsafe { *at.add(i) } } else { T::default() }))
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, at: *mut T, count: usize) {
+        for (i, &x) in self.0.iter().enumerate().take(count) {
+            // SAFETY: the caller's elements.
+            unsafe { *at.add(i) = x }
+        }
+    }
+}
