@@ -1,6 +1,7 @@
-//! Mode `max-autotune`: each kernel is made in several forms, which are timed on memory like the program's,
-//! and the quickest is taken. All forms compute the same, so the choice is only one of time. It is remembered
-//! beside the kernel cache: the next process does not measure again.
+//! Mode `max-autotune`: first plans are compared that leave small matrix products to the library, or make them part
+//! of kernels; then each kernel of the better one is made in several forms, which are timed on memory like the
+//! program's, and the quickest is taken. All forms of a kernel compute the same, so the choice is only one of time.
+//! Choices are remembered beside the kernel cache: the next process does not measure again.
 
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,92 @@ pub(crate) struct Tuned {
     pub(crate) compiled: usize,
     /// What was chosen, in words.
     pub(crate) notes: Vec<String>,
+}
+
+/// Sizes up to which products are tried as parts of kernels.
+const PRODUCTS: [usize; 3] = [0, 16, 64];
+
+/// A plan, and how it was chosen if there was a choice.
+pub(crate) struct Chosen {
+    pub(crate) plan: Lowered,
+    pub(crate) compiled: usize,
+    pub(crate) note: Option<String>,
+}
+
+/// Chooses up to which size products are parts of kernels, by whole plans: `usual` or one that `lower` makes.
+pub(crate) fn choose_products(
+    graph: &Graph,
+    usual: Lowered,
+    settings: &Settings,
+    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+) -> Chosen {
+    let mut compiled = 0;
+    let chosen = choose_plan(graph, &usual, settings, lower, &mut compiled);
+    match chosen {
+        Ok(Some((plan, note))) => Chosen { plan, compiled, note: Some(note) },
+        Ok(None) => Chosen { plan: usual, compiled, note: None },
+        Err(reason) => Chosen { plan: usual, compiled, note: Some(format!("no other products: {reason}")) },
+    }
+}
+
+/// Another plan than the usual one, if it is quicker.
+fn choose_plan(
+    graph: &Graph,
+    usual: &Lowered,
+    settings: &Settings,
+    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+    compiled: &mut usize,
+) -> Result<Option<(Lowered, String)>, String> {
+    let mut plans = vec![(settings.max_inline_product, usual.clone())];
+    for products in PRODUCTS.into_iter().filter(|products| *products != settings.max_inline_product) {
+        let plan = lower(Tuning { products, ..settings.tuning() })?;
+        if plans.iter().all(|(_, other)| library_steps(other) != library_steps(&plan)) {
+            plans.push((products, plan));
+        }
+    }
+    if plans.len() == 1 {
+        return Ok(None);
+    }
+    let key = format!("{}\nproducts {PRODUCTS:?}", key(usual, &[], settings));
+    let cache = KernelCache::global();
+    let remembered = cache.remark(&key).and_then(|text| text.trim().parse::<usize>().ok());
+    let best = match remembered.filter(|best| *best < plans.len()) {
+        Some(best) => best,
+        None => {
+            let build = settings.build();
+            let mut programs = Vec::new();
+            for (number, (_, plan)) in plans.iter().enumerate() {
+                let loading = kernels::load(plan, build)?;
+                if let Some((_, reason)) = loading.refused.into_iter().next() {
+                    return Err(format!("compile: {reason}"));
+                }
+                *compiled += loading.compiled;
+                let kernels = kernels::find(plan, build)?;
+                let mut program = kernels::bind(&Outline::of(graph)?, plan, &kernels, Mode::Default)?;
+                program.executable = program.executable.timed();
+                programs.push((number, program));
+            }
+            let timed = rounds(graph, usual, &programs, settings)?;
+            let total = |(_, times): &(usize, Vec<Duration>)| times.iter().sum::<Duration>();
+            let least = timed.iter().min_by_key(|times| total(times));
+            let worth = total(&timed[0]).mul_f64(WORTH);
+            let best = least.filter(|times| total(times) < worth).map_or(0, |(number, _)| *number);
+            cache.keep_remark(&key, &best.to_string());
+            best
+        }
+    };
+    if best == 0 {
+        return Ok(None);
+    }
+    let (products, plan) = plans.swap_remove(best);
+    // What was remembered may be of another process.
+    *compiled += kernels::load(&plan, settings.build())?.compiled;
+    Ok(Some((plan, format!("matrix products up to {products} are parts of kernels"))))
+}
+
+/// How many steps are products of the library's.
+fn library_steps(plan: &Lowered) -> usize {
+    plan.steps.iter().filter(|step| !matches!(step, Step::Kernel { .. })).count()
 }
 
 /// Chooses the form of each kernel of a plan. `lower` makes the plan anew with another tuning.
@@ -212,9 +299,7 @@ fn measure(
         program.executable = program.executable.timed();
         programs.push((form, program));
     }
-    // Zeros are indices that are always there; ones can be divided by.
-    let timed = run_rounds(graph, tuned, &programs, settings, 0)
-        .or_else(|_| run_rounds(graph, tuned, &programs, settings, 1))?;
+    let timed = rounds(graph, &tuned.plan, &programs, settings)?;
     let mut chosen = vec![0; tuned.plan.steps.len()];
     let mut notes = Vec::new();
     let (mut before, mut after) = (Duration::ZERO, Duration::ZERO);
@@ -236,25 +321,34 @@ fn measure(
     Ok((chosen, notes))
 }
 
-/// The least time of each step in each form.
+/// The least time of each step of each program.
 type Times = Vec<(usize, Vec<Duration>)>;
+
+fn rounds(
+    graph: &Graph,
+    plan: &Lowered,
+    programs: &[(usize, Program)],
+    settings: &Settings,
+) -> Result<Times, String> {
+    // Zeros are indices that are always there; ones can be divided by.
+    run_rounds(graph, plan, programs, settings, 0).or_else(|_| run_rounds(graph, plan, programs, settings, 1))
+}
 
 fn run_rounds(
     graph: &Graph,
-    tuned: &Tuned,
+    plan: &Lowered,
     programs: &[(usize, Program)],
     settings: &Settings,
     integer: i64,
 ) -> Result<Times, String> {
-    let inputs = inputs(graph, &tuned.plan, integer)?;
+    let inputs = inputs(graph, plan, integer)?;
     let number = |i: usize| match graph.inputs.get(i).map(|v| graph.ty(*v)) {
         Some(Ty::Scalar(kind)) => Scalar::Int(1).to_kind(*kind),
         _ => Scalar::Int(1),
     };
     let budget = Duration::from_millis(settings.autotune_ms as u64);
     let begin = Instant::now();
-    let mut least: Times =
-        programs.iter().map(|(form, _)| (*form, vec![Duration::MAX; tuned.plan.steps.len()])).collect();
+    let mut least: Times = programs.iter().map(|(number, _)| (*number, Vec::new())).collect();
     for round in 0..MOST_ROUNDS {
         progress::tell("measuring forms of kernels", round, MOST_ROUNDS);
         for ((_, program), (_, least)) in programs.iter().zip(&mut least) {
@@ -263,7 +357,9 @@ fn run_rounds(
             let mut results = Vec::new();
             let run = program.executable.run(inputs.iter().map(Option::as_ref), &scalars, &mut results);
             run.map_err(|_| "the program does not run on made-up inputs".to_string())?;
-            for (least, time) in least.iter_mut().zip(program.executable.times()) {
+            let times = program.executable.times();
+            least.resize(times.len(), Duration::MAX);
+            for (least, time) in least.iter_mut().zip(times) {
                 *least = time.min(*least);
             }
         }

@@ -305,6 +305,12 @@ impl Stages {
         self.info.compiled_kernels += compiled;
         // Forms are compared step by step, so all must be kernels.
         if options.mode == Mode::MaxAutotune && refused.is_empty() {
+            let choose = || autotune::choose_products(graph, lowered, &options.settings, &lower);
+            let chosen = self.timed("autotune", choose);
+            self.info.compiled_kernels += chosen.compiled;
+            self.info.tuned.extend(chosen.note);
+            lowered = chosen.plan;
+            kernels = kernels::find(&lowered, build)?;
             let tuned = self
                 .timed("autotune", || autotune::tune(graph, &lowered, kernels, &options.settings, &lower));
             self.info.compiled_kernels += tuned.compiled;

@@ -79,6 +79,8 @@ pub struct Settings {
     pub max_inlined_ops: usize,
     /// Long bodies are cut into loops over a block that stays in the first-level cache.
     pub stages: bool,
+    /// Matrix products none of whose sizes is larger are part of kernels; 0 leaves all to the library.
+    pub max_inline_product: usize,
     /// How hard the C compiler works.
     pub opt_level: OptLevel,
     /// The vector instructions to write for; `None` is the machine's best.
@@ -107,6 +109,7 @@ impl Default for Settings {
             max_fusion_buffers: tuning.fusion_buffers,
             max_inlined_ops: tuning.inlined,
             stages: tuning.stages,
+            max_inline_product: tuning.products,
             opt_level: OptLevel::default(),
             isa: None,
             numerics: Numerics::Default,
@@ -166,6 +169,11 @@ const OPTIONS: &[OptionInfo] = &[
     plain!(max_fusion_buffers, COUNT, "kernels are merged up to this many buffers"),
     plain!(max_inlined_ops, COUNT, "a value that is computed from more ops than this is stored"),
     plain!(stages, FLAG, "long bodies are cut into loops over a block that stays in the first-level cache"),
+    plain!(
+        max_inline_product,
+        COUNT,
+        "matrix products none of whose sizes is larger are part of kernels; 0: none"
+    ),
     OptionInfo {
         name: "opt_level",
         values: "0, 1, 2, 3",
@@ -261,6 +269,7 @@ impl Settings {
             fusion_buffers: self.max_fusion_buffers,
             inlined: self.max_inlined_ops,
             stages: self.stages,
+            products: self.max_inline_product,
         }
     }
 

@@ -4,7 +4,7 @@
 //! lies in memory. In order:
 //!
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
-//!    `windows`: what is put into windows is set apart);
+//!    `windows`: what is put into windows is set apart; `products`: small matrix products as sums);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
 //!    expressions, `views`, `positions`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
@@ -46,6 +46,7 @@ mod order;
 pub mod parse;
 mod plan;
 mod positions;
+mod products;
 mod reach;
 mod report;
 mod scalars;
@@ -121,6 +122,7 @@ fn assembled(
     check(graph, options)?;
     let layouts = &options.input_layouts;
     let (graph, apart) = lists::take_apart(graph, layouts);
+    let graph = products::inline(graph, options.tuning.products);
     let (graph, elements) = elements::take_out(windows::set_apart(graph));
     let mut fusion = fuse::fuse(&graph, layouts, elements, options.tuning);
     fusion.why_not.extend(apart);

@@ -23,13 +23,17 @@ pub struct Tuning {
     pub inlined: usize,
     /// Whether long bodies are cut into stages over a block.
     pub stages: bool,
+    /// Matrix products none of whose sizes is larger are written as loops.
+    pub products: usize,
 }
 
 impl Tuning {
     /// Kernels that compilers like.
-    pub const DEFAULT: Tuning = Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true };
+    pub const DEFAULT: Tuning =
+        Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true, products: 2 };
     /// Kernels as large as they can be made: fewer passes over memory, longer compilation.
-    pub const WIDE: Tuning = Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true };
+    pub const WIDE: Tuning =
+        Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true, products: 2 };
 }
 
 impl Default for Tuning {

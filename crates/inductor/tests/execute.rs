@@ -494,6 +494,43 @@ fn conversions() {
     }
 }
 
+/// Products up to a size are part of the kernels around them, and there is no step of the library's.
+#[test]
+fn small_products_are_loops() {
+    let texts = [
+        "graph(%0: f32[3, 5], %1: f32[5, 7], %2: f32[7]) {
+  %3 = exp(%0) : f32[3, 5]
+  %4 = mm(%3, %1) : f32[3, 7]
+  %5 = reshape(%2) {shape: [1, 7]} : f32[1, 7]
+  %6 = expand(%5) {shape: [3, 7]} : f32[3, 7]
+  %7 = add(%4, %6) : f32[3, 7]
+  %8 = tanh(%7) : f32[3, 7]
+  return %8
+}",
+        "graph(%0: f32[64, 64], %1: f32[64, 64]) {
+  %2 = mm(%0, %1) : f32[64, 64]
+  %3 = mul(%2, %0) : f32[64, 64]
+  return %3
+}",
+    ];
+    for text in texts {
+        let graph: Graph = text.parse().unwrap();
+        for (products, is_loops) in [(0, false), (2, false), (64, true)] {
+            let mut options = Options::dense(&graph, best_isa(), 2);
+            options.tuning.products = products;
+            let plan = check_run(&graph, &options, &Random(3).inputs(&graph));
+            assert_eq!(plan.steps.iter().all(|step| matches!(step, Step::Kernel { .. })), is_loops, "{text}");
+        }
+    }
+    // Of no rows, and of integers, which wrap.
+    for text in [
+        "graph(%0: f32[0, 2], %1: f32[2, 2]) {\n  %2 = mm(%0, %1) : f32[0, 2]\n  return %2\n}",
+        "graph(%0: i64[2, 2], %1: i64[2, 2]) {\n  %2 = mm(%0, %1) : i64[2, 2]\n  return %2\n}",
+    ] {
+        check_text(text);
+    }
+}
+
 /// The epilogue of a graph's only product.
 fn epilogue(text: &str) -> (Option<Epilogue>, String) {
     let plan = check_text(text);

@@ -155,6 +155,28 @@ fn max_autotune_tells_what_it_chose() -> Result<()> {
     Ok(())
 }
 
+/// Plans with and without small products in their kernels are compared; whichever wins gives eager's results.
+#[test]
+fn max_autotune_compares_products() -> Result<()> {
+    let x = Tensor::randn([3, 3], &Device::Cpu)?;
+    let body = || x.matmul(&x)?.tanh()?.matmul(&x)?.add(&x);
+    let eager = body()?.to_vec::<f32>()?;
+    for _ in 0..2 {
+        let region = Compile::new().mode(Mode::MaxAutotune).option("autotune_ms", 20)?.region();
+        for _ in 0..2 {
+            let compiled = region.run(body)?.to_vec::<f32>()?;
+            assert!(eager.iter().zip(&compiled).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + a.abs())));
+        }
+    }
+    let inline = Compile::new().option("max_inline_product", 8)?.explain(body)?;
+    let library = Compile::new().option("max_inline_product", 0)?.explain(body)?;
+    assert!(
+        !inline.to_string().contains("gemm") && library.to_string().contains("gemm"),
+        "{inline}{library}"
+    );
+    Ok(())
+}
+
 #[test]
 fn long_work_says_how_far_it_is() -> Result<()> {
     static SEEN: Mutex<Vec<Progress>> = Mutex::new(Vec::new());
