@@ -237,7 +237,7 @@ unsafe fn pack_runs<V: Lanes>(
             let mut at = end;
             while at < width {
                 let count = (width - at).min(V::LANES);
-                V::zero().store_part(line.add(at), count);
+                V::splat(V::Element::default()).store_part(line.add(at), count);
                 at += count;
             }
         }

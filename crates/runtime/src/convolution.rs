@@ -4,7 +4,10 @@
 //! (where there is padding), and the pixel under a tap is then at *offset of the position* + *offset of the
 //! tap*. The gradient of the input with a stride falls apart into one product for each phase of the stride,
 //! none of which multiplies by the zeros between the steps. Convolutions with one input channel a group are
-//! done directly.
+//! done directly, and large ones of 3 × 3 without a stride with fewer multiplications (`winograd.rs`).
+
+#[cfg(target_arch = "x86_64")]
+use std::any::TypeId;
 
 use parking_lot::Mutex;
 
@@ -12,6 +15,8 @@ use crate::contract::{Lattice, Real, contract};
 use crate::list::List;
 use crate::pool::{AllocError, Buffer};
 use crate::threads::{self, Shared, parallel_for};
+#[cfg(target_arch = "x86_64")]
+use crate::winograd::{self, Kernels, Task};
 
 /// Sizes of a convolution. A pair is vertical, horizontal; over one dim the vertical part is trivial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,6 +150,54 @@ fn taps(g: &Geometry, width: usize) -> Result<List<usize>, AllocError> {
     List::of(g.taps(), (0..g.kernel[0]).flat_map(row))
 }
 
+/// The convolution, or the gradient of its input, as one of 3 × 3 that there is a quicker way for.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn minimal_task(g: &Geometry, kernels: Kernels) -> Option<Task> {
+    let is_plain = g.stride == [1, 1] && g.dilation == [1, 1] && g.groups == 1;
+    if g.kernel != [3, 3] || !is_plain || g.padding.iter().any(|zeros| *zeros > 2) {
+        return None;
+    }
+    let straight = Task {
+        batch: g.batch,
+        channels: g.channels,
+        filters: g.filters,
+        input: g.input,
+        output: g.output,
+        padding: g.padding,
+        kernels,
+    };
+    Some(match kernels {
+        Kernels::Straight => straight,
+        Kernels::Turned => Task {
+            channels: g.filters,
+            filters: g.channels,
+            input: g.output,
+            output: g.input,
+            padding: g.padding.map(|zeros| 2 - zeros),
+            ..straight
+        },
+    })
+}
+
+/// Whether the convolution, or the gradient of its input, could be and was computed with fewer multiplications.
+///
+/// # Safety
+/// That of [`forward`], or of [`input_gradient`] if the kernels are turned.
+#[cfg(target_arch = "x86_64")]
+unsafe fn minimal<T: Real>(
+    g: &Geometry,
+    kernels: Kernels,
+    out: *mut T,
+    x: *const T,
+    weight: *const T,
+) -> Result<bool, AllocError> {
+    let task = if TypeId::of::<T>() == TypeId::of::<f32>() { minimal_task(g, kernels) } else { None };
+    let Some(task) = task.filter(Task::pays) else { return Ok(false) };
+    // SAFETY: elements are f32; the caller's promise is passed on.
+    unsafe { winograd::run(&task, out.cast(), x.cast(), weight.cast())? };
+    Ok(true)
+}
+
 /// `out[n, o, p] = Σ x[n, c, p·stride + tap] · weight[o, c, tap]`.
 ///
 /// # Safety
@@ -159,6 +212,11 @@ pub unsafe fn forward<T: Real>(
     if g.is_depthwise() {
         // SAFETY: the caller's promise is passed on.
         unsafe { depthwise::forward(g, out, x, weight) };
+        return Ok(());
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise is passed on.
+    if unsafe { minimal(g, Kernels::Straight, out, x, weight)? } {
         return Ok(());
     }
     // SAFETY: the input's planes.
@@ -213,6 +271,11 @@ pub unsafe fn input_gradient<T: Real>(
     if g.is_depthwise() {
         // SAFETY: the caller's promise is passed on.
         unsafe { depthwise::input_gradient(g, out, grad, weight) };
+        return Ok(());
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise is passed on.
+    if unsafe { minimal(g, Kernels::Turned, out, grad, weight)? } {
         return Ok(());
     }
     // How far phases reach beyond the output.

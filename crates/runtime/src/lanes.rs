@@ -5,6 +5,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
+use std::ops::{Add, Mul, Sub};
 
 /// A vector register of floats.
 ///
@@ -12,12 +13,12 @@ use std::arch::x86_64::*;
 /// All functions need a processor with the vector's instruction set.
 pub(crate) trait Lanes: Copy {
     /// What it holds.
-    type Element: Copy;
+    type Element: Copy + Default;
     /// How many of them.
     const LANES: usize;
 
-    /// Zeros.
-    unsafe fn zero() -> Self;
+    /// The same number in all lanes.
+    unsafe fn splat(x: Self::Element) -> Self;
     /// `LANES` elements from memory.
     unsafe fn load(at: *const Self::Element) -> Self;
     /// `LANES` elements to memory.
@@ -26,11 +27,17 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_part(at: *const Self::Element, count: usize) -> Self;
     /// The first `count` elements to memory, at most `LANES`. Writes no more than those.
     unsafe fn store_part(self, at: *mut Self::Element, count: usize);
+    /// `a · b + self`.
+    unsafe fn add_product(self, a: Self, b: Self) -> Self;
+    /// The sum.
+    unsafe fn plus(self, other: Self) -> Self;
+    /// The difference.
+    unsafe fn minus(self, other: Self) -> Self;
 }
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! lanes {
-    ($vector:ty, $element:ty, $lanes:literal, $zero:ident, $load:ident, $store:ident,
+    ($vector:ty, $element:ty, $lanes:literal, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident, $sub:ident,
      |$load_at:ident, $load_count:ident| $load_part:expr,
      |$value:ident, $store_at:ident, $store_count:ident| $store_part:expr) => {
         impl Lanes for $vector {
@@ -38,9 +45,9 @@ macro_rules! lanes {
             const LANES: usize = $lanes;
 
             #[inline(always)]
-            unsafe fn zero() -> $vector {
+            unsafe fn splat(x: $element) -> $vector {
                 // SAFETY: the instruction set is there; so below.
-                unsafe { $zero() }
+                unsafe { $splat(x) }
             }
             #[inline(always)]
             unsafe fn load(at: *const $element) -> $vector {
@@ -63,6 +70,21 @@ macro_rules! lanes {
                 // SAFETY: the caller's elements.
                 unsafe { $store_part }
             }
+            #[inline(always)]
+            unsafe fn add_product(self, a: $vector, b: $vector) -> $vector {
+                // SAFETY: as above.
+                unsafe { $fma(a, b, self) }
+            }
+            #[inline(always)]
+            unsafe fn plus(self, other: $vector) -> $vector {
+                // SAFETY: as above.
+                unsafe { $add(self, other) }
+            }
+            #[inline(always)]
+            unsafe fn minus(self, other: $vector) -> $vector {
+                // SAFETY: as above.
+                unsafe { $sub(self, other) }
+            }
         }
     };
 }
@@ -72,9 +94,12 @@ lanes!(
     __m512,
     f32,
     16,
-    _mm512_setzero_ps,
+    _mm512_set1_ps,
     _mm512_loadu_ps,
     _mm512_storeu_ps,
+    _mm512_fmadd_ps,
+    _mm512_add_ps,
+    _mm512_sub_ps,
     |at, count| _mm512_maskz_loadu_ps(_bzhi_u32(0xffff, count as u32) as __mmask16, at),
     |value, at, count| _mm512_mask_storeu_ps(at, _bzhi_u32(0xffff, count as u32) as __mmask16, value)
 );
@@ -84,9 +109,12 @@ lanes!(
     __m512d,
     f64,
     8,
-    _mm512_setzero_pd,
+    _mm512_set1_pd,
     _mm512_loadu_pd,
     _mm512_storeu_pd,
+    _mm512_fmadd_pd,
+    _mm512_add_pd,
+    _mm512_sub_pd,
     |at, count| _mm512_maskz_loadu_pd(_bzhi_u32(0xff, count as u32) as __mmask8, at),
     |value, at, count| _mm512_mask_storeu_pd(at, _bzhi_u32(0xff, count as u32) as __mmask8, value)
 );
@@ -96,9 +124,12 @@ lanes!(
     __m256,
     f32,
     8,
-    _mm256_setzero_ps,
+    _mm256_set1_ps,
     _mm256_loadu_ps,
     _mm256_storeu_ps,
+    _mm256_fmadd_ps,
+    _mm256_add_ps,
+    _mm256_sub_ps,
     |at, count| _mm256_maskload_ps(at, first_words(count)),
     |value, at, count| _mm256_maskstore_ps(at, first_words(count), value)
 );
@@ -108,9 +139,12 @@ lanes!(
     __m256d,
     f64,
     4,
-    _mm256_setzero_pd,
+    _mm256_set1_pd,
     _mm256_loadu_pd,
     _mm256_storeu_pd,
+    _mm256_fmadd_pd,
+    _mm256_add_pd,
+    _mm256_sub_pd,
     |at, count| _mm256_maskload_pd(at, first_words(2 * count)),
     |value, at, count| _mm256_maskstore_pd(at, first_words(2 * count), value)
 );
@@ -133,13 +167,16 @@ unsafe fn first_words(count: usize) -> __m256i {
 #[derive(Clone, Copy)]
 pub(crate) struct Plain<T, const N: usize>([T; N]);
 
-impl<T: Copy + Default, const N: usize> Lanes for Plain<T, N> {
+impl<T, const N: usize> Lanes for Plain<T, N>
+where
+    T: Copy + Default + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
+{
     type Element = T;
     const LANES: usize = N;
 
     #[inline(always)]
-    unsafe fn zero() -> Self {
-        Plain([T::default(); N])
+    unsafe fn splat(x: T) -> Self {
+        Plain([x; N])
     }
     #[inline(always)]
     unsafe fn load(at: *const T) -> Self {
@@ -161,6 +198,73 @@ impl<T: Copy + Default, const N: usize> Lanes for Plain<T, N> {
         for (i, &x) in self.0.iter().enumerate().take(count) {
             // SAFETY: the caller's elements.
             unsafe { *at.add(i) = x }
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_product(self, a: Self, b: Self) -> Self {
+        Plain(std::array::from_fn(|i| a.0[i] * b.0[i] + self.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn minus(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i] - other.0[i]))
+    }
+}
+
+/// Vectors that can be taken apart and put together by every other element.
+///
+/// # Safety
+/// That of [`Lanes`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) trait Pairs: Lanes<Element = f32> {
+    /// Of the elements of both in order: those at even places, and those at odd ones.
+    unsafe fn split(a: Self, b: Self) -> (Self, Self);
+    /// The elements of both in turn.
+    unsafe fn join(even: Self, odd: Self) -> (Self, Self);
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Pairs for __m512 {
+    #[inline(always)]
+    unsafe fn split(a: __m512, b: __m512) -> (__m512, __m512) {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+        }
+    }
+    #[inline(always)]
+    unsafe fn join(even: __m512, odd: __m512) -> (__m512, __m512) {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high = _mm512_or_si512(low, _mm512_set1_epi32(8));
+            (_mm512_permutex2var_ps(even, low, odd), _mm512_permutex2var_ps(even, high, odd))
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Pairs for __m256 {
+    #[inline(always)]
+    unsafe fn split(a: __m256, b: __m256) -> (__m256, __m256) {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            // Both come in quarters of the one and of the other.
+            let order = |x: __m256| _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(x)));
+            (order(_mm256_shuffle_ps::<0x88>(a, b)), order(_mm256_shuffle_ps::<0xdd>(a, b)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn join(even: __m256, odd: __m256) -> (__m256, __m256) {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+            (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
         }
     }
 }

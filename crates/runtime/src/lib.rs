@@ -66,7 +66,11 @@ pub mod sync;
 #[cfg(test)]
 mod testing;
 pub mod threads;
+#[cfg(target_arch = "x86_64")]
+mod tile;
 pub mod warn;
+#[cfg(target_arch = "x86_64")]
+mod winograd;
 
 pub use cache::{CacheError, KernelCache, Library, Loaded, Origin, Source};
 pub use cc::{CcError, Compiler, Sanitize};
