@@ -31,7 +31,7 @@ const PLACES: usize = 16;
 /// Bytes of a block's V and M.
 const BLOCK: usize = 3 << 19;
 /// The fewest positions of the output for which transforming kernels pays.
-const FEW_POSITIONS: usize = 384;
+const FEW_POSITIONS: usize = 512;
 /// The fewest channels and filters: with less the transforms cost more than the products.
 const FEW_CHANNELS: usize = 24;
 
