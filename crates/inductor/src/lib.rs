@@ -34,6 +34,7 @@ pub mod codec;
 mod eager;
 mod elements;
 mod epilogue;
+mod folds;
 mod fuse;
 mod general;
 pub mod index;

@@ -311,6 +311,8 @@ pub(crate) fn reads_only_where_it_writes(
     let later_roots = lowered.roots.iter().filter(|r| depths[r.expr] > stored_in).map(|r| r.expr);
     let later_reductions = kernel.exprs.iter().filter_map(|e| match e.kind {
         ExprKind::Reduce(_, arg) if depths[arg] > stored_in => Some(arg),
+        // Rows are folded behind all passes.
+        ExprKind::Fold(_, arg) => Some(arg),
         _ => None,
     });
     !later_roots.chain(later_reductions).any(|e| in_pass(kernel, e, &loads_here))
