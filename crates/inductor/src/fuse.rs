@@ -58,6 +58,8 @@ pub(crate) struct Fusion<'g> {
     pub layouts: &'g [Layout],
     /// Elements of lists that go straight into an input.
     pub elements: Elements,
+    /// Results of `slice_scatter` that lie in the input that a write-back names.
+    pub windows: FxHashMap<Value, usize>,
     tuning: Tuning,
     /// Values with a buffer of their own.
     pub stored: FxHashSet<Value>,
@@ -88,12 +90,14 @@ pub(crate) fn fuse<'g>(
     graph: &'g Graph,
     layouts: &'g [Layout],
     elements: Elements,
+    windows: FxHashMap<Value, usize>,
     tuning: Tuning,
 ) -> Fusion<'g> {
     let mut this = Fusion {
         graph,
         layouts,
         elements,
+        windows,
         tuning,
         stored: FxHashSet::default(),
         targets: FxHashMap::default(),
@@ -179,6 +183,9 @@ impl<'g> Fusion<'g> {
         }
         // Elements of lists have no target of their own: a table knows where its rows go.
         for (w, write) in self.graph.writes.iter().enumerate().filter(|(_, w)| w.element.is_none()) {
+            if self.windows.contains_key(&write.value) {
+                continue; // it is there
+            }
             let Def::Input(number) = self.graph.def(write.target) else { continue };
             let shape = self.graph.ty(write.target).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
             let dense = is_row_major(&shape, &self.layouts[number as usize].strides);
@@ -234,7 +241,8 @@ impl<'g> Fusion<'g> {
                     let (x, src) = (node.args[0], node.args[1]);
                     let covers =
                         self.graph.ty(src).as_tensor().is_some_and(|t| t.shape.numel() == shape.numel());
-                    if !covers {
+                    let is_there = self.windows.contains_key(&node.outs[0]);
+                    if !covers && !is_there {
                         let target = Target::Part { of: node.outs[0], offset: 0, strides: strides.clone() };
                         self.add_target(x, target);
                     }

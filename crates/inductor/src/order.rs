@@ -111,6 +111,11 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
         }
         for value in values {
             for target in fusion.targets.get(&value).into_iter().flatten() {
+                if let Target::Part { of, .. } = target
+                    && let Some(&w) = fusion.windows.get(of)
+                {
+                    writer[w] = Some(u as u32);
+                }
                 if let Target::Write(w) = target {
                     let in_table = matches!(unit, Unit::Table(_));
                     // A table writes only its first target; others are copied by a kernel.
@@ -236,6 +241,7 @@ fn needs(fusion: &Fusion<'_>, late: &FxHashSet<usize>) -> Needs {
             let is_late = targets.iter().any(|t| matches!(t, Target::Write(w) if late.contains(w)));
             let is_direct = targets.iter().any(|t| matches!(t, Target::Write(w) if !late.contains(w)));
             // What is written straight into an input needs no memory.
+            let is_direct = is_direct || fusion.windows.contains_key(&value);
             (is_output || is_late || !is_direct).then(|| needs.item(bytes, is_output || is_late))
         })
     };

@@ -1,4 +1,5 @@
-//! What is put into a window by `slice_scatter` is a value of its own.
+//! Windows of `slice_scatter`: what is put into them is a value of its own, and a window of an input that is
+//! written back is put right there.
 //!
 //! ```text
 //! %2 = f(%1)                             %2 = f(%1)
@@ -11,7 +12,12 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{Graph, Op, Ty, Value};
+use kiln_ir::{Def, Graph, Op, Ty, Value};
+use rustc_hash::FxHashMap;
+
+use crate::Layout;
+use crate::fuse::behind_reshapes;
+use crate::views::is_row_major;
 
 /// Gives every window that somebody else reads, too, a value of its own.
 pub(crate) fn set_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
@@ -48,4 +54,45 @@ pub(crate) fn set_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
     result.outputs = graph.outputs.iter().map(|output| map[output.index()]).collect();
     result.writes = graph.writes.iter().map(|write| write.renumbered(&map)).collect();
     Cow::Owned(result)
+}
+
+/// The results of `slice_scatter` that lie in an input from the start, with the number of the write-back that says
+/// so. A cache that grows by a row a call is not copied for it.
+///
+/// ```text
+/// %2 = slice_scatter(%0, %1) {dim: 0, start: 5, end: 6}
+/// write %0 <- %2
+/// ```
+///
+/// Nobody may need the old contents: the window is the input's only reader.
+pub(crate) fn into_inputs(graph: &Graph, layouts: &[Layout]) -> FxHashMap<Value, usize> {
+    let mut found = FxHashMap::default();
+    for (w, write) in graph.writes.iter().enumerate().filter(|(_, write)| write.element.is_none()) {
+        let (Def::Input(input), Some(node)) = (graph.def(write.target), graph.producer(write.value)) else {
+            continue;
+        };
+        let (Op::SliceScatter { .. }, &[x, window]) = (&node.op, &node.args[..]) else { continue };
+        let (Some(ty), Some(part)) = (graph.ty(x).as_tensor(), graph.ty(window).as_tensor()) else {
+            continue;
+        };
+        let is_part = part.shape.numel() < ty.shape.numel();
+        if x == write.target && is_part && is_row_major(&ty.shape, &layouts[input as usize].strides) {
+            found.insert(write.value, w);
+        }
+    }
+    if found.is_empty() {
+        return found;
+    }
+    let mut uses = vec![0usize; graph.value_count()];
+    graph.nodes.iter().flat_map(|node| &node.args).for_each(|arg| uses[arg.index()] += 1);
+    // Results leave in memory of their own, and so does what other inputs get.
+    let mut leaves = vec![0usize; graph.value_count()];
+    for &value in graph.outputs.iter().chain(graph.writes.iter().map(|write| &write.value)) {
+        leaves[behind_reshapes(graph, value).index()] += 1;
+    }
+    found.retain(|value, w| {
+        let target = graph.writes[*w].target.index();
+        uses[target] == 1 && leaves[target] == 0 && leaves[value.index()] == 1
+    });
+    found
 }

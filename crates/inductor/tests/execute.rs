@@ -4,7 +4,7 @@
 
 mod support;
 
-use kiln_inductor::{Epilogue, Options, Place, Step};
+use kiln_inductor::{BufferRef, Epilogue, Options, Place, Step};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{DType, Graph, Scalar, Shape};
 use support::naive::{Tensor, Val};
@@ -585,4 +585,55 @@ fn kernels_that_need_other_rows_run_after_the_product() {
 }",
         "an operand of the product",
     );
+}
+
+/// A row of a cache goes straight into the input: nothing else of it is touched, and what reads it comes later.
+#[test]
+fn windows_of_inputs_are_filled_in_place() {
+    let cache = |rest: &str, results: &str| {
+        format!(
+            "graph(%0: f32[3, 9, 4], %1: f32[3, 2, 4], %2: i64[3]) {{
+  %3 = exp(%1) : f32[3, 2, 4]
+  %4 = slice_scatter(%0, %3) {{dim: 1, start: 5, end: 9, step: 2}} : f32[3, 9, 4]
+  %5 = slice(%4) {{dim: 1, start: 4, end: 9, step: 1}} : f32[3, 5, 4]
+{rest}
+  write %0 <- %4
+  return {results}
+}}"
+        )
+    };
+    let stores = |text: &str| -> usize {
+        let plan = check_text(text);
+        let is_cache = |b: &BufferRef| matches!(plan.buffers[b.buffer.index()].place, Place::Input(0));
+        assert_eq!(plan.arena_bytes, 0, "{text}");
+        assert!(plan.report.bytes() < 2 * 3 * 9 * 4 * 4 + 3 * 2 * 4 * 4 * 2, "{text}");
+        plan.steps
+            .iter()
+            .filter(|s| matches!(s, Step::Kernel { bufs, .. } if bufs.iter().any(is_cache)))
+            .count()
+    };
+    assert_eq!(stores(&cache("  %6 = sum(%5) {dims: [2], keepdim: false} : f32[3, 5]", "%6")), 2);
+    assert_eq!(stores(&cache("", "")), 1);
+    // Somebody reads the old contents; the new ones leave, too; another input gets them; a step after it may fail.
+    for (rest, results) in [
+        ("  %6 = sum(%0) {dims: [2], keepdim: false} : f32[3, 9]\n  %7 = add(%6, %6) : f32[3, 9]", "%7"),
+        ("  %6 = reshape(%4) {shape: [27, 4]} : f32[27, 4]", "%6"),
+        (
+            "  %6 = sum(%5) {dims: [1, 2], keepdim: false} : f32[3]\n  %7 = gather(%6, %2) {dim: 0} : f32[3]",
+            "%7",
+        ),
+    ] {
+        check_text(&cache(rest, results));
+    }
+    let graph: Graph = cache(
+        "  %6 = sum(%5) {dims: [1, 2], keepdim: false} : f32[3]\n  %7 = gather(%6, %2) {dim: 0} : f32[3]",
+        "%7",
+    )
+    .parse()
+    .unwrap();
+    let mut inputs = Random(1).inputs(&graph);
+    if let Val::Tensor(at) = &mut inputs[2] {
+        at.data[1] = Scalar::Int(7);
+    }
+    check_run(&graph, &Options::dense(&graph, best_isa(), 2), &inputs);
 }
