@@ -58,7 +58,7 @@ pub(crate) struct Fusion<'g> {
     pub layouts: &'g [Layout],
     /// Elements of lists that go straight into an input.
     pub elements: Elements,
-    /// Results of `slice_scatter` that lie in the input that a write-back names.
+    /// Results of `slice_scatter` and `index_copy` that lie in the input that a write-back names.
     pub windows: FxHashMap<Value, usize>,
     tuning: Tuning,
     /// Values with a buffer of their own.

@@ -34,6 +34,7 @@ pub mod codec;
 mod eager;
 mod elements;
 mod epilogue;
+mod extremes;
 mod folds;
 mod fuse;
 mod general;
@@ -123,7 +124,8 @@ fn assembled(
     check(graph, options)?;
     let layouts = &options.input_layouts;
     let (graph, apart) = lists::take_apart(graph, layouts);
-    let (graph, elements) = elements::take_out(windows::set_apart(graph));
+    let graph = extremes::take_apart(windows::set_apart(graph));
+    let (graph, elements) = elements::take_out(graph);
     let windows = windows::into_inputs(&graph, layouts);
     let mut fusion = fuse::fuse(&graph, layouts, elements, windows, options.tuning);
     let mut order = order::order(&fusion);

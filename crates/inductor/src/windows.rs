@@ -1,5 +1,5 @@
-//! Windows of `slice_scatter`: what is put into them is a value of its own, and a window of an input that is
-//! written back is put right there.
+//! Windows of `slice_scatter`: what is put into them is a value of its own, and what is put into an input that is
+//! written back goes right there.
 //!
 //! ```text
 //! %2 = f(%1)                             %2 = f(%1)
@@ -56,8 +56,17 @@ pub(crate) fn set_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
     Cow::Owned(result)
 }
 
-/// The results of `slice_scatter` that lie in an input from the start, with the number of the write-back that says
-/// so. A cache that grows by a row a call is not copied for it.
+/// The index that puts rows where they belong, and the size it must be below; `None` if nothing is checked.
+fn checked_by(graph: &Graph, value: Value) -> Option<(Value, usize)> {
+    let node = graph.producer(value)?;
+    match node.op {
+        Op::IndexCopy { dim } => Some((node.args[1], *graph.ty(node.args[0]).as_tensor()?.shape.get(dim)?)),
+        _ => None,
+    }
+}
+
+/// The results of `slice_scatter` and `index_copy` that lie in an input from the start, with the number of the
+/// write-back that says so. A cache that grows by a row a call is not copied for it.
 ///
 /// ```text
 /// %2 = slice_scatter(%0, %1) {dim: 0, start: 5, end: 6}
@@ -71,12 +80,15 @@ pub(crate) fn into_inputs(graph: &Graph, layouts: &[Layout]) -> FxHashMap<Value,
         let (Def::Input(input), Some(node)) = (graph.def(write.target), graph.producer(write.value)) else {
             continue;
         };
-        let (Op::SliceScatter { .. }, &[x, window]) = (&node.op, &node.args[..]) else { continue };
-        let (Some(ty), Some(part)) = (graph.ty(x).as_tensor(), graph.ty(window).as_tensor()) else {
-            continue;
+        let Some(ty) = graph.ty(write.target).as_tensor() else { continue };
+        let (x, fits) = match (&node.op, &node.args[..]) {
+            (Op::SliceScatter { .. }, &[x, window]) => {
+                (x, graph.ty(window).as_tensor().is_some_and(|part| part.shape.numel() < ty.shape.numel()))
+            }
+            (Op::IndexCopy { .. }, &[x, ..]) => (x, ty.shape.numel() > 0),
+            _ => continue,
         };
-        let is_part = part.shape.numel() < ty.shape.numel();
-        if x == write.target && is_part && is_row_major(&ty.shape, &layouts[input as usize].strides) {
+        if x == write.target && fits && is_row_major(&ty.shape, &layouts[input as usize].strides) {
             found.insert(write.value, w);
         }
     }
@@ -94,5 +106,13 @@ pub(crate) fn into_inputs(graph: &Graph, layouts: &[Layout]) -> FxHashMap<Value,
         let target = graph.writes[*w].target.index();
         uses[target] == 1 && leaves[target] == 0 && leaves[value.index()] == 1
     });
+    // An index that one of them was found to be in range with is in range for all, or none is changed in place: a
+    // program that fails leaves no trace.
+    let mut checked = found.keys().filter_map(|&value| checked_by(graph, value));
+    if let Some(first) = checked.next()
+        && checked.any(|other| other != first)
+    {
+        found.retain(|&value, _| checked_by(graph, value).is_none());
+    }
     found
 }
