@@ -161,7 +161,7 @@ fn rows_of_caches() -> Result<()> {
         for pair in caches.chunks(2) {
             pair[0].index_copy_(1, at, &x)?;
             pair[1].index_copy_(1, at, &x.neg()?)?;
-            x = x.add(&pair[0].mul(&pair[1])?.sum_dim(1, true)?)?;
+            x = x.add(&pair[0].mul(&pair[1])?.amax_dim(1, true)?)?;
         }
         caches[0].narrow(1, 0, 1)?.copy_(&x)?;
         Ok(x)

@@ -15,6 +15,9 @@ use kiln_ir::{DType, Dims, Graph, Loc, Op, Scalar, ScalarKind, Shape, TensorTy, 
 
 use crate::lower::Space;
 
+/// Two passes over shorter rows, in vectors that are half empty, take longer than a plain loop.
+const SHORTEST_ROW: usize = 32;
+
 /// Takes `argmax` and `argmin` apart where the reductions run in one kernel.
 pub(crate) fn take_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
     let found = |op: &Op, args: &[Value]| {
@@ -26,7 +29,9 @@ pub(crate) fn take_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
         let ty = graph.ty(args[0]).as_tensor()?;
         // Only one pass over few long rows is cut into chunks; halves that loops have not rounded yet would not be
         // equal where they are when they are stored; integers can't all be negated.
+        let is_short = dim + 1 == ty.shape.rank() && ty.shape[dim] < SHORTEST_ROW;
         let fits = dim < ty.shape.rank()
+            && !is_short
             && ty.shape.numel() > 0
             && !Space::of(&ty.shape, &[dim]).is_tall()
             && ty.dtype != DType::Bool
