@@ -1,6 +1,6 @@
 //! Kernels that reduce along rows and over rows at once, compared with the naive evaluator.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
 mod support;
 
