@@ -151,3 +151,39 @@ fn a_bad_index_is_eager_codes_error_and_changes_nothing() -> Result<()> {
     }
     Ok(())
 }
+
+/// Rows go straight into caches, layer after layer; an index out of range is found before anything is changed.
+#[test]
+fn rows_of_caches() -> Result<()> {
+    let caches = || -> Result<Vec<Tensor>> { (0..4).map(|_| ramp(&[2, 5, 3])).collect() };
+    let program = |caches: &[Tensor], at: &Tensor, x: &Tensor| -> Result<Tensor> {
+        let mut x = x.exp()?;
+        for pair in caches.chunks(2) {
+            pair[0].index_copy_(1, at, &x)?;
+            pair[1].index_copy_(1, at, &x.neg()?)?;
+            x = x.add(&pair[0].mul(&pair[1])?.amax_dim(1, true)?)?;
+        }
+        caches[0].narrow(1, 0, 1)?.copy_(&x)?;
+        Ok(x)
+    };
+    let region = Compile::new().region();
+    let (eager, compiled) = (caches()?, caches()?);
+    for (call, row) in [1i64, 4, 2, 9, 3, -1, 0].into_iter().enumerate() {
+        let (at, x) = (Tensor::arange(row, row + 1, &CPU)?, ramp(&[2, 1, 3])?.mul(0.1)?.sub(call as f64)?);
+        // Eager code has changed nothing either: the first step refuses.
+        let want = program(&eager, &at, &x);
+        let got = region.run(|| program(&compiled, &at, &x));
+        match (want, got) {
+            (Ok(want), Ok(got)) => assert_eq!(got.to_vec::<f32>()?, want.to_vec::<f32>()?),
+            (Err(want), Err(got)) => {
+                assert!(!(0..5).contains(&row));
+                assert_eq!(got.to_string(), want.to_string());
+            }
+            (want, got) => panic!("row {row}: {want:?}, compiled {got:?}"),
+        }
+        for (eager, compiled) in eager.iter().zip(&compiled) {
+            assert_eq!(compiled.to_vec::<f32>()?, eager.to_vec::<f32>()?, "row {row}");
+        }
+    }
+    Ok(())
+}

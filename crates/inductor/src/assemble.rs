@@ -223,6 +223,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
         if let Some(&id) = self.homes.get(&value) {
             return id;
         }
+        if let Some(id) = self.fusion.windows.get(&value).and_then(|&write| self.input_of(write)) {
+            self.homes.insert(value, id);
+            return id;
+        }
         let targets = self.fusion.targets.get(&value).cloned().unwrap_or_default();
         let list_get = self.fusion.is_list_get(value);
         let inlined = self.fusion.graph.producer(value).is_some_and(|n| crate::lower::is_inlined(&n.op));

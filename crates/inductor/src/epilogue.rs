@@ -72,7 +72,7 @@ fn find(
 
 /// So many items in a row, and the elements of a dense matrix they would cover together.
 fn stride(kernel: &Kernel, items: i64) -> Option<(i64, i64)> {
-    if kernel.chunk.is_some() {
+    if kernel.chunk.is_some() || kernel.parts.is_some() {
         return None;
     }
     match kernel.mode {

@@ -10,6 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::elements::Elements;
+use crate::folds;
 use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
 use crate::reach::Reach;
 use crate::table::Table;
@@ -46,6 +47,8 @@ pub(crate) enum Unit {
 /// A loop kernel in the making.
 pub(crate) struct Group {
     pub roots: Vec<Value>,
+    /// Those of the roots that are reductions over the rows that the kernel goes through.
+    pub folds: Vec<Value>,
     pub lowered: Lowered,
 }
 
@@ -55,6 +58,8 @@ pub(crate) struct Fusion<'g> {
     pub layouts: &'g [Layout],
     /// Elements of lists that go straight into an input.
     pub elements: Elements,
+    /// Results of `slice_scatter` and `index_copy` that lie in the input that a write-back names.
+    pub windows: FxHashMap<Value, usize>,
     tuning: Tuning,
     /// Values with a buffer of their own.
     pub stored: FxHashSet<Value>,
@@ -85,12 +90,14 @@ pub(crate) fn fuse<'g>(
     graph: &'g Graph,
     layouts: &'g [Layout],
     elements: Elements,
+    windows: FxHashMap<Value, usize>,
     tuning: Tuning,
 ) -> Fusion<'g> {
     let mut this = Fusion {
         graph,
         layouts,
         elements,
+        windows,
         tuning,
         stored: FxHashSet::default(),
         targets: FxHashMap::default(),
@@ -176,6 +183,9 @@ impl<'g> Fusion<'g> {
         }
         // Elements of lists have no target of their own: a table knows where its rows go.
         for (w, write) in self.graph.writes.iter().enumerate().filter(|(_, w)| w.element.is_none()) {
+            if self.windows.contains_key(&write.value) {
+                continue; // it is there
+            }
             let Def::Input(number) = self.graph.def(write.target) else { continue };
             let shape = self.graph.ty(write.target).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
             let dense = is_row_major(&shape, &self.layouts[number as usize].strides);
@@ -231,7 +241,8 @@ impl<'g> Fusion<'g> {
                     let (x, src) = (node.args[0], node.args[1]);
                     let covers =
                         self.graph.ty(src).as_tensor().is_some_and(|t| t.shape.numel() == shape.numel());
-                    if !covers {
+                    let is_there = self.windows.contains_key(&node.outs[0]);
+                    if !covers && !is_there {
                         let target = Target::Part { of: node.outs[0], offset: 0, strides: strides.clone() };
                         self.add_target(x, target);
                     }
@@ -277,9 +288,9 @@ impl<'g> Fusion<'g> {
             let mut changed = false;
             for &root in roots.iter().filter(|r| !done.contains_key(*r)).collect::<Vec<_>>() {
                 let shape = self.graph.ty(root).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
-                match lower_group(&self.context(), &[root], &Space::of(&shape, &[])) {
+                match lower_group(&self.context(), &[root], &[], &Space::of(&shape, &[])) {
                     Ok(lowered) => {
-                        done.insert(root, Group { roots: vec![root], lowered });
+                        done.insert(root, Group { roots: vec![root], folds: Vec::new(), lowered });
                     }
                     Err(Refusal::Store(value, why) | Refusal::Apart(why @ WhyNot::FewRows { value, .. })) => {
                         if !self.stored.contains(&value) {
@@ -592,7 +603,15 @@ impl<'g> Fusion<'g> {
     ) -> Result<Group, WhyNot> {
         let (left, right) = (a.roots[0].min(b.roots[0]), a.roots[0].max(b.roots[0]));
         let spaces = WhyNot::Spaces { left, right };
-        let space = a.lowered.space.join(&b.lowered.space).ok_or_else(|| spaces.clone())?;
+        let (one, other) = (&a.lowered.space, &b.lowered.space);
+        let joined = one.join(other);
+        let space = joined.clone().or_else(|| one.join_folding(other)).ok_or_else(|| spaces.clone())?;
+        let mut folds = self.folds_in(a, &space);
+        folds.extend(self.folds_in(b, &space));
+        let new = folds.len() - a.folds.len() - b.folds.len();
+        if joined.is_none() && !self.folding_pays(a, b, &space, new) {
+            return Err(spaces);
+        }
         if a.lowered.kernel.exprs.len() + b.lowered.kernel.exprs.len() > self.tuning.fusion_size
             || a.lowered.loads.len() + b.lowered.loads.len() + a.roots.len() + b.roots.len()
                 > self.tuning.fusion_buffers
@@ -607,8 +626,11 @@ impl<'g> Fusion<'g> {
         }
         let mut roots: Vec<Value> = a.roots.iter().chain(&b.roots).copied().collect();
         roots.sort_unstable();
-        match lower_group(&self.context(), &roots, &space) {
-            Ok(lowered) => Ok(Group { roots, lowered }),
+        match lower_group(&self.context(), &roots, &folds, &space) {
+            Ok(lowered) => {
+                let both = Group { roots, folds, lowered };
+                if folds::runs_well(&both) { Ok(both) } else { Err(spaces) }
+            }
             Err(Refusal::Store(_, why) | Refusal::Apart(why)) => Err(why),
         }
     }

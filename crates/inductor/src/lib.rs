@@ -34,6 +34,8 @@ pub mod codec;
 mod eager;
 mod elements;
 mod epilogue;
+mod extremes;
+mod folds;
 mod fuse;
 mod general;
 pub mod index;
@@ -60,6 +62,7 @@ mod why_not;
 mod windows;
 
 use kiln_ir::{Graph, Ty};
+use rustc_hash::FxHashMap;
 
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
@@ -123,10 +126,19 @@ fn assembled(
     let layouts = &options.input_layouts;
     let (graph, apart) = lists::take_apart(graph, layouts);
     let graph = products::inline(graph, options.tuning.products);
-    let (graph, elements) = elements::take_out(windows::set_apart(graph));
-    let mut fusion = fuse::fuse(&graph, layouts, elements, options.tuning);
+    let graph = extremes::take_apart(windows::set_apart(graph));
+    let (graph, elements) = elements::take_out(graph);
+    let windows = windows::into_inputs(&graph, layouts);
+    let mut fusion = fuse::fuse(&graph, layouts, elements, windows, options.tuning);
+    let mut order = order::order(&fusion);
+    if fusion.windows.values().any(|write| order.late.contains(write)) {
+        // What was to be put straight into an input would come before a step that may fail.
+        let refused = std::mem::take(&mut order.why_not);
+        fusion = fuse::fuse(&graph, layouts, fusion.elements, FxHashMap::default(), options.tuning);
+        order = order::order(&fusion);
+        order.why_not.extend(refused);
+    }
     fusion.why_not.extend(apart);
-    let order = order::order(&fusion);
     Ok(assemble::assemble(&fusion, &order, options, refused))
 }
 

@@ -5,6 +5,7 @@
 //! axis     = outer (kept, parallel) | inner (reduced or passed over several times), with an extent
 //! expr     = scalar | literal | load buffer[index] | position index | operation(exprs)
 //!          | sum(expr) | max(expr)                    over all inner axes
+//!          | fold_sum(expr) | fold_max(expr)          over all outer axes
 //!          | bounded(expr, size)                      an index checked against a size
 //! store    = buffer[index] <- expr
 //! ```
@@ -12,6 +13,9 @@
 //! There are no statements and no explicit passes: an expression that mentions an inner axis lives inside the
 //! inner loops, any other outside, and a store or reduction of something that needs a reduction comes in a
 //! later pass over the inner loops than that reduction ([`Kernel::depths`]).
+//!
+//! A fold goes the other way: what every row adds to a column. Scheduled, it is only stored, and the items of its
+//! kernel are parts of the rows, each with sums of its own ([`Kernel::parts`]); a second kernel adds them up.
 
 use std::fmt;
 
@@ -165,6 +169,24 @@ pub enum Reduction {
     Max,
 }
 
+impl Reduction {
+    /// Every one.
+    pub const ALL: [Reduction; 2] = [Reduction::Sum, Reduction::Max];
+
+    /// Its name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reduction::Sum => "sum",
+            Reduction::Max => "max",
+        }
+    }
+
+    /// The one with this name.
+    pub fn from_name(name: &str) -> Option<Reduction> {
+        Reduction::ALL.into_iter().find(|reduction| reduction.name() == name)
+    }
+}
+
 /// What an expression computes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ExprKind {
@@ -185,6 +207,8 @@ pub enum ExprKind {
     Apply(Operation, SmallVec<[ExprId; 3]>),
     /// A reduction over all inner axes.
     Reduce(Reduction, ExprId),
+    /// A reduction over all outer axes.
+    Fold(Reduction, ExprId),
     /// A value as a narrow dtype holds it: an integer wrapped to its width, a float rounded to its precision.
     Narrow(DType, ExprId),
     /// An index that must be in `0..size`: if it is not, the kernel reports `code` and uses 0.
@@ -259,6 +283,8 @@ pub struct Kernel {
     pub mode: Mode,
     /// Axis 0 counts chunks of this many steps of the first inner axis.
     pub chunk: Option<i64>,
+    /// Items are so many equal parts of the rows, and stores of folds have a place for each part.
+    pub parts: Option<i64>,
     /// The loops: outer ones first, each kind in order.
     pub axes: Vec<Axis>,
     /// Dtypes of the buffers.
@@ -277,6 +303,7 @@ impl Kernel {
         Kernel {
             mode,
             chunk: None,
+            parts: None,
             axes: Vec::new(),
             buffers: Vec::new(),
             scalars: Vec::new(),
@@ -312,7 +339,7 @@ impl Kernel {
                 index.for_each_value(&mut |v| out.push(v))
             }
             ExprKind::Apply(_, args) => out.extend(args.iter().copied()),
-            ExprKind::Reduce(_, arg) | ExprKind::Narrow(_, arg) => out.push(*arg),
+            ExprKind::Reduce(_, arg) | ExprKind::Fold(_, arg) | ExprKind::Narrow(_, arg) => out.push(*arg),
             ExprKind::Bounded { value, .. } => out.push(*value),
         }
         out
@@ -331,6 +358,7 @@ impl Kernel {
                 | ExprKind::Literal(_)
                 | ExprKind::Apply(..)
                 | ExprKind::Reduce(..)
+                | ExprKind::Fold(..)
                 | ExprKind::Narrow(..) => {}
             }
         }
@@ -351,6 +379,7 @@ impl Kernel {
                 | ExprKind::Literal(_)
                 | ExprKind::Apply(..)
                 | ExprKind::Reduce(..)
+                | ExprKind::Fold(..)
                 | ExprKind::Narrow(..) => {}
             }
         }
@@ -364,6 +393,7 @@ impl Kernel {
             | ExprKind::Literal(_)
             | ExprKind::Apply(..)
             | ExprKind::Reduce(..)
+            | ExprKind::Fold(..)
             | ExprKind::Narrow(..)
             | ExprKind::Bounded { .. } => None,
         }
@@ -443,6 +473,7 @@ impl Kernel {
                 ExprKind::Position(index) => ExprKind::Position(index.map(&same_axis, &rename)),
                 ExprKind::Apply(op, args) => ExprKind::Apply(*op, args.iter().map(|&a| renamed[a]).collect()),
                 ExprKind::Reduce(r, arg) => ExprKind::Reduce(*r, renamed[*arg]),
+                ExprKind::Fold(r, arg) => ExprKind::Fold(*r, renamed[*arg]),
                 ExprKind::Narrow(dtype, arg) => ExprKind::Narrow(*dtype, renamed[*arg]),
                 ExprKind::Bounded { value, size, code } => {
                     ExprKind::Bounded { value: renamed[*value], size: *size, code: *code }
@@ -470,6 +501,9 @@ impl fmt::Display for Kernel {
         if let Some(chunk) = self.chunk {
             write!(f, " chunk {chunk}")?;
         }
+        if let Some(parts) = self.parts {
+            write!(f, " parts {parts}")?;
+        }
         let axes = self.axes.iter().enumerate();
         let axes =
             axes.map(|(i, a)| format!("i{i}: {} {}", if a.inner { "inner" } else { "outer" }, a.extent));
@@ -488,8 +522,8 @@ impl fmt::Display for Kernel {
                 ExprKind::Apply(op, args) => {
                     write!(f, "{}({})", op.name(), list(args.iter().map(|a| format!("%{a}")).collect()))?;
                 }
-                ExprKind::Reduce(Reduction::Sum, arg) => write!(f, "sum(%{arg})")?,
-                ExprKind::Reduce(Reduction::Max, arg) => write!(f, "max(%{arg})")?,
+                ExprKind::Reduce(reduction, arg) => write!(f, "{}(%{arg})", reduction.name())?,
+                ExprKind::Fold(reduction, arg) => write!(f, "fold_{}(%{arg})", reduction.name())?,
                 ExprKind::Narrow(dtype, arg) => write!(f, "narrow(%{arg}, {dtype})")?,
                 ExprKind::Bounded { value, size, code } => write!(f, "bounded(%{value}, {size}, {code})")?,
             }

@@ -16,6 +16,7 @@ use kiln_ir::{
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
+use crate::folds;
 use crate::index::{ExprId, Index, Split};
 use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction};
 use crate::plan::CheckText;
@@ -127,6 +128,14 @@ pub(crate) enum Refusal {
     Apart(WhyNot),
 }
 
+/// A part of the iteration space.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Part {
+    Whole,
+    Outer,
+    Inner,
+}
+
 enum Stop {
     Cut(Split),
     Widen(Space),
@@ -140,11 +149,17 @@ impl From<Split> for Stop {
 }
 
 /// Lowers the values `roots` (each at its own index) as one kernel over `space`.
-pub(crate) fn lower_group(cx: &Context<'_>, roots: &[Value], space: &Space) -> Result<Lowered, Refusal> {
+/// Those of `folds` are reductions over the rows of a space of rows.
+pub(crate) fn lower_group(
+    cx: &Context<'_>,
+    roots: &[Value],
+    folds: &[Value],
+    space: &Space,
+) -> Result<Lowered, Refusal> {
     let mut space = space.clone();
     let mut axes: Vec<Axis> = space.axes();
     loop {
-        match Lowering::run(cx, roots, &space, &axes) {
+        match Lowering::run(cx, roots, folds, &space, &axes) {
             Ok(lowered) => return Ok(lowered),
             Err(Stop::Cut(Split { axis, factor })) => {
                 let Axis { extent, inner } = axes[axis];
@@ -329,12 +344,15 @@ pub(crate) struct Lowering<'a> {
     reductions: Vec<Value>,
     /// Inside the operand of a reduction, or in a root over the whole space.
     inside: bool,
+    /// In a root that is a fold, and not inside the operand of a reduction.
+    folding: bool,
 }
 
 impl<'a> Lowering<'a> {
     fn run(
         cx: &'a Context<'a>,
         roots: &[Value],
+        folds: &[Value],
         space: &'a Space,
         axes: &'a [Axis],
     ) -> Result<Lowered, Stop> {
@@ -351,14 +369,18 @@ impl<'a> Lowering<'a> {
             nodes: FxHashSet::default(),
             reductions: Vec::new(),
             inside: false,
+            folding: false,
         };
         for &root in roots {
             let shape = this.tensor(root).shape;
-            let whole = shape.numel() as i64 == space.total();
-            if !whole && shape.numel() as i64 != space.outer() {
-                return Err(apart(roots[0], root));
-            }
-            let index = this.place(&shape, whole)?;
+            let count = shape.numel() as i64;
+            let part = match (folds.contains(&root), count) {
+                (true, count) if count == space.inner() => Part::Inner,
+                (false, count) if count == space.total() => Part::Whole,
+                (false, count) if count == space.outer() => Part::Outer,
+                _ => return Err(apart(roots[0], root)),
+            };
+            let index = this.place(&shape, part)?;
             if roots.len() > 1 && index.iter().any(|i| (0..axes.len()).any(|a| i.is_nested(a))) {
                 return Err(apart(roots[0], root));
             }
@@ -368,6 +390,7 @@ impl<'a> Lowering<'a> {
         for &root in roots {
             let index = this.places[&root].clone();
             this.inside = space.has_inner() && this.tensor(root).shape.numel() as i64 == space.total();
+            this.folding = folds.contains(&root);
             let expr = this.compute(root, &index)?;
             lowered.push(LoweredRoot { value: root, expr, index });
         }
@@ -376,6 +399,9 @@ impl<'a> Lowering<'a> {
         kernel.buffers = this.loads.iter().map(|&v| this.tensor(v).dtype).collect();
         kernel.scalars = this.builder.scalars.iter().map(|(_, kind)| *kind).collect();
         kernel.exprs = this.builder.exprs;
+        if let Some(root) = folds::needed_too_early(&kernel, &lowered, folds) {
+            return Err(Stop::Refuse(Refusal::Apart(WhyNot::OtherPlace { value: root })));
+        }
         if space.is_tall() {
             // Only one pass can be cut into chunks.
             let depths = kernel.depths();
@@ -409,10 +435,15 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The index of a tensor of this shape that covers the whole space, or the outer part of it, in order.
-    fn place(&self, shape: &Shape, whole: bool) -> Result<Vec<Index>, Stop> {
+    /// The index of a tensor of this shape that covers a part of the space, in order.
+    fn place(&self, shape: &Shape, part: Part) -> Result<Vec<Index>, Stop> {
         let (mut linear, mut step) = (Index::default(), 1);
-        for (a, axis) in self.axes.iter().enumerate().rev().filter(|(_, axis)| whole || !axis.inner) {
+        let wanted = |axis: &Axis| match part {
+            Part::Whole => true,
+            Part::Outer => !axis.inner,
+            Part::Inner => axis.inner,
+        };
+        for (a, axis) in self.axes.iter().enumerate().rev().filter(|(_, axis)| wanted(axis)) {
             linear.add_scaled(&Index::axis(a), step);
             step *= axis.extent;
         }
@@ -670,13 +701,17 @@ impl<'a> Lowering<'a> {
             }
             return refuse(WhyNot::OtherLoops { value });
         }
-        if space != *self.space {
+        let is_fold = self.folding && self.space.join_folding(&space).as_ref() == Some(self.space);
+        if self.folding != is_fold || (!is_fold && space != *self.space) {
+            return refuse(WhyNot::OtherLoops { value });
+        }
+        if is_fold && dtype == DType::Bool {
             return refuse(WhyNot::OtherLoops { value });
         }
         if self.inside && space.is_tall() {
             return refuse(WhyNot::FewRows { value, rows: space.outer(), length: space.inner() });
         }
-        let whole = self.place(&from.shape, true)?;
+        let whole = self.place(&from.shape, Part::Whole)?;
         for (d, place) in whole.iter().enumerate().filter(|(d, _)| !dims.contains(d)) {
             let asked = rest.next().cloned().unwrap_or_default();
             if asked != *place && from.shape[d] != 1 {
@@ -684,13 +719,15 @@ impl<'a> Lowering<'a> {
             }
         }
         let inside = std::mem::replace(&mut self.inside, true);
+        self.folding = false;
         let arg = self.at(x, &whole)?;
-        self.inside = inside;
+        (self.inside, self.folding) = (inside, is_fold);
         let arg = self.builder.convert(arg, dtype);
         if !self.reductions.contains(&value) {
             self.reductions.push(value);
         }
-        Ok(self.builder.push(dtype, ExprKind::Reduce(reduction, arg)))
+        let kind = if is_fold { ExprKind::Fold(reduction, arg) } else { ExprKind::Reduce(reduction, arg) };
+        Ok(self.builder.push(dtype, kind))
     }
 }
 

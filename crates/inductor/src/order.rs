@@ -10,7 +10,7 @@ use crate::elements::Elements;
 use crate::fuse::{Fusion, Group, Target, Unit};
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Kernel};
-use crate::lower::{Lowered, LoweredRoot};
+use crate::lower::{Lowered, LoweredRoot, is_library};
 use crate::sequence::{Needs, sequence};
 
 /// By input, the row of a table in which it is read.
@@ -109,8 +109,18 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
                 }
             }
         }
+        if let Unit::Library(n) = unit
+            && let Some(&w) = fusion.windows.get(&graph.nodes[*n].outs[0])
+        {
+            writer[w] = Some(u as u32);
+        }
         for value in values {
             for target in fusion.targets.get(&value).into_iter().flatten() {
+                if let Target::Part { of, .. } = target
+                    && let Some(&w) = fusion.windows.get(of)
+                {
+                    writer[w] = Some(u as u32);
+                }
                 if let Target::Write(w) = target {
                     let in_table = matches!(unit, Unit::Table(_));
                     // A table writes only its first target; others are copied by a kernel.
@@ -127,9 +137,12 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     let rows: Vec<RowsRead> = (0..fusion.tables.len()).map(|t| RowsRead::of(fusion, t)).collect();
     let (mut late, mut why_not) = (FxHashSet::default(), Vec::new());
     let mut waiting: Option<(usize, Vec<bool>)> = None;
+    // Rows go into inputs by one index: the first step that has it checks it for all, before it changes anything.
+    let in_place = |n: usize| fusion.windows.contains_key(&graph.nodes[n].outs[0]);
+    let first = (0..graph.nodes.len()).find(|&n| is_library(&graph.nodes[n].op) && in_place(n));
     let may_fail = |unit: &Unit| match unit {
         Unit::Kernel(g) => !fusion.groups[*g].lowered.checks.is_empty(),
-        Unit::Library(n) => may_refuse(graph, &graph.nodes[*n]),
+        Unit::Library(n) => may_refuse(graph, &graph.nodes[*n]) && (!in_place(*n) || first == Some(*n)),
         Unit::Table(_) => false,
     };
     let checked: Vec<usize> = (0..fusion.units.len()).filter(|&u| may_fail(&fusion.units[u])).collect();
@@ -154,14 +167,15 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
             continue;
         }
         // Whatever can fail comes before the first change: a program that fails leaves no trace.
-        if checked.contains(&u) || checked.iter().any(|&c| waits[c]) {
+        let is_first = matches!(fusion.units[u], Unit::Library(n) if first == Some(n));
+        if (checked.contains(&u) && !is_first) || checked.iter().any(|&c| waits[c]) {
             late.insert(w);
             why_not.push(WhyNot::MayFail { input: input as usize });
             continue;
         }
         if !others.is_empty() || !checked.is_empty() {
             deps[u].extend(others);
-            deps[u].extend(&checked);
+            deps[u].extend(checked.iter().filter(|&&c| c != u));
             deps[u].sort_unstable();
             deps[u].dedup();
         }
@@ -236,6 +250,7 @@ fn needs(fusion: &Fusion<'_>, late: &FxHashSet<usize>) -> Needs {
             let is_late = targets.iter().any(|t| matches!(t, Target::Write(w) if late.contains(w)));
             let is_direct = targets.iter().any(|t| matches!(t, Target::Write(w) if !late.contains(w)));
             // What is written straight into an input needs no memory.
+            let is_direct = is_direct || fusion.windows.contains_key(&value);
             (is_output || is_late || !is_direct).then(|| needs.item(bytes, is_output || is_late))
         })
     };
@@ -311,6 +326,8 @@ pub(crate) fn reads_only_where_it_writes(
     let later_roots = lowered.roots.iter().filter(|r| depths[r.expr] > stored_in).map(|r| r.expr);
     let later_reductions = kernel.exprs.iter().filter_map(|e| match e.kind {
         ExprKind::Reduce(_, arg) if depths[arg] > stored_in => Some(arg),
+        // Rows are folded behind all passes.
+        ExprKind::Fold(_, arg) => Some(arg),
         _ => None,
     });
     !later_roots.chain(later_reductions).any(|e| in_pass(kernel, e, &loads_here))

@@ -136,6 +136,9 @@ impl<'a> Reader<'a> {
         if self.eat("chunk") {
             kernel.chunk = Some(self.number()?);
         }
+        if self.eat("parts") {
+            kernel.parts = Some(self.number()?);
+        }
         kernel.axes = self.list(|r, _| {
             r.numbered("i")?;
             r.expect(":")?;
@@ -178,6 +181,13 @@ impl<'a> Reader<'a> {
         Ok(kernel)
     }
 
+    fn only(&self, args: &[usize]) -> Read<usize> {
+        match args {
+            [arg] => Ok(*arg),
+            _ => self.fail("one operand"),
+        }
+    }
+
     fn expr(&mut self) -> Read<ExprKind> {
         Ok(match self.word() {
             "scalar" => ExprKind::Scalar(self.numbered("s")?),
@@ -190,14 +200,6 @@ impl<'a> Reader<'a> {
             "position" => {
                 self.expect("[")?;
                 ExprKind::Position(self.index("]")?)
-            }
-            name @ ("sum" | "max") => {
-                let reduction = if name == "sum" { Reduction::Sum } else { Reduction::Max };
-                let arg = self.list(|r, _| r.numbered("%"))?;
-                match arg.first() {
-                    Some(&arg) => ExprKind::Reduce(reduction, arg),
-                    None => return self.fail("an operand"),
-                }
             }
             "narrow" => {
                 self.expect("(")?;
@@ -217,10 +219,16 @@ impl<'a> Reader<'a> {
                 self.expect(")")?;
                 ExprKind::Bounded { value, size, code }
             }
-            name => match Operation::from_name(name) {
-                Some(op) => ExprKind::Apply(op, self.list(|r, _| r.numbered("%"))?.into_iter().collect()),
-                None => return self.fail("an expression"),
-            },
+            name => {
+                let fold = name.strip_prefix("fold_").and_then(Reduction::from_name);
+                let args = self.list(|r, _| r.numbered("%"));
+                match (Reduction::from_name(name), fold, Operation::from_name(name)) {
+                    (Some(reduction), _, _) => ExprKind::Reduce(reduction, self.only(&args?)?),
+                    (_, Some(reduction), _) => ExprKind::Fold(reduction, self.only(&args?)?),
+                    (_, _, Some(op)) => ExprKind::Apply(op, args?.into_iter().collect()),
+                    _ => return self.fail("an expression"),
+                }
+            }
         })
     }
 }
@@ -256,6 +264,15 @@ rows chunk 64 (i0: outer 4, i1: inner 1024) (b0: f32, b1: i64, b2: bool) (s0: fl
 ";
         let kernel: Kernel = text.parse().unwrap();
         assert_eq!(kernel.to_string(), text);
+        let text = "\
+rows parts 16 (i0: outer 512, i1: inner 64) (b0: f32, b1: f32) () {
+  %0 = load b0[i0*64 + i1] : f32
+  %1 = fold_sum(%0) : f32
+  store b1[i1] <- %1
+}
+";
+        let kernel: Kernel = text.parse().unwrap();
+        assert_eq!((kernel.parts, kernel.to_string().as_str()), (Some(16), text));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use kiln_ir::DType;
 
+use crate::folds;
 use crate::index::{AxisId, ExprId, Index};
 use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
 
@@ -23,7 +24,8 @@ fn schedule(mut kernel: Kernel) -> Kernel {
             }
         }
     }
-    let vector = vector_axis(&kernel, has_inner);
+    // Folds lie side by side along the last axis.
+    let vector = if has_folds(&kernel) { kernel.axes.len() - 1 } else { vector_axis(&kernel, has_inner) };
     kernel.mode = match (has_inner, kernel.axes[vector].inner) {
         (false, _) => Mode::Map,
         (true, true) => Mode::Rows,
@@ -120,6 +122,15 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
     best
 }
 
+fn has_folds(kernel: &Kernel) -> bool {
+    kernel.exprs.iter().any(|expr| matches!(expr.kind, ExprKind::Fold(..)))
+}
+
+/// Whether vectors along the last axis are what the kernel's loads want.
+pub(crate) fn goes_along_rows(kernel: &Kernel) -> bool {
+    vector_axis(kernel, true) == kernel.axes.len() - 1
+}
+
 /// Joins neighbouring axes that every access walks through as one.
 fn join(kernel: &mut Kernel) {
     let mut a = 0;
@@ -161,7 +172,7 @@ pub(crate) struct Scheduled {
 /// leaves partial results of chunks, the second combines them. Partial buffers are numbered after the kernel's
 /// own; their dtypes and sizes are returned.
 pub(crate) fn finish(kernel: Kernel) -> (Vec<Scheduled>, Vec<(DType, i64)>) {
-    match cut(&kernel) {
+    match fold(&kernel).or_else(|| cut(&kernel)) {
         Some((first, second, sizes)) => (vec![first, second], sizes),
         None => (vec![pruned(kernel)], Vec::new()),
     }
@@ -174,6 +185,54 @@ fn pruned(mut kernel: Kernel) -> Scheduled {
 
 fn is_whole(kernel: &Kernel, store: &Store) -> bool {
     (0..kernel.axes.len()).any(|a| kernel.axes[a].inner && store.index.mentions(a))
+}
+
+/// A kernel with folds as one that leaves sums of its parts, and one that adds them up.
+fn fold(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
+    let folds: Vec<ExprId> =
+        (0..kernel.exprs.len()).filter(|&e| matches!(kernel.exprs[e].kind, ExprKind::Fold(..))).collect();
+    if folds.is_empty() {
+        return None;
+    }
+    let parts = folds::parts(kernel.count(false));
+    let base = kernel.buffers.len();
+    let (mut place, mut columns) = (Index::default(), 1);
+    for (a, axis) in kernel.axes.iter().enumerate().rev().filter(|(_, axis)| axis.inner) {
+        place.add_scaled(&Index::axis(a), columns);
+        columns *= axis.extent;
+    }
+    let is_of_row =
+        |store: &Store| (0..kernel.axes.len()).any(|a| !kernel.axes[a].inner && store.index.mentions(a));
+
+    let mut first = kernel.clone();
+    first.stores.retain(is_of_row);
+    for (n, &e) in folds.iter().enumerate() {
+        first.buffers.push(kernel.exprs[e].dtype);
+        first.stores.push(Store { buffer: base + n, index: place.clone(), value: e });
+    }
+    let mut first = pruned(first);
+    first.kernel.parts = Some(parts);
+
+    // In the second kernel columns are kept, and the only reduced axis is that of the parts.
+    let mut second = kernel.clone();
+    second.stores.retain(|store| !is_of_row(store));
+    for axis in &mut second.axes {
+        *axis = Axis { extent: if axis.inner { axis.extent } else { 1 }, inner: false };
+    }
+    let new_axis = second.axes.len();
+    second.axes.push(Axis { extent: parts, inner: true });
+    for (n, &e) in folds.iter().enumerate() {
+        let mut index = place.clone();
+        index.add_scaled(&Index::axis(new_axis), columns);
+        let ExprKind::Fold(reduction, _) = second.exprs[e].kind else { continue };
+        let dtype = second.exprs[e].dtype;
+        second.buffers.push(dtype);
+        second.exprs.push(Expr { dtype, kind: ExprKind::Load { buffer: base + n, index } });
+        second.exprs[e].kind = ExprKind::Reduce(reduction, second.exprs.len() - 1);
+    }
+    sort_operands(&mut second);
+    let sizes = folds.iter().map(|&e| (kernel.exprs[e].dtype, columns * parts)).collect();
+    Some((first, pruned(second), sizes))
 }
 
 fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
@@ -273,6 +332,7 @@ fn sort_operands(kernel: &mut Kernel) {
                 ExprKind::Position(index) => ExprKind::Position(index.map(&same, &moved)),
                 ExprKind::Apply(op, args) => ExprKind::Apply(op, args.iter().map(|&a| places[a]).collect()),
                 ExprKind::Reduce(r, arg) => ExprKind::Reduce(r, places[arg]),
+                ExprKind::Fold(r, arg) => ExprKind::Fold(r, places[arg]),
                 ExprKind::Narrow(narrow, arg) => ExprKind::Narrow(narrow, places[arg]),
                 ExprKind::Bounded { value, size, code } => {
                     ExprKind::Bounded { value: places[value], size, code }

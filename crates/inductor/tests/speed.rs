@@ -209,6 +209,11 @@ fn speeds() {
 }}"
         ),
     );
+    // Sums along rows and over rows of the same operands.
+    let golden = include_str!("golden/layer_norm_gradient.kir");
+    let gradient = golden.split_once('\n').unwrap().1.split_once("; ----").unwrap().0;
+    measure("norm", gradient);
+    measure("norm large", &gradient.replace("512", "4096").replace("384", "1024"));
     measure("adam", &adam(10, "[1024, 1024]"));
     measure("adam1000", &adam(1000, "[128, 128]"));
 }

@@ -313,11 +313,21 @@ impl Executable {
                     let why = op.infer(&tys).err().unwrap_or(Why::Other("has no result".into()));
                     return Err(op.error(&tys, why, *loc));
                 };
-                let inputs: SmallVec<[Ready; 4]> =
+                let mut inputs: SmallVec<[Ready; 4]> =
                     args.iter().map(|view| borrow(view, view.layout.clone())).collect();
-                let shared = args.iter().any(|view| pointers[view.buffer] == pointers[out.buffer]);
+                let is_out = |view: &View| pointers[view.buffer] == pointers[out.buffer];
+                let shared = args.iter().any(is_out);
+                // Rows that go into the operand itself, which is dense then.
+                let is_in_place = matches!(op, Op::IndexCopy { .. })
+                    && args.iter().map(is_out).eq([true, false, false])
+                    && args[0].layout.offset == 0
+                    && args[0].layout.is_contiguous();
                 let out = borrow(out, Layout::contiguous(shape.clone()));
                 match shared {
+                    true if is_in_place => {
+                        inputs[0] = out.clone();
+                        compute_into(op, &inputs, tys, &out, *loc)?;
+                    }
                     false if works_apart(op) => {
                         let (buffer, bytes) = *free;
                         let compute = || compute_into(op, &inputs, tys, &out, *loc);

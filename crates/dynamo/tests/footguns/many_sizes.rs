@@ -168,3 +168,23 @@ fn a_reduction_that_is_one_chunk() -> Result<()> {
     }
     Ok(())
 }
+
+/// Sums along rows and over rows of the same matrix: one kernel where rows are many, apart where they are few.
+#[test]
+fn sums_of_rows_and_over_rows() -> Result<()> {
+    let step = |x: &Tensor| -> Result<Vec<Tensor>> {
+        let y = x.mul(2.0)?.softmax(-1)?;
+        Ok(vec![y.sum_dim(0, false)?, x.amax_dim(0, false)?, y])
+    };
+    for dynamic in [None, Some(true)] {
+        let region = Compile::new().dynamic(dynamic).region();
+        for rows in [1000, 1100, 1234, 1002, 20, 1600, 999, 40, 2000, 1601] {
+            let x = data(&[rows, 400])?;
+            for (got, want) in region.run(|| step(&x))?.iter().zip(step(&x)?) {
+                assert_close(got, &want, &format!("{rows}"))?;
+            }
+        }
+        assert!(made(&region) > 0, "{}", region.explain());
+    }
+    Ok(())
+}

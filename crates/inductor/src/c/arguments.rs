@@ -1,9 +1,13 @@
 //! The arguments of a kernel: integers that follow from the numbers of its loops, whatever those are.
 
+use super::folds;
 use crate::loops::{Kernel, Mode};
 
 /// Elements per item of a kernel without rows.
 pub(crate) const CHUNK: i64 = 16384;
+
+/// Bytes of an element in scratch: none is wider.
+pub(super) const ELEMENT: i64 = 8;
 
 /// Where an integer argument comes from.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -14,6 +18,14 @@ pub(super) enum Argument {
     Width,
     /// Items per row of columns.
     Blocks,
+    /// Rows of all parts.
+    Rows,
+    /// Rows of a part.
+    Share,
+    /// Elements of a row.
+    Inner,
+    /// Bytes of a row in scratch.
+    RowBytes,
     /// Where this piece of scratch begins.
     Scratch(usize),
 }
@@ -23,6 +35,8 @@ pub(super) enum Argument {
 pub(super) enum Piece {
     /// A row, of elements of so many bytes.
     Row(i64),
+    /// An element for each column that rows are folded into, and room for a vector that reaches beyond.
+    Folded,
     /// An element for each column of an item.
     Columns,
     /// So many bytes.
@@ -73,12 +87,22 @@ impl Arguments {
         if let Some(chunk) = kernel.chunk {
             work = chunk * work / kernel.axes[outer].extent.max(1);
         }
+        let (rows, mut share) = (items, 0);
+        if let Some(parts) = kernel.parts {
+            share = (rows + parts - 1) / parts;
+            items = parts;
+            work *= share.max(1);
+        }
         let mut ends: Vec<i64> = Vec::with_capacity(self.pieces.len() + 1);
         let mut scratch = 0;
         for piece in &self.pieces {
             ends.push(scratch);
             scratch += match piece {
+                Piece::Row(bytes) if kernel.parts.is_some() => {
+                    folds::GROUP as i64 * row_bytes(kernel, self.lanes, *bytes)
+                }
                 Piece::Row(bytes) => row_bytes(kernel, self.lanes, *bytes),
+                Piece::Folded => row_bytes(kernel, self.lanes, ELEMENT) + self.lanes * ELEMENT,
                 Piece::Columns => round_up(round_up(width, self.lanes) * 8, 64),
                 Piece::Bytes(bytes) => *bytes,
             };
@@ -87,6 +111,10 @@ impl Arguments {
             Argument::Number(number) => numbers[number],
             Argument::Width => width,
             Argument::Blocks => blocks,
+            Argument::Rows => rows,
+            Argument::Share => share,
+            Argument::Inner => kernel.count(true),
+            Argument::RowBytes => row_bytes(kernel, self.lanes, ELEMENT),
             Argument::Scratch(piece) => ends[piece],
         };
         Launch {

@@ -17,9 +17,24 @@ pub(super) struct Body {
 }
 
 impl Body {
+    pub(super) fn params(&self) -> impl Iterator<Item = &String> {
+        self.params.iter()
+    }
+
     pub(super) fn call(&self, position: &str, count: &str, more: &[String]) -> String {
+        self.call_with(position, count, more, &|name| name.into())
+    }
+
+    /// A call where the parameters go under other names.
+    pub(super) fn call_with(
+        &self,
+        position: &str,
+        count: &str,
+        more: &[String],
+        named: &dyn Fn(&str) -> String,
+    ) -> String {
         let mut args = vec![position.to_string(), count.to_string()];
-        args.extend(self.params.iter().cloned());
+        args.extend(self.params.iter().map(|name| named(name)));
         args.extend(more.iter().cloned());
         format!("{}({});", self.name, args.join(", "))
     }
@@ -135,7 +150,7 @@ impl Emitter<'_> {
         (open, close)
     }
 
-    pub(super) fn row_loops(&mut self) -> String {
+    pub(super) fn row_loops(&mut self, declared: &mut BTreeSet<String>) -> String {
         let passes = self.passes();
         self.choose_saved(passes);
         let mut out = String::new();
@@ -144,13 +159,14 @@ impl Emitter<'_> {
             let dtype = self.kernel.exprs[id].dtype;
             let at = self.scratch(format!("kept{id}"), Piece::Row(self.element_bytes(id)));
             let ty = memory_type(dtype);
-            let _ = writeln!(out, "        {ty} *r{id} = ({ty} *)(scratch + {at});");
+            // Those of a group of rows are needed once more.
+            let row = if self.kernel.parts.is_some() { " + (item - group) * row_bytes" } else { "" };
+            let _ = writeln!(out, "        {ty} *r{id} = ({ty} *)(scratch + {at}{row});");
             self.outer_names.insert(format!("r{id}"), format!("{ty} *"));
         }
-        let mut declared = BTreeSet::new();
         for pass in 0..passes {
             out.push_str(&self.item_statements(pass));
-            let text = self.row_pass(pass, passes, &mut declared);
+            let text = self.row_pass(pass, passes, declared);
             out.push_str(&text);
             if pass == 0 && passes > 1 {
                 out.push_str(&self.rows_ahead());
@@ -159,7 +175,7 @@ impl Emitter<'_> {
         out.push_str(&self.item_statements(passes));
         for s in 0..self.kernel.stores.len() {
             let store = &self.kernel.stores[s];
-            if !self.is_whole(&store.index, store.value) {
+            if !self.is_fold(s) && !self.is_whole(&store.index, store.value) {
                 let text = self.store_one(s, "        ");
                 out.push_str(&text);
             }

@@ -275,7 +275,7 @@ impl<'k> Emitter<'k> {
                 let names: Vec<String> = args.iter().map(|a| format!("v{a}")).collect();
                 self.apply(*op, dtype, operands, &names)
             }
-            ExprKind::Reduce(..) => format!("v{id}"),
+            ExprKind::Reduce(..) | ExprKind::Fold(..) => format!("v{id}"),
             ExprKind::Bounded { value, size, code } => {
                 let size = self.stride(id, usize::MAX, size);
                 let name = format!("x{id}");

@@ -15,11 +15,12 @@ mod arguments;
 mod body;
 mod columns;
 mod expr;
+mod folds;
 mod helpers;
 mod narrow;
 mod stages;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use kiln_ir::DType;
@@ -177,7 +178,7 @@ impl<'k> Emitter<'k> {
         };
         let column = kernel.varies(|a| a == vector);
         for (id, expr) in kernel.exprs.iter().enumerate() {
-            let level = if body[id] {
+            let level = if body[id] || matches!(expr.kind, ExprKind::Fold(..)) {
                 Level::Body
             } else if kernel.mode == Mode::Columns && (column[id] || self.depths[id] > 0) {
                 // Cheap columns are computed where they are used; what needs a reduction is kept.
@@ -219,6 +220,7 @@ impl<'k> Emitter<'k> {
             .kernel
             .stores
             .iter()
+            .filter(|s| !matches!(self.kernel.exprs[s.value].kind, ExprKind::Fold(..)))
             .map(|s| self.depths[s.value] + usize::from(self.is_whole(&s.index, s.value)));
         let reductions =
             (0..self.kernel.exprs.len()).filter(|&e| self.is_reduction(e)).map(|e| self.depths[e]);
@@ -248,7 +250,9 @@ impl<'k> Emitter<'k> {
         let stores = (0..self.kernel.stores.len())
             .filter(|&s| {
                 let store = &self.kernel.stores[s];
-                self.is_whole(&store.index, store.value) && self.depths[store.value] == pass
+                !self.is_fold(s)
+                    && self.is_whole(&store.index, store.value)
+                    && self.depths[store.value] == pass
             })
             .collect();
         (reductions, stores)
@@ -291,11 +295,12 @@ impl<'k> Emitter<'k> {
             return;
         }
         let mut first: BTreeMap<ExprId, usize> = BTreeMap::new();
-        for pass in 0..passes {
+        for pass in 0..=passes {
             let (reductions, stores) = self.sinks(pass);
             let roots =
                 reductions.iter().map(|r| r.2).chain(stores.iter().map(|&s| self.kernel.stores[s].value));
-            let roots: Vec<ExprId> = roots.collect();
+            // What is folded is computed when everything else of a row is.
+            let roots: Vec<ExprId> = if pass < passes { roots.collect() } else { self.folded() };
             let known =
                 |id: ExprId| self.levels[id] != Level::Body || (first.contains_key(&id) && self.is_dear(id));
             let (compute, take) = self.needed(roots, &known);
@@ -311,8 +316,12 @@ impl<'k> Emitter<'k> {
             }
         }
         let row = |&id: &ExprId| row_bytes(self.kernel, self.lanes as i64, self.element_bytes(id));
-        if self.saved.keys().map(row).sum::<i64>() > MOST_SCRATCH {
+        let rows = if self.kernel.parts.is_some() { folds::GROUP as i64 } else { 1 };
+        if rows * self.saved.keys().map(row).sum::<i64>() > MOST_SCRATCH {
             self.saved.clear();
+        }
+        if rows > 1 && !self.saved.is_empty() {
+            self.int("row_bytes".into(), Argument::RowBytes);
         }
     }
 
@@ -481,9 +490,10 @@ impl<'k> Emitter<'k> {
         }
         let statements = self.statements(Level::Call, "    ");
         main.push_str(&statements);
+        let mut declared = BTreeSet::new();
         let loops = match kernel.mode {
             Mode::Map | Mode::Table => self.map_loops(),
-            Mode::Rows => self.row_loops(),
+            Mode::Rows => self.row_loops(&mut declared),
             Mode::Columns => self.column_loops(),
         };
         if kernel.mode == Mode::Table {
@@ -495,6 +505,14 @@ impl<'k> Emitter<'k> {
                 let _ = writeln!(decode, "{} *b{b} = bufs[{columns} * row + {b}];", memory_type(*dtype));
             }
         }
+        let items = match kernel.parts {
+            Some(_) => self.part_loops(&format!("{decode}{loops}"), &mut declared),
+            None => format!(
+                "    for (long item = begin; item < end; item++) {{
+{decode}{loops}    }}
+"
+            ),
+        };
         let mut head = String::new();
         for (i, name) in self.int_names.iter().enumerate() {
             let _ = writeln!(head, "    const long {name} = ints[{i}];");
@@ -503,9 +521,7 @@ impl<'k> Emitter<'k> {
             if self.uses_status { ("    int code = 0, *status = &code;\n", "code") } else { ("", "0") };
         let code = format!(
             "{}int KERNEL(void *const *bufs, const long *ints, const unsigned long *scalars, long begin, long end, char *scratch) {{
-{head}{}{main}    for (long item = begin; item < end; item++) {{
-{decode}{loops}    }}
-    return {};
+{head}{}{main}{items}    return {};
 }}
 ",
             self.bodies, status.0, status.1

@@ -250,6 +250,21 @@ fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, St
             }
             make(dtype, shape, |i| acc[fold(i, shape)].unwrap_or(Scalar::Int(0)))
         }
+        Op::Argmax { dim, keepdim: false } | Op::Argmin { dim, keepdim: false } => make(dtype, shape, |i| {
+            let is_before = |a: Scalar, b: Scalar| match (&node.op, a, b) {
+                _ if a.as_f64().is_nan() => !b.as_f64().is_nan(),
+                (Op::Argmax { .. }, Scalar::Float(a), Scalar::Float(b)) => a > b,
+                (Op::Argmax { .. }, a, b) => a.as_i64() > b.as_i64(),
+                (_, a, b) => a.as_f64() < b.as_f64(),
+            };
+            let element = |n: usize| {
+                let mut at = i.to_vec();
+                at.insert(*dim, n);
+                t(0).get(&at)
+            };
+            let better = |best: usize, n: usize| if is_before(element(n), element(best)) { n } else { best };
+            Scalar::Int((0..t(0).shape[*dim]).reduce(better).unwrap() as i64)
+        }),
         Op::Mm {} => make(dtype, shape, |i| {
             let k = t(0).shape[1];
             match dtype.is_float() {

@@ -1,0 +1,125 @@
+//! Kernels that reduce along rows and over rows at once, compared with the naive evaluator.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
+
+mod support;
+
+use kiln_inductor::{Options, Plan};
+use kiln_ir::math::c::CIsa;
+use kiln_ir::{DType, Graph};
+use support::{Random, best_isa, check_run};
+
+fn check(text: &str, isa: CIsa) -> Plan {
+    let graph: Graph = text.parse().unwrap();
+    let inputs = Random(7).inputs(&graph);
+    check_run(&graph, &Options::dense(&graph, isa, 2), &inputs)
+}
+
+fn has_parts(plan: &Plan) -> bool {
+    plan.kernels.iter().any(|kernel| kernel.loops.contains(" parts "))
+}
+
+/// A softmax of rows, and sums over rows of what goes in and of what comes out.
+fn softmax(rows: usize, n: usize, dtype: DType) -> String {
+    let (whole, each, columns) =
+        (format!("{dtype}[{rows}, {n}]"), format!("{dtype}[{rows}]"), format!("{dtype}[{n}]"));
+    format!(
+        "graph(%0: {whole}, %1: {columns}) {{
+  %2 = amax(%0) {{dims: [1], keepdim: false}} : {each}
+  %3 = reshape(%2) {{shape: [{rows}, 1]}} : {dtype}[{rows}, 1]
+  %4 = expand(%3) {{shape: [{rows}, {n}]}} : {whole}
+  %5 = sub(%0, %4) : {whole}
+  %6 = exp(%5) : {whole}
+  %7 = sum(%6) {{dims: [1], keepdim: false}} : {each}
+  %8 = reshape(%7) {{shape: [{rows}, 1]}} : {dtype}[{rows}, 1]
+  %9 = expand(%8) {{shape: [{rows}, {n}]}} : {whole}
+  %10 = div(%6, %9) : {whole}
+  %11 = sum(%10) {{dims: [0], keepdim: false}} : {columns}
+  %12 = mul(%11, %1) : {columns}
+  %13 = amax(%0) {{dims: [0], keepdim: false}} : {columns}
+  %14 = sum(%0) {{dims: [0], keepdim: false}} : {columns}
+  return %10, %12, %13, %14
+}}"
+    )
+}
+
+#[test]
+fn rows_and_columns_of_a_matrix_are_one_kernel() {
+    let best = best_isa();
+    for (rows, n, dtype, isa) in [
+        (4200, 67, DType::F32, best),
+        (4096, 80, DType::F32, best.max(CIsa::Avx2)),
+        (700, 513, DType::F32, CIsa::Plain),
+        (700, 300, DType::F64, best),
+        (4200, 140, DType::F16, best),
+        (4100, 131, DType::BF16, best.max(CIsa::Avx2)),
+    ] {
+        let plan = check(&softmax(rows, n, dtype), isa);
+        assert!(has_parts(&plan), "{rows} x {n}");
+        assert_eq!(plan.steps.len(), 2, "{rows} x {n}");
+    }
+}
+
+/// Where operands stay in the cache, rows are few or short, or lie across, kernels stay apart.
+#[test]
+fn small_and_narrow_matrices_are_reduced_apart() {
+    for (rows, n) in [(300, 100), (100, 3000), (20_000, 15)] {
+        assert!(!has_parts(&check(&softmax(rows, n, DType::F32), best_isa())), "{rows} x {n}");
+    }
+    let graph: Graph = softmax(1000, 400, DType::F32).parse().unwrap();
+    let mut options = Options::dense(&graph, best_isa(), 2);
+    let mut layouts = options.input_layouts.to_vec();
+    layouts[0].strides = [1, 1000].into_iter().collect();
+    options.input_layouts = layouts.into();
+    let inputs = Random(3).inputs(&graph);
+    check_run(&graph, &options, &inputs);
+}
+
+/// A square matrix: sums of rows and of columns have the same shape.
+#[test]
+fn squares() {
+    let plan = check(
+        "graph(%0: f32[1024, 1024], %1: i64[1024, 1024]) {
+  %2 = sum(%0) {dims: [1], keepdim: false} : f32[1024]
+  %3 = sum(%0) {dims: [0], keepdim: false} : f32[1024]
+  %4 = add(%2, %2) : f32[1024]
+  %5 = amax(%1) {dims: [0], keepdim: false} : i64[1024]
+  %6 = sum(%1) {dims: [1], keepdim: false} : i64[1024]
+  return %4, %3, %5, %6
+}",
+        best_isa(),
+    );
+    assert!(has_parts(&plan));
+    assert_eq!(plan.steps.len(), 4);
+    // A sum over rows that is needed for the rows comes before them.
+    check(
+        "graph(%0: f32[1024, 1024]) {
+  %1 = amax(%0) {dims: [0], keepdim: false} : f32[1024]
+  %2 = expand(%1) {shape: [1024, 1024]} : f32[1024, 1024]
+  %3 = sub(%0, %2) : f32[1024, 1024]
+  %4 = sum(%3) {dims: [1], keepdim: false} : f32[1024]
+  return %1, %3, %4
+}",
+        best_isa(),
+    );
+}
+
+/// A matrix that is changed by its own gradient in place.
+#[test]
+fn write_backs() {
+    let plan = check(
+        "graph(%0: f32[1100, 500], %1: f32[500]) {
+  %2 = sum(%0) {dims: [1], keepdim: false} : f32[1100]
+  %3 = reshape(%2) {shape: [1100, 1]} : f32[1100, 1]
+  %4 = expand(%3) {shape: [1100, 500]} : f32[1100, 500]
+  %5 = sub(%0, %4) : f32[1100, 500]
+  %6 = sum(%0) {dims: [0], keepdim: false} : f32[500]
+  %7 = sub(%1, %6) : f32[500]
+  write %0 <- %5
+  write %1 <- %7
+  return
+}",
+        best_isa(),
+    );
+    assert!(has_parts(&plan));
+}
