@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::{Graph, Layout, Result, Scalar, ScalarKind, TensorTy, Ty, Value};
-use kiln_runtime::program::{self, Element, MatrixAt};
+use kiln_runtime::program::{self, BatchAt, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, gemm, threads, warn};
 use kiln_tensor::Tensor;
 use kiln_tensor::program::{Executable, HostFunction, HostStep, View};
@@ -234,6 +234,11 @@ pub(crate) fn bind(
         row: m.row as isize,
         column: m.column as isize,
     };
+    let batch = |b: &kiln_inductor::BatchRef| BatchAt {
+        matrix: matrix(&b.matrix),
+        sizes: b.sizes.to_vec(),
+        strides: b.strides.to_vec(),
+    };
     let operand = |v: &kiln_inductor::ViewRef| View {
         buffer: v.at.buffer.index(),
         ty: TensorTy::new(buffers[v.at.buffer.index()].ty.dtype, v.shape.clone()),
@@ -264,6 +269,14 @@ pub(crate) fn bind(
                 accumulate: *accumulate,
                 element: element(*dtype),
                 epilogue: epilogue.map(|epilogue| (epilogue.rows, epilogue.items)),
+            },
+            Step::Bmm { batch: count, m, n, k, lhs, rhs, dst, dtype } => program::Step::Bmm {
+                batch: *count,
+                shape: gemm::Shape { m: *m, n: *n, k: *k },
+                dst: dst.index(),
+                lhs: batch(lhs),
+                rhs: batch(rhs),
+                element: element(*dtype),
             },
             Step::Random { distribution, buffer, seed, offset } => program::Step::Random {
                 normal: matches!(distribution, kiln_inductor::Distribution::Normal),

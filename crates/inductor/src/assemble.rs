@@ -17,8 +17,8 @@ use crate::lower::{Lowered, LoweredRoot};
 use crate::options::Options;
 use crate::order::{Order, reads_only_where_it_writes};
 use crate::plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, Distribution, KernelSource, MatrixRef, Place, Plan, Step,
-    ViewRef,
+    BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, Distribution, KernelSource, MatrixRef, Place, Plan,
+    Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::scalars::Scalars;
@@ -693,6 +693,13 @@ impl<'f, 'g> Assembler<'f, 'g> {
         MatrixRef { at, row: view.strides[0] as i64, column: view.strides[1] as i64 }
     }
 
+    fn batch(&mut self, value: Value) -> BatchRef {
+        let view = self.fusion.batch(value);
+        let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
+        let matrix = MatrixRef { at, row: view.row as i64, column: view.column as i64 };
+        BatchRef { matrix, sizes: view.sizes, strides: view.strides }
+    }
+
     fn library(&mut self, n: usize) {
         let node = &self.fusion.graph.nodes[n];
         let out = node.outs[0];
@@ -713,6 +720,11 @@ impl<'f, 'g> Assembler<'f, 'g> {
                     Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype, epilogue: None },
                     "gemm",
                 )
+            }
+            Op::Bmm {} if self.fusion.is_batched(node) => {
+                let (m, n, k) = (ty.shape[1], ty.shape[2], self.tensor(node.args[0]).shape[2]);
+                let (lhs, rhs) = (self.batch(node.args[0]), self.batch(node.args[1]));
+                (Step::Bmm { batch: ty.shape[0], m, n, k, lhs, rhs, dst, dtype: ty.dtype }, "bmm")
             }
             Op::Rand { .. } | Op::Randn { .. } => {
                 let uniform = matches!(node.op, Op::Rand { .. });

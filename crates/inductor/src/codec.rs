@@ -13,8 +13,8 @@ use kiln_ir::math::{Function, Width};
 use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
 
 use crate::plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource, MatrixRef,
-    Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource,
+    MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::why_not::WhyNot;
@@ -318,6 +318,7 @@ structs! {
     BufferTy { dtype, shape, strides, bytes }
     BufferRef { buffer, offset }
     MatrixRef { at, row, column }
+    BatchRef { matrix, sizes, strides }
     Epilogue { rows, items }
     ViewRef { at, shape, strides }
     ScalarOp { op, args, kind }
@@ -379,6 +380,7 @@ enums! {
         3 Copy { src: src, dst: dst }
         4 Fallback { op: op, args: args, outs: outs, free: free, loc: loc }
         5 Eager { graph: graph, args: args, scalars: scalars, outs: outs }
+        6 Bmm { batch: batch, m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, dtype: dtype }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::c;
 use crate::epilogue;
 use crate::options::Options;
 use crate::plan::{
-    BufferPlan, BufferRef, BufferTy, CheckText, MatrixRef, Place, Plan, ScalarRef, Step, ViewRef,
+    BatchRef, BufferPlan, BufferRef, BufferTy, CheckText, MatrixRef, Place, Plan, ScalarRef, Step, ViewRef,
 };
 use crate::report::Report;
 use crate::temporaries::{InPlace, place_temporaries};
@@ -163,9 +163,13 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
             }
             Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: _, dtype: _, epilogue: _ } => {
                 [m, n, k].into_iter().for_each(|size| change_size(size, numbers));
-                for MatrixRef { at, row, column } in [lhs, rhs, dst] {
-                    change_place(at, numbers);
-                    [row, column].into_iter().for_each(|n| *n = numbers.int(*n));
+                [lhs, rhs, dst].into_iter().for_each(|matrix| change_matrix(matrix, numbers));
+            }
+            Step::Bmm { batch, m, n, k, lhs, rhs, dst: _, dtype: _ } => {
+                [batch, m, n, k].into_iter().for_each(|size| change_size(size, numbers));
+                for BatchRef { matrix, sizes, strides } in [lhs, rhs] {
+                    change_matrix(matrix, numbers);
+                    change_shape(sizes, strides, numbers);
                 }
             }
             Step::Random { distribution: _, buffer: _, seed, offset } => {
@@ -207,6 +211,11 @@ fn change_buffer(buffer: &mut BufferPlan, numbers: &mut dyn Numbers) {
 
 fn change_place(at: &mut BufferRef, numbers: &mut dyn Numbers) {
     at.offset = numbers.int(at.offset);
+}
+
+fn change_matrix(MatrixRef { at, row, column }: &mut MatrixRef, numbers: &mut dyn Numbers) {
+    change_place(at, numbers);
+    [row, column].into_iter().for_each(|n| *n = numbers.int(*n));
 }
 
 fn change_view(view: &mut ViewRef, numbers: &mut dyn Numbers) {

@@ -63,8 +63,8 @@ use kiln_ir::{Graph, Ty};
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource, MatrixRef,
-    Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource,
+    MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 pub use report::{Report, StepReport};
 pub use why_not::WhyNot;

@@ -105,6 +105,17 @@ pub struct MatrixRef {
     pub column: i64,
 }
 
+/// A batch of strided matrices.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BatchRef {
+    /// The first of them.
+    pub matrix: MatrixRef,
+    /// Sizes of the dims that count the matrices, outermost first.
+    pub sizes: Shape,
+    /// Elements from one to the next in each of these dims; 0 where it is the same matrix.
+    pub strides: Strides,
+}
+
 /// A strided tensor.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ViewRef {
@@ -189,6 +200,25 @@ pub enum Step {
         dtype: DType,
         /// How the next step, a kernel, goes on with rows that are finished.
         epilogue: Option<Epilogue>,
+    },
+    /// `dst = lhs · rhs`, matrix by matrix.
+    Bmm {
+        /// How many matrices.
+        batch: usize,
+        /// Rows of each result.
+        m: usize,
+        /// Columns of each result.
+        n: usize,
+        /// Inner size.
+        k: usize,
+        /// Left operands.
+        lhs: BatchRef,
+        /// Right operands.
+        rhs: BatchRef,
+        /// The results, dense.
+        dst: BufferId,
+        /// Element type: f32 or f64.
+        dtype: DType,
     },
     /// Fills a dense buffer with random numbers.
     Random {

@@ -23,6 +23,9 @@ fn lives(buffers: usize, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
         match step {
             Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
             Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer)),
+            Step::Bmm { lhs, rhs, dst, .. } => {
+                [lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst].into_iter().for_each(touch)
+            }
             Step::Random { buffer, .. } => touch(*buffer),
             Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
             Step::Fallback { args, outs, .. } => {

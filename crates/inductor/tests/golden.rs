@@ -73,6 +73,13 @@ fn show(plan: &Plan, with_c: bool) -> String {
                 )
                 .unwrap();
             }
+            Step::Bmm { batch, m, n, k, lhs, rhs, .. } => {
+                let show = |b: &kiln_inductor::BatchRef| {
+                    format!("{:?} by {:?}, strides {} {}", b.sizes, b.strides, b.matrix.row, b.matrix.column)
+                };
+                writeln!(out, "bmm {batch} of {m} x {n} = {k}: lhs {}, rhs {}", show(lhs), show(rhs))
+                    .unwrap();
+            }
             Step::Random { distribution, .. } => writeln!(out, "random {distribution:?}").unwrap(),
             Step::Copy { .. } => writeln!(out, "copy").unwrap(),
             Step::Fallback { op, .. } => writeln!(out, "library {}", op.name()).unwrap(),

@@ -337,6 +337,49 @@ unsafe fn straightened<T: Float>(product: Product<T>) {
     }
 }
 
+/// Work of one product of a batch from which each uses all threads, in multiply-adds.
+const LARGE: usize = 1 << 22;
+
+/// As [`gemm_f32()`] or [`gemm_f64()`] for `count` products of one shape; `operands` are the result, the left and the
+/// right operand of each.
+///
+/// # Safety
+/// As for [`gemm_f32()`], for each of them; no two results share memory, and none with an operand of another.
+pub(crate) unsafe fn batched<T: Float>(
+    count: usize,
+    shape: Shape,
+    operands: &(dyn Fn(usize) -> [Matrix<T>; 3] + Sync),
+) {
+    let run = |begin: usize, end: usize| {
+        for [dst, lhs, rhs] in (begin..end).map(operands) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { gemm(Product { shape, dst, accumulate: false, lhs, rhs }, None) };
+        }
+    };
+    let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
+    if count >= 2 * threads::count() || work < LARGE {
+        parallel_for(count, TASK.div_ceil(work.max(1)), run);
+    } else {
+        run(0, count);
+    }
+}
+
+/// One product on the calling thread.
+///
+/// # Safety
+/// As for [`gemm_f32()`].
+pub(crate) unsafe fn serial<T: Float>(product: Product<T>) {
+    let Product { shape: Shape { m, n, k }, dst, .. } = product;
+    if m == 0 || n == 0 || k == 0 {
+        // SAFETY: the caller's promise is passed on. No tiles are cut of what is empty.
+        unsafe { gemm(product, None) };
+        return;
+    }
+    let turn = if m == 1 || n == 1 { m > 1 } else { dst.is_turned() };
+    // SAFETY: the same elements, if under other names.
+    unsafe { tile(if turn { product.transposed() } else { product }) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

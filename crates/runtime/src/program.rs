@@ -7,6 +7,7 @@ use crate::gemm::{self, Matrix, Then};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
+use crate::threads::Shared;
 
 /// Where a buffer of a program lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +49,29 @@ pub struct MatrixAt {
     pub column: isize,
 }
 
+/// A batch of strided matrices in a buffer.
+#[derive(Debug, Clone)]
+pub struct BatchAt {
+    /// The first of them.
+    pub matrix: MatrixAt,
+    /// Sizes of the dims that count the matrices, outermost first.
+    pub sizes: Vec<usize>,
+    /// Elements from one to the next in each of these dims.
+    pub strides: Vec<isize>,
+}
+
+impl BatchAt {
+    /// The matrix with this number.
+    pub(crate) fn at(&self, mut number: usize) -> MatrixAt {
+        let mut offset = self.matrix.offset;
+        for (size, stride) in self.sizes.iter().zip(&self.strides).rev() {
+            offset += (number % size) as isize * stride;
+            number /= size;
+        }
+        MatrixAt { offset, ..self.matrix }
+    }
+}
+
 /// One thing a program does.
 #[derive(Debug)]
 pub enum Step {
@@ -84,6 +108,21 @@ pub enum Step {
         element: Element,
         /// Whether the next step, a kernel, may run on rows that are finished: so many rows are so many items.
         epilogue: Option<(usize, i64)>,
+    },
+    /// Matrix products, one for each matrix of a batch.
+    Bmm {
+        /// How many.
+        batch: usize,
+        /// Sizes of each.
+        shape: gemm::Shape,
+        /// The buffer of the results, which are dense.
+        dst: usize,
+        /// Left operands.
+        lhs: BatchAt,
+        /// Right operands.
+        rhs: BatchAt,
+        /// Element type: a float.
+        element: Element,
     },
     /// Fills a dense buffer with random numbers.
     Random {
@@ -352,6 +391,28 @@ impl Program {
                             Element::F64 => product!(gemm::gemm_f64, f64),
                             Element::I64 => product!(gemm::gemm_i64, i64),
                         },
+                    }
+                }
+                Step::Bmm { batch, shape, dst, lhs, rhs, element } => {
+                    let pointers = Shared(&pointers[..]);
+                    macro_rules! products {
+                        ($ty:ty) => {{
+                            let place = |m: MatrixAt| {
+                                let first = pointers.get()[m.buffer].cast::<$ty>();
+                                Matrix::new(first.wrapping_offset(m.offset), m.row, m.column)
+                            };
+                            let product = |number: usize| {
+                                let offset = (number * shape.m * shape.n) as isize;
+                                let dst = MatrixAt { buffer: *dst, offset, row: shape.n as isize, column: 1 };
+                                [dst, lhs.at(number), rhs.at(number)].map(place)
+                            };
+                            // SAFETY: the caller's promise about the steps is passed on.
+                            unsafe { gemm::batched(*batch, *shape, &product) }
+                        }};
+                    }
+                    match element {
+                        Element::F64 => products!(f64),
+                        _ => products!(f32),
                     }
                 }
                 Step::Random { normal, buffer, count, element, seed, offset } => {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_inductor::{
-    BufferRef, Epilogue, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower,
+    BatchRef, BufferRef, Epilogue, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower,
 };
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{DType, Graph, Op, Scalar, Shape, Stage, Strides, Ty, bf16, f16};
@@ -389,6 +389,24 @@ impl<'p> Run<'p> {
                 }
                 Ok(())
             }
+            Step::Bmm { batch, m, n, k, lhs, rhs, dst, dtype } => {
+                for b in 0..*batch {
+                    let dst = BufferRef { buffer: *dst, offset: (b * m * n) as i64 };
+                    let product = Step::Gemm {
+                        m: *m,
+                        n: *n,
+                        k: *k,
+                        lhs: nth(lhs, b),
+                        rhs: nth(rhs, b),
+                        dst: MatrixRef { at: dst, row: *n as i64, column: 1 },
+                        accumulate: false,
+                        dtype: *dtype,
+                        epilogue: None,
+                    };
+                    self.step(&product, None, compiled)?;
+                }
+                Ok(())
+            }
             Step::Copy { src, dst } => {
                 let (from, to) = (&self.plan.buffers[src.index()].ty, &self.plan.buffers[dst.index()].ty);
                 let (a, b) = (positions(&from.shape, &from.strides), positions(&to.shape, &to.strides));
@@ -435,6 +453,17 @@ impl<'p> Run<'p> {
     }
 }
 
+/// One matrix of a batch.
+fn nth(batch: &BatchRef, mut number: usize) -> MatrixRef {
+    let mut matrix = batch.matrix;
+    assert!(number < batch.sizes.numel());
+    for (size, stride) in batch.sizes.iter().zip(&batch.strides).rev() {
+        matrix.at.offset += (number % size) as i64 * *stride as i64;
+        number /= size;
+    }
+    matrix
+}
+
 /// Doubles that come from floats are as exact as floats.
 fn close(got: Scalar, want: Scalar, dtype: DType, has_f32: bool) -> bool {
     let (a, b) = (got.as_f64(), want.as_f64());
@@ -478,6 +507,7 @@ fn touched(step: &Step) -> Vec<usize> {
     let buffers: Vec<kiln_inductor::BufferId> = match step {
         Step::Kernel { bufs, .. } => bufs.iter().map(|b| b.buffer).collect(),
         Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].iter().map(|m| m.at.buffer).collect(),
+        Step::Bmm { lhs, rhs, dst, .. } => vec![lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst],
         Step::Random { buffer, .. } => vec![*buffer],
         Step::Copy { src, dst } => vec![*src, *dst],
         Step::Fallback { args, outs, .. } => args.iter().map(|a| a.at.buffer).chain(outs.clone()).collect(),
