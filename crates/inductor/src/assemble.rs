@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kiln_ir::{DType, Def, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
+use crate::bands;
 use crate::c;
 use crate::eager::{Cone, Of};
 use crate::elements::Elements;
@@ -752,15 +753,36 @@ impl<'f, 'g> Assembler<'f, 'g> {
         self.step(step, name, ops, read, ty.bytes());
     }
 
+    /// Puts the steps into another order, in which each still finds what it reads: by new place, the old one.
+    fn reorder(&mut self, order: &[usize]) {
+        fn moved<T>(all: &mut Vec<T>, order: &[usize]) {
+            let mut old: Vec<Option<T>> = all.drain(..).map(Some).collect();
+            all.extend(order.iter().filter_map(|&s| old[s].take()));
+        }
+        moved(&mut self.steps, order);
+        moved(&mut self.loops, order);
+        moved(&mut self.reports, order);
+        let mut places = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(new, &old)| places[old] = new);
+        self.in_place.iter_mut().for_each(|in_place| in_place.step = places[in_place.step]);
+    }
+
     /// Places the arena's buffers and puts the plan together.
     fn finish(mut self) -> Assembled {
-        let mut epilogues = epilogue::connect(&mut self.steps, &self.loops);
+        let mut from = 0;
+        while let Some((order, next)) =
+            bands::gather(&self.steps, &self.loops, &self.buffers, &self.in_place, from)
+        {
+            self.reorder(&order);
+            from = next;
+        }
+        let epilogues = epilogue::connect(&mut self.steps, &self.loops);
+        let (bands, apart) = bands::connect(&mut self.steps, &self.loops, &mut self.buffers, &self.in_place);
         let (arena_bytes, taken_back) =
-            place_temporaries(&mut self.buffers, &mut self.steps, self.outputs.len(), &self.in_place);
-        epilogues.extend(taken_back);
+            place_temporaries(&mut self.buffers, &mut self.steps, &bands, self.outputs.len(), &self.in_place);
         let mut why_not = self.fusion.why_not.clone();
         why_not.extend(self.order.why_not.iter().cloned());
-        why_not.extend(epilogues);
+        why_not.extend(epilogues.into_iter().chain(taken_back).chain(apart));
         let mut seen = FxHashSet::default();
         why_not.retain(|w| seen.insert(w.clone()));
         let plan = Plan {
@@ -768,6 +790,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
             buffers: self.buffers,
             scalars: self.scalars.ops,
             steps: self.steps,
+            bands,
             arena_bytes,
             outputs: self.outputs,
             isa: self.options.isa,

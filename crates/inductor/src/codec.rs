@@ -13,8 +13,8 @@ use kiln_ir::math::{Function, Width};
 use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
 
 use crate::plan::{
-    BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource,
-    MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    Bands, BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue,
+    KernelSource, MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::why_not::WhyNot;
@@ -320,13 +320,14 @@ structs! {
     MatrixRef { at, row, column }
     BatchRef { matrix, sizes, strides }
     Epilogue { rows, items }
+    Bands { first, steps, rows, count, kernels, bytes }
     ViewRef { at, shape, strides }
     ScalarOp { op, args, kind }
     KernelSource { name, lanes, code, functions, needs_libm, ops, loops }
     StepReport { name, ops, bytes_read, bytes_written }
     Report { steps, why_not }
     TensorTy { dtype, device, shape }
-    Plan { kernels, buffers, scalars, steps, arena_bytes, outputs, isa, report }
+    Plan { kernels, buffers, scalars, steps, bands, arena_bytes, outputs, isa, report }
 }
 
 /// Enums: the variant's number, then its fields.
@@ -366,6 +367,7 @@ enums! {
         1 Output { 0: i }
         2 Arena { offset: offset }
         3 BeforeOutput { output: output, offset: offset }
+        4 Band { offset: offset, row_bytes: row_bytes }
     }
     Step {
         0 Kernel {

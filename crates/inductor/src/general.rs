@@ -11,6 +11,7 @@ use std::sync::Arc;
 use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 
 use crate::assemble::{Assembled, Loops, name_of};
+use crate::bands;
 use crate::c;
 use crate::epilogue;
 use crate::options::Options;
@@ -93,8 +94,9 @@ impl General {
         let General { mut plan, mut loops, in_place, names, .. } = self.clone().without_text();
         each_number(&mut plan, &mut loops, &mut Wipe);
         plan.arena_bytes = 0;
+        plan.bands.clear();
         for buffer in &mut plan.buffers {
-            if let Place::Arena { .. } | Place::BeforeOutput { .. } = buffer.place {
+            if let Place::Arena { .. } | Place::BeforeOutput { .. } | Place::Band { .. } = buffer.place {
                 buffer.place = Place::Arena { offset: 0 };
             }
             Arc::make_mut(&mut buffer.ty).bytes = 0;
@@ -135,8 +137,9 @@ impl General {
                 (launch.ints, launch.items, launch.grain, launch.scratch_bytes);
         }
         epilogue::connect(&mut plan.steps, loops);
-        (plan.arena_bytes, _) =
-            place_temporaries(&mut plan.buffers, &mut plan.steps, plan.outputs.len(), in_place);
+        (plan.bands, _) = bands::connect(&mut plan.steps, loops, &mut plan.buffers, in_place);
+        let Plan { buffers, steps, bands, outputs, .. } = plan;
+        (plan.arena_bytes, _) = place_temporaries(buffers, steps, bands, outputs.len(), in_place);
     }
 }
 

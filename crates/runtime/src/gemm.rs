@@ -364,6 +364,28 @@ pub(crate) unsafe fn batched<T: Float>(
     }
 }
 
+/// The most bytes of an operand that is turned round once for several products: they stay in the core's own cache.
+const TURNED_ONCE: usize = 1 << 20;
+
+/// The bytes of a copy of `rhs` that serves several products of this shape and fewer rows, if they would each turn it
+/// round themselves: how it lies in memory is `row` and `column`.
+pub(crate) fn turned_once<T>(shape: Shape, row: isize, column: isize) -> Option<usize> {
+    let Shape { m, n, k } = shape;
+    let bytes = n.saturating_mul(k).saturating_mul(size_of::<T>());
+    let is_turned = row == 1 && column != 1;
+    let fits = k <= BLOCK && bytes <= TURNED_ONCE;
+    (fits && is_turned && k > 0 && m.min(n) > FEW).then_some(bytes)
+}
+
+/// Copies `rhs` the right way round.
+///
+/// # Safety
+/// `rhs` is readable for the shape, `copy` writable; its rows are contiguous.
+pub(crate) unsafe fn turn<T: Float>(shape: Shape, rhs: Matrix<T>, copy: Matrix<T>) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { T::straighten(rhs, copy.pointer, shape.n, shape.k, shape.n) };
+}
+
 /// One product on the calling thread.
 ///
 /// # Safety

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::bands::{self, Bands, Failed};
 use crate::gemm::{self, Matrix, Then};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
@@ -23,6 +24,13 @@ pub enum Place {
     },
     /// The run's arena, at this byte.
     Arena(usize),
+    /// Memory of the running thread: of the buffer there is one band of rows only.
+    Band {
+        /// The byte where the band begins.
+        offset: usize,
+        /// Bytes of a row.
+        row_bytes: usize,
+    },
 }
 
 /// The element types library calls know.
@@ -148,6 +156,8 @@ pub enum Step {
 pub struct Program {
     /// What to do, in order.
     pub steps: Vec<Step>,
+    /// Those that run together, in order.
+    pub bands: Vec<Bands>,
     /// Where every buffer lives.
     pub places: Vec<Place>,
     /// Size of the arena.
@@ -288,6 +298,8 @@ impl Program {
             Place::Input(i) => inputs[i],
             Place::Output { output, offset } => outputs[output].wrapping_add(offset),
             Place::Arena(offset) => arena.wrapping_add(offset),
+            // Each band says where.
+            Place::Band { .. } => std::ptr::null_mut(),
         }));
     }
 
@@ -323,9 +335,22 @@ impl Program {
         };
         // The step before has run this one, too.
         let mut is_done = false;
+        let mut bands = self.bands.iter().peekable();
+        // The steps before this one have run.
+        let mut next = 0;
         for (index, step) in self.steps.iter().enumerate() {
             let begin = times.is_some().then(Instant::now);
+            if let Some(bands) = bands.next_if(|bands| bands.first == index) {
+                let run = bands::Run { program: self, bands, pointers: Shared(&pointers[..]), scalars };
+                // SAFETY: the caller's promise about the steps is passed on.
+                unsafe { run.run() }.map_err(|failed| match failed {
+                    Failed::Memory(error) => Stopped::Memory(error),
+                    Failed::Status { step, code } => Stopped::Status { step, code },
+                })?;
+                next = index + bands.steps;
+            }
             match step {
+                _ if index < next => {}
                 Step::Kernel { .. } if std::mem::take(&mut is_done) => {}
                 Step::Kernel { kernel, bufs: wanted, ints, scalars: used, items, grain, scratch_bytes } => {
                     let bufs = table(bound, index, wanted, pointers, bufs);
