@@ -8,7 +8,8 @@ use rustc_hash::FxHashMap;
 use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::{Graph, Layout, Result, Scalar, ScalarKind, TensorTy, Ty, Value};
-use kiln_runtime::program::{self, Element, MatrixAt};
+use kiln_runtime::bands::Bands;
+use kiln_runtime::program::{self, BatchAt, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, gemm, threads, warn};
 use kiln_tensor::Tensor;
 use kiln_tensor::program::{Executable, HostFunction, HostStep, View};
@@ -221,6 +222,7 @@ pub(crate) fn bind(
             Place::Output(i) => program::Place::Output { output: i, offset: 0 },
             Place::BeforeOutput { output, offset } => program::Place::Output { output, offset },
             Place::Arena { offset } => program::Place::Arena(offset),
+            Place::Band { offset, row_bytes } => program::Place::Band { offset, row_bytes },
         })
         .collect();
     let view = |id: kiln_inductor::BufferId| {
@@ -233,6 +235,11 @@ pub(crate) fn bind(
         offset: m.at.offset as isize,
         row: m.row as isize,
         column: m.column as isize,
+    };
+    let batch = |b: &kiln_inductor::BatchRef| BatchAt {
+        matrix: matrix(&b.matrix),
+        sizes: b.sizes.to_vec(),
+        strides: b.strides.to_vec(),
     };
     let operand = |v: &kiln_inductor::ViewRef| View {
         buffer: v.at.buffer.index(),
@@ -264,6 +271,14 @@ pub(crate) fn bind(
                 accumulate: *accumulate,
                 element: element(*dtype),
                 epilogue: epilogue.map(|epilogue| (epilogue.rows, epilogue.items)),
+            },
+            Step::Bmm { batch: count, m, n, k, lhs, rhs, dst, dtype } => program::Step::Bmm {
+                batch: *count,
+                shape: gemm::Shape { m: *m, n: *n, k: *k },
+                dst: dst.index(),
+                lhs: batch(lhs),
+                rhs: batch(rhs),
+                element: element(*dtype),
             },
             Step::Random { distribution, buffer, seed, offset } => program::Step::Random {
                 normal: matches!(distribution, kiln_inductor::Distribution::Normal),
@@ -309,7 +324,16 @@ pub(crate) fn bind(
     }
     let Outline { outputs, writes } = outline.clone();
     let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
-    let program = program::Program { steps, places, arena_bytes: lowered.arena_bytes };
+    let bands = lowered.bands.iter().map(|b| Bands {
+        first: b.first,
+        steps: b.steps,
+        rows: b.rows,
+        count: b.count,
+        kernels: b.kernels.iter().map(|kernel| (kernel.rows, kernel.items)).collect(),
+        bytes: b.bytes,
+    });
+    let program =
+        program::Program { steps, bands: bands.collect(), places, arena_bytes: lowered.arena_bytes };
     let executable = Executable::new(program, outputs, writes, host_steps);
     let executable = executable.keep_bound(mode == Mode::ReduceOverhead);
     Ok(Program { executable, numbers, outputs: kinds })

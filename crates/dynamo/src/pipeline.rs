@@ -451,7 +451,9 @@ impl Stages {
                     let reason = reason.lines().next().unwrap_or_default();
                     info.fallbacks.push(format!("{}: {reason}", report::by_line(&report.ops)));
                 }
-                Step::Gemm { .. } | Step::Random { .. } | Step::Copy { .. } => info.library_calls += 1,
+                Step::Gemm { .. } | Step::Bmm { .. } | Step::Random { .. } | Step::Copy { .. } => {
+                    info.library_calls += 1
+                }
             }
             info.bytes_read += report.bytes_read;
             info.bytes_written += report.bytes_written;

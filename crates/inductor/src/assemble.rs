@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kiln_ir::{DType, Def, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
+use crate::bands;
 use crate::c;
 use crate::eager::{Cone, Of};
 use crate::elements::Elements;
@@ -17,8 +18,8 @@ use crate::lower::{Lowered, LoweredRoot};
 use crate::options::Options;
 use crate::order::{Order, reads_only_where_it_writes};
 use crate::plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, Distribution, KernelSource, MatrixRef, Place, Plan, Step,
-    ViewRef,
+    BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, Distribution, KernelSource, MatrixRef, Place, Plan,
+    Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::scalars::Scalars;
@@ -697,6 +698,13 @@ impl<'f, 'g> Assembler<'f, 'g> {
         MatrixRef { at, row: view.strides[0] as i64, column: view.strides[1] as i64 }
     }
 
+    fn batch(&mut self, value: Value) -> BatchRef {
+        let view = self.fusion.batch(value);
+        let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
+        let matrix = MatrixRef { at, row: view.row as i64, column: view.column as i64 };
+        BatchRef { matrix, sizes: view.sizes, strides: view.strides }
+    }
+
     fn library(&mut self, n: usize) {
         let node = &self.fusion.graph.nodes[n];
         let out = node.outs[0];
@@ -717,6 +725,11 @@ impl<'f, 'g> Assembler<'f, 'g> {
                     Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype, epilogue: None },
                     "gemm",
                 )
+            }
+            Op::Bmm {} if self.fusion.is_batched(node) => {
+                let (m, n, k) = (ty.shape[1], ty.shape[2], self.tensor(node.args[0]).shape[2]);
+                let (lhs, rhs) = (self.batch(node.args[0]), self.batch(node.args[1]));
+                (Step::Bmm { batch: ty.shape[0], m, n, k, lhs, rhs, dst, dtype: ty.dtype }, "bmm")
             }
             Op::Rand { .. } | Op::Randn { .. } => {
                 let uniform = matches!(node.op, Op::Rand { .. });
@@ -744,15 +757,36 @@ impl<'f, 'g> Assembler<'f, 'g> {
         self.step(step, name, ops, read, ty.bytes());
     }
 
+    /// Puts the steps into another order, in which each still finds what it reads: by new place, the old one.
+    fn reorder(&mut self, order: &[usize]) {
+        fn moved<T>(all: &mut Vec<T>, order: &[usize]) {
+            let mut old: Vec<Option<T>> = all.drain(..).map(Some).collect();
+            all.extend(order.iter().filter_map(|&s| old[s].take()));
+        }
+        moved(&mut self.steps, order);
+        moved(&mut self.loops, order);
+        moved(&mut self.reports, order);
+        let mut places = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(new, &old)| places[old] = new);
+        self.in_place.iter_mut().for_each(|in_place| in_place.step = places[in_place.step]);
+    }
+
     /// Places the arena's buffers and puts the plan together.
     fn finish(mut self) -> Assembled {
-        let mut epilogues = epilogue::connect(&mut self.steps, &self.loops);
+        let mut from = 0;
+        while let Some((order, next)) =
+            bands::gather(&self.steps, &self.loops, &self.buffers, &self.in_place, from)
+        {
+            self.reorder(&order);
+            from = next;
+        }
+        let epilogues = epilogue::connect(&mut self.steps, &self.loops);
+        let (bands, apart) = bands::connect(&mut self.steps, &self.loops, &mut self.buffers, &self.in_place);
         let (arena_bytes, taken_back) =
-            place_temporaries(&mut self.buffers, &mut self.steps, self.outputs.len(), &self.in_place);
-        epilogues.extend(taken_back);
+            place_temporaries(&mut self.buffers, &mut self.steps, &bands, self.outputs.len(), &self.in_place);
         let mut why_not = self.fusion.why_not.clone();
         why_not.extend(self.order.why_not.iter().cloned());
-        why_not.extend(epilogues);
+        why_not.extend(epilogues.into_iter().chain(taken_back).chain(apart));
         let mut seen = FxHashSet::default();
         why_not.retain(|w| seen.insert(w.clone()));
         let plan = Plan {
@@ -760,6 +794,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
             buffers: self.buffers,
             scalars: self.scalars.ops,
             steps: self.steps,
+            bands,
             arena_bytes,
             outputs: self.outputs,
             isa: self.options.isa,

@@ -13,8 +13,8 @@ use kiln_ir::math::{Function, Width};
 use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
 
 use crate::plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource, MatrixRef,
-    Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    Bands, BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue,
+    KernelSource, MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::why_not::WhyNot;
@@ -318,14 +318,16 @@ structs! {
     BufferTy { dtype, shape, strides, bytes }
     BufferRef { buffer, offset }
     MatrixRef { at, row, column }
+    BatchRef { matrix, sizes, strides }
     Epilogue { rows, items }
+    Bands { first, steps, rows, count, kernels, bytes }
     ViewRef { at, shape, strides }
     ScalarOp { op, args, kind }
     KernelSource { name, lanes, code, functions, needs_libm, ops, loops }
     StepReport { name, ops, bytes_read, bytes_written }
     Report { steps, why_not }
     TensorTy { dtype, device, shape }
-    Plan { kernels, buffers, scalars, steps, arena_bytes, outputs, isa, report }
+    Plan { kernels, buffers, scalars, steps, bands, arena_bytes, outputs, isa, report }
 }
 
 /// Enums: the variant's number, then its fields.
@@ -365,6 +367,7 @@ enums! {
         1 Output { 0: i }
         2 Arena { offset: offset }
         3 BeforeOutput { output: output, offset: offset }
+        4 Band { offset: offset, row_bytes: row_bytes }
     }
     Step {
         0 Kernel {
@@ -379,6 +382,7 @@ enums! {
         3 Copy { src: src, dst: dst }
         4 Fallback { op: op, args: args, outs: outs, free: free, loc: loc }
         5 Eager { graph: graph, args: args, scalars: scalars, outs: outs }
+        6 Bmm { batch: batch, m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, dtype: dtype }
     }
 }
 

@@ -62,16 +62,20 @@ fn find(
     if !reads_in_order(kernel, slots, product, span, *m as i64 * *n as i64) {
         return Some(Err(refusal("it reads the product in another order")));
     }
-    let n = *n as i64;
-    Some(match (span % n, n % span) {
+    Some(rows(items, span, *n as i64))
+}
+
+/// Which items belong to which rows of `n` elements, if `items` of them cover `span` elements.
+pub(crate) fn rows(items: i64, span: i64, n: i64) -> Result<Epilogue, WhyNot> {
+    match (span % n, n % span) {
         (0, _) => Ok(Epilogue { rows: (span / n) as usize, items }),
         (_, 0) => Ok(Epilogue { rows: 1, items: items * (n / span) }),
         _ => Err(refusal("its items end inside of rows")),
-    })
+    }
 }
 
 /// So many items in a row, and the elements of a dense matrix they would cover together.
-fn stride(kernel: &Kernel, items: i64) -> Option<(i64, i64)> {
+pub(crate) fn stride(kernel: &Kernel, items: i64) -> Option<(i64, i64)> {
     if kernel.chunk.is_some() || kernel.parts.is_some() {
         return None;
     }
@@ -97,7 +101,13 @@ fn stride(kernel: &Kernel, items: i64) -> Option<(i64, i64)> {
 
 /// Whether all loads and stores of the product's memory go through it from front to back with the loops, all of
 /// it once.
-fn reads_in_order(kernel: &Kernel, slots: &[BufferRef], product: BufferId, span: i64, count: i64) -> bool {
+pub(crate) fn reads_in_order(
+    kernel: &Kernel,
+    slots: &[BufferRef],
+    product: BufferId,
+    span: i64,
+    count: i64,
+) -> bool {
     let vector = kernel.vector_axis();
     let axes: Vec<usize> = (0..kernel.axes.len()).filter(|&a| !kernel.axes[a].inner || a == vector).collect();
     let total: i64 = axes.iter().map(|&a| kernel.axes[a].extent).product();

@@ -5,7 +5,7 @@
 //! need and that are dearer to compute than to store. Then kernels that read the same memory, or one the
 //! other's result, are made one, if their loops agree and no other step lies between them.
 
-use kiln_ir::{Def, Graph, Op, Strides, Ty, Value, Write};
+use kiln_ir::{DType, Def, Graph, Node, Op, Strides, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -14,7 +14,7 @@ use crate::folds;
 use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
 use crate::reach::Reach;
 use crate::table::Table;
-use crate::views::{View, is_row_major, view_of};
+use crate::views::{BatchView, View, batch_of, is_row_major, view_of};
 use crate::{Layout, Tuning, WhyNot};
 
 /// Where a value goes.
@@ -212,7 +212,7 @@ impl<'g> Fusion<'g> {
                         }
                         let base = match node.op {
                             Op::List {} => self.element_base(arg),
-                            _ => self.base(arg),
+                            _ => self.operand_base(node, arg),
                         };
                         if self.is_inlined(base) && !self.stored.contains(&base) {
                             let reason = "a library step or a list reads it";
@@ -365,15 +365,31 @@ impl<'g> Fusion<'g> {
             Unit::Kernel(g) => groups[*g].lowered.loads.iter().for_each(|&v| read(v)),
             Unit::Table(t) => self.tables[*t].for_each_read(self, |_, v| read(v)),
             Unit::Library(n) => {
-                let tensors = self.graph.nodes[*n].args.iter().filter(|v| self.is_tensor(**v));
-                tensors.for_each(|&v| read(self.base(v)));
+                let node = &self.graph.nodes[*n];
+                let tensors = node.args.iter().filter(|v| self.is_tensor(**v));
+                tensors.for_each(|&v| read(self.operand_base(node, v)));
             }
         }
     }
 
     /// The stored value or input behind an operand of a library step.
-    pub fn base(&self, value: Value) -> Value {
-        view_of(self.graph, self.layouts, &self.stored, value).base
+    fn operand_base(&self, node: &Node, value: Value) -> Value {
+        match self.is_batched(node) {
+            true => self.batch(value).base,
+            false => view_of(self.graph, self.layouts, &self.stored, value).base,
+        }
+    }
+
+    /// Whether a node is a batched product that is a step of its own, and no call of an eager kernel.
+    pub fn is_batched(&self, node: &Node) -> bool {
+        let ty = self.graph.ty(node.outs[0]).as_tensor();
+        matches!(node.op, Op::Bmm {}) && ty.is_some_and(|ty| matches!(ty.dtype, DType::F32 | DType::F64))
+    }
+
+    /// The matrices of an operand of a batched product.
+    pub fn batch(&self, value: Value) -> BatchView {
+        let is_there = |base: Value| !self.is_inlined(base) || self.stored.contains(&base);
+        batch_of(self.graph, self.layouts, &self.stored, &is_there, value)
     }
 
     /// The inputs and stored values that a unit reads.

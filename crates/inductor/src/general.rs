@@ -11,11 +11,12 @@ use std::sync::Arc;
 use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 
 use crate::assemble::{Assembled, Loops, name_of};
+use crate::bands;
 use crate::c;
 use crate::epilogue;
 use crate::options::Options;
 use crate::plan::{
-    BufferPlan, BufferRef, BufferTy, CheckText, MatrixRef, Place, Plan, ScalarRef, Step, ViewRef,
+    BatchRef, BufferPlan, BufferRef, BufferTy, CheckText, MatrixRef, Place, Plan, ScalarRef, Step, ViewRef,
 };
 use crate::report::Report;
 use crate::temporaries::{InPlace, place_temporaries};
@@ -93,8 +94,9 @@ impl General {
         let General { mut plan, mut loops, in_place, names, .. } = self.clone().without_text();
         each_number(&mut plan, &mut loops, &mut Wipe);
         plan.arena_bytes = 0;
+        plan.bands.clear();
         for buffer in &mut plan.buffers {
-            if let Place::Arena { .. } | Place::BeforeOutput { .. } = buffer.place {
+            if let Place::Arena { .. } | Place::BeforeOutput { .. } | Place::Band { .. } = buffer.place {
                 buffer.place = Place::Arena { offset: 0 };
             }
             Arc::make_mut(&mut buffer.ty).bytes = 0;
@@ -135,8 +137,9 @@ impl General {
                 (launch.ints, launch.items, launch.grain, launch.scratch_bytes);
         }
         epilogue::connect(&mut plan.steps, loops);
-        (plan.arena_bytes, _) =
-            place_temporaries(&mut plan.buffers, &mut plan.steps, plan.outputs.len(), in_place);
+        (plan.bands, _) = bands::connect(&mut plan.steps, loops, &mut plan.buffers, in_place);
+        let Plan { buffers, steps, bands, outputs, .. } = plan;
+        (plan.arena_bytes, _) = place_temporaries(buffers, steps, bands, outputs.len(), in_place);
     }
 }
 
@@ -163,9 +166,13 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
             }
             Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: _, dtype: _, epilogue: _ } => {
                 [m, n, k].into_iter().for_each(|size| change_size(size, numbers));
-                for MatrixRef { at, row, column } in [lhs, rhs, dst] {
-                    change_place(at, numbers);
-                    [row, column].into_iter().for_each(|n| *n = numbers.int(*n));
+                [lhs, rhs, dst].into_iter().for_each(|matrix| change_matrix(matrix, numbers));
+            }
+            Step::Bmm { batch, m, n, k, lhs, rhs, dst: _, dtype: _ } => {
+                [batch, m, n, k].into_iter().for_each(|size| change_size(size, numbers));
+                for BatchRef { matrix, sizes, strides } in [lhs, rhs] {
+                    change_matrix(matrix, numbers);
+                    change_shape(sizes, strides, numbers);
                 }
             }
             Step::Random { distribution: _, buffer: _, seed, offset } => {
@@ -207,6 +214,11 @@ fn change_buffer(buffer: &mut BufferPlan, numbers: &mut dyn Numbers) {
 
 fn change_place(at: &mut BufferRef, numbers: &mut dyn Numbers) {
     at.offset = numbers.int(at.offset);
+}
+
+fn change_matrix(MatrixRef { at, row, column }: &mut MatrixRef, numbers: &mut dyn Numbers) {
+    change_place(at, numbers);
+    [row, column].into_iter().for_each(|n| *n = numbers.int(*n));
 }
 
 fn change_view(view: &mut ViewRef, numbers: &mut dyn Numbers) {

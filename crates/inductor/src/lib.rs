@@ -8,7 +8,8 @@
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
 //!    expressions, `views`, `positions`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
-//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `temporaries` (`memory`), `scalars`; `eager`: ops of
+//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `epilogue` and `bands` (what
+//!    runs together), `temporaries` (`memory`), `scalars`; `eager`: ops of
 //!    kernels that no compiler wants.
 //!
 //! A plan for graphs that differ in sizes alone is a [`General`].
@@ -29,6 +30,7 @@
 //! ```
 
 mod assemble;
+mod bands;
 mod c;
 pub mod codec;
 mod eager;
@@ -67,8 +69,8 @@ use rustc_hash::FxHashMap;
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue, KernelSource, MatrixRef,
-    Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    Bands, BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue,
+    KernelSource, MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 pub use report::{Report, StepReport};
 pub use why_not::WhyNot;

@@ -39,6 +39,14 @@ pub enum Place {
         /// Byte offset, a multiple of 64.
         offset: usize,
     },
+    /// The memory that a thread has for one band of rows, at this byte: of the buffer there are only the rows that are
+    /// worked on, by the steps of one [`Bands`].
+    Band {
+        /// Byte offset, a multiple of 64.
+        offset: usize,
+        /// Bytes of a row.
+        row_bytes: usize,
+    },
 }
 
 /// A piece of memory that steps read and write.
@@ -105,6 +113,17 @@ pub struct MatrixRef {
     pub column: i64,
 }
 
+/// A batch of strided matrices.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BatchRef {
+    /// The first of them.
+    pub matrix: MatrixRef,
+    /// Sizes of the dims that count the matrices, outermost first.
+    pub sizes: Shape,
+    /// Elements from one to the next in each of these dims; 0 where it is the same matrix.
+    pub strides: Strides,
+}
+
 /// A strided tensor.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ViewRef {
@@ -145,6 +164,25 @@ pub struct Epilogue {
     pub rows: usize,
     /// Items of the kernel.
     pub items: i64,
+}
+
+/// Steps that run together, band by band of rows: all of them on the first rows of the first matrix, then on the next.
+/// Each makes its rows from the same rows of what others of them made, and from what was there before; so bands may
+/// run in any order, and on any thread.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bands {
+    /// The first of the steps: a product, whose matrices and rows are those of all.
+    pub first: usize,
+    /// How many steps, one after the other.
+    pub steps: usize,
+    /// Rows of a band.
+    pub rows: usize,
+    /// Bands of a matrix; the last one has all rows that are left.
+    pub count: usize,
+    /// By kernel among the steps, which of its items belong to which rows, counted through all matrices.
+    pub kernels: Vec<Epilogue>,
+    /// What a thread needs for the buffers in [`Place::Band`].
+    pub bytes: usize,
 }
 
 /// One thing to do. Steps run in order; each may use all threads.
@@ -189,6 +227,25 @@ pub enum Step {
         dtype: DType,
         /// How the next step, a kernel, goes on with rows that are finished.
         epilogue: Option<Epilogue>,
+    },
+    /// `dst = lhs · rhs`, matrix by matrix.
+    Bmm {
+        /// How many matrices.
+        batch: usize,
+        /// Rows of each result.
+        m: usize,
+        /// Columns of each result.
+        n: usize,
+        /// Inner size.
+        k: usize,
+        /// Left operands.
+        lhs: BatchRef,
+        /// Right operands.
+        rhs: BatchRef,
+        /// The results, dense.
+        dst: BufferId,
+        /// Element type: f32 or f64.
+        dtype: DType,
     },
     /// Fills a dense buffer with random numbers.
     Random {
@@ -291,6 +348,8 @@ pub struct Plan {
     pub scalars: Vec<ScalarOp>,
     /// What to do, in order.
     pub steps: Vec<Step>,
+    /// Steps that run together, in order.
+    pub bands: Vec<Bands>,
     /// Size of the arena.
     pub arena_bytes: usize,
     /// The buffer of every graph output.

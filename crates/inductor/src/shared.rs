@@ -16,6 +16,8 @@ const MANY: usize = 4;
 
 /// Bytes of the smallest mask that is worth a kernel of its own, and how often it must be repeated.
 const SMALLEST_MASK: i64 = 1024;
+/// More than this is no longer in the caches when it is read again, and would be there for nothing else.
+const LARGEST_MASK: i64 = 1 << 20;
 const REPEATED: i64 = 8;
 
 /// The stored values that a value goes into, as far as they are counted.
@@ -86,7 +88,7 @@ impl Fusion<'_> {
             if self.live[n]
                 && made[from as usize] == Some(true)
                 && pointwise
-                && once >= SMALLEST_MASK
+                && (SMALLEST_MASK..=LARGEST_MASK).contains(&once)
                 && all >= REPEATED * once
                 && !self.stored.contains(&mask)
             {

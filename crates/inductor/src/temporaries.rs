@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use crate::WhyNot;
 use crate::epilogue;
 use crate::memory::{Lifetime, Room, Spot, place, widest_gap};
-use crate::plan::{BufferId, BufferPlan, Place, Step};
+use crate::plan::{Bands, BufferId, BufferPlan, Place, Step};
 
 /// A step whose result may lie where this operand does, if that is not needed any more.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -15,24 +15,31 @@ pub(crate) struct InPlace {
     pub to: BufferId,
 }
 
+/// Calls for every buffer that a step touches, once or several times.
+pub(crate) fn touched(step: &Step, touch: &mut dyn FnMut(BufferId)) {
+    match step {
+        Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
+        Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer)),
+        Step::Bmm { lhs, rhs, dst, .. } => {
+            [lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst].into_iter().for_each(touch)
+        }
+        Step::Random { buffer, .. } => touch(*buffer),
+        Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
+        Step::Fallback { args, outs, .. } => {
+            args.iter().for_each(|a| touch(a.at.buffer));
+            outs.iter().for_each(|b| touch(*b));
+        }
+        Step::Eager { args, outs, .. } => {
+            args.iter().chain(outs.iter().map(|(_, out)| out)).for_each(|v| touch(v.at.buffer));
+        }
+    }
+}
+
 /// By buffer, the steps that use it first and last.
 fn lives(buffers: usize, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; buffers];
     for (s, step) in steps.iter().enumerate() {
-        let mut touch = |id: BufferId| lives[id.index()].get_or_insert((s, s)).1 = s;
-        match step {
-            Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
-            Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer)),
-            Step::Random { buffer, .. } => touch(*buffer),
-            Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
-            Step::Fallback { args, outs, .. } => {
-                args.iter().for_each(|a| touch(a.at.buffer));
-                outs.iter().for_each(|b| touch(*b));
-            }
-            Step::Eager { args, outs, .. } => {
-                args.iter().chain(outs.iter().map(|(_, out)| out)).for_each(|v| touch(v.at.buffer));
-            }
-        }
+        touched(step, &mut |id| lives[id.index()].get_or_insert((s, s)).1 = s);
     }
     lives
 }
@@ -42,6 +49,7 @@ fn lives(buffers: usize, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
 pub(crate) fn place_temporaries(
     buffers: &mut [BufferPlan],
     steps: &mut [Step],
+    bands: &[Bands],
     outputs: usize,
     in_place: &[InPlace],
 ) -> (usize, Vec<WhyNot>) {
@@ -62,6 +70,17 @@ pub(crate) fn place_temporaries(
             }
         }
     }
+    // Steps that run together need everything from the first to the last of them.
+    for Bands { first, steps: count, .. } in bands {
+        let last = first + count - 1;
+        for step in &steps[*first..=last] {
+            touched(step, &mut |buffer| {
+                if let Some(life) = &mut lives[buffer.index()] {
+                    *life = (life.0.min(*first), life.1.max(last));
+                }
+            });
+        }
+    }
     // By output, its room.
     let mut rooms: Vec<Room> = vec![Room { bytes: 0, until: 0 }; outputs];
     let mut lifetimes: Vec<Lifetime> = Vec::new();
@@ -74,7 +93,7 @@ pub(crate) fn place_temporaries(
                 at[i] = Some(lifetimes.len());
                 lifetimes.push(Lifetime { bytes: buffer.ty.bytes, first, last, becomes: None });
             }
-            Place::Input(_) | Place::BeforeOutput { .. } => {}
+            Place::Input(_) | Place::BeforeOutput { .. } | Place::Band { .. } => {}
         }
     }
     // A result takes the place of an operand that dies with the step that makes it: they are one lifetime.

@@ -67,6 +67,79 @@ pub(crate) fn view_of(graph: &Graph, layouts: &[Layout], stored: &FxHashSet<Valu
     }
 }
 
+/// A value `[batch, rows, columns]` as matrices of a stored value or an input: beside what a [`View`] can say, the
+/// batch may be several dims that lie anyhow.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct BatchView {
+    pub base: Value,
+    pub offset: i64,
+    pub sizes: Shape,
+    pub strides: Strides,
+    pub row: isize,
+    pub column: isize,
+}
+
+impl BatchView {
+    fn of(view: View, shape: &Shape) -> BatchView {
+        let batch = shape.rank() - 2;
+        BatchView {
+            base: view.base,
+            offset: view.offset,
+            sizes: shape[..batch].into(),
+            strides: Strides::from_slice(&view.strides[..batch]),
+            row: view.strides[batch],
+            column: view.strides[batch + 1],
+        }
+    }
+}
+
+/// The matrices behind an operand of a batched product. They are found where they lie if they are in memory
+/// anyhow, by `is_there`, and have rows or columns of neighbouring elements; else the value is stored.
+pub(crate) fn batch_of(
+    graph: &Graph,
+    layouts: &[Layout],
+    stored: &FxHashSet<Value>,
+    is_there: &dyn Fn(Value) -> bool,
+    value: Value,
+) -> BatchView {
+    let shape = |v: Value| graph.ty(v).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
+    let view = view_of(graph, layouts, stored, value);
+    if !is_there(view.base) {
+        let mut from = value;
+        // Whether rows and columns have changed places on the way.
+        let mut turned = false;
+        while let Some(node) = graph.producer(from) {
+            let (to, rank) = (shape(from), shape(from).rank());
+            let Some(&x) = node.args.first() else { break };
+            let before = shape(x);
+            if before.numel() == 0 {
+                break;
+            }
+            match &node.op {
+                Op::Reshape { .. } if before.rank() >= 2 && before[before.rank() - 2..] == to[rank - 2..] => {
+                }
+                Op::Permute { dims } if dims[..rank - 2].iter().enumerate().all(|(d, &of)| d == of) => {
+                    turned ^= dims[rank - 1] != rank - 1;
+                }
+                _ => break,
+            }
+            from = x;
+            let behind = view_of(graph, layouts, stored, from);
+            if is_there(behind.base) {
+                let mut found = BatchView::of(behind, &before);
+                if turned {
+                    std::mem::swap(&mut found.row, &mut found.column);
+                }
+                if found.row == 1 || found.column == 1 {
+                    return found;
+                }
+                break;
+            }
+        }
+    }
+    BatchView::of(view, &shape(value))
+}
+
 /// Strides of a reshape, if there are any.
 pub(crate) fn reshaped(from: &Shape, strides: &Strides, to: &Shape) -> Option<Strides> {
     if from.numel() == 0 {

@@ -95,6 +95,12 @@ pub enum WhyNot {
         /// What is in the way.
         reason: &'static str,
     },
+    /// Products and kernels that run one after the other.
+    #[error("a batched product and what follows don't run together in bands of rows: {reason}")]
+    Bands {
+        /// What is in the way.
+        reason: &'static str,
+    },
     /// What was said when the plan was made, which now comes from a cache.
     #[error("{text}")]
     Told {

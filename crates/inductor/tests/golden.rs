@@ -8,7 +8,7 @@ use std::path::Path;
 
 use kiln_inductor::codec::{Code, Reader, Writer};
 use kiln_inductor::loops::Kernel;
-use kiln_inductor::{Epilogue, Options, Plan, ScalarRef, Step, lower};
+use kiln_inductor::{Bands, Epilogue, Options, Plan, ScalarRef, Step, lower};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{Graph, Stage};
 
@@ -34,7 +34,11 @@ fn check_bytes(plan: &Plan) {
 
 fn show(plan: &Plan, with_c: bool) -> String {
     let mut out = String::new();
-    for step in &plan.steps {
+    for (s, step) in plan.steps.iter().enumerate() {
+        if let Some(bands) = plan.bands.iter().find(|bands| bands.first == s) {
+            let Bands { steps, rows, count, bytes, .. } = bands;
+            writeln!(out, "{steps} steps in {count} bands of {rows} rows, {bytes} bytes:").unwrap();
+        }
         match step {
             Step::Kernel { kernel, bufs, scalars, items, .. } => {
                 let at = |b: &kiln_inductor::BufferRef| {
@@ -43,7 +47,7 @@ fn show(plan: &Plan, with_c: bool) -> String {
                         .replace(" { offset: ", "(")
                         .replace(" { output: ", "(")
                         .replace(", offset: ", "+");
-                    let place = place.replace(" }", ")");
+                    let place = place.replace(", row_bytes: ", " by ").replace(" }", ")");
                     if b.offset == 0 { place } else { format!("{place}+{}", b.offset) }
                 };
                 let bufs: Vec<String> = bufs.iter().map(at).collect();
@@ -72,6 +76,13 @@ fn show(plan: &Plan, with_c: bool) -> String {
                     })
                 )
                 .unwrap();
+            }
+            Step::Bmm { batch, m, n, k, lhs, rhs, .. } => {
+                let show = |b: &kiln_inductor::BatchRef| {
+                    format!("{:?} by {:?}, strides {} {}", b.sizes, b.strides, b.matrix.row, b.matrix.column)
+                };
+                writeln!(out, "bmm {batch} of {m} x {n} = {k}: lhs {}, rhs {}", show(lhs), show(rhs))
+                    .unwrap();
             }
             Step::Random { distribution, .. } => writeln!(out, "random {distribution:?}").unwrap(),
             Step::Copy { .. } => writeln!(out, "copy").unwrap(),

@@ -368,6 +368,71 @@ unsafe fn straight_lhs<T: Float>(product: Product<T>) {
     }
 }
 
+/// Work of one product of a batch from which each uses all threads, in multiply-adds.
+const LARGE: usize = 1 << 22;
+
+/// As [`gemm_f32()`] or [`gemm_f64()`] for `count` products of one shape; `operands` are the result, the left and the
+/// right operand of each.
+///
+/// # Safety
+/// As for [`gemm_f32()`], for each of them; no two results share memory, and none with an operand of another.
+pub(crate) unsafe fn batched<T: Float>(
+    count: usize,
+    shape: Shape,
+    operands: &(dyn Fn(usize) -> [Matrix<T>; 3] + Sync),
+) {
+    let run = |begin: usize, end: usize| {
+        for [dst, lhs, rhs] in (begin..end).map(operands) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { gemm(Product { shape, dst, accumulate: false, lhs, rhs }, None) };
+        }
+    };
+    let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
+    if count >= 2 * threads::count() || work < LARGE {
+        parallel_for(count, TASK.div_ceil(work.max(1)), run);
+    } else {
+        run(0, count);
+    }
+}
+
+/// The most bytes of an operand that is turned round once for several products: they stay in the core's own cache.
+const TURNED_ONCE: usize = 1 << 20;
+
+/// The bytes of a copy of `rhs` that serves several products of this shape and fewer rows, if they would each turn it
+/// round themselves: how it lies in memory is `row` and `column`.
+pub(crate) fn turned_once<T>(shape: Shape, row: isize, column: isize) -> Option<usize> {
+    let Shape { m, n, k } = shape;
+    let bytes = n.saturating_mul(k).saturating_mul(size_of::<T>());
+    let is_turned = row == 1 && column != 1;
+    let fits = k <= BLOCK && bytes <= TURNED_ONCE;
+    (fits && is_turned && k > 0 && m.min(n) > FEW).then_some(bytes)
+}
+
+/// Copies `rhs` the right way round.
+///
+/// # Safety
+/// `rhs` is readable for the shape, `copy` writable; its rows are contiguous.
+pub(crate) unsafe fn turn<T: Float>(shape: Shape, rhs: Matrix<T>, copy: Matrix<T>) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { T::straighten(rhs, copy.pointer, shape.n, shape.k, shape.n) };
+}
+
+/// One product on the calling thread.
+///
+/// # Safety
+/// As for [`gemm_f32()`].
+pub(crate) unsafe fn serial<T: Float>(product: Product<T>) {
+    let Product { shape: Shape { m, n, k }, dst, .. } = product;
+    if m == 0 || n == 0 || k == 0 {
+        // SAFETY: the caller's promise is passed on. No tiles are cut of what is empty.
+        unsafe { gemm(product, None) };
+        return;
+    }
+    let turn = if m == 1 || n == 1 { m > 1 } else { dst.is_turned() };
+    // SAFETY: the same elements, if under other names.
+    unsafe { tile(if turn { product.transposed() } else { product }) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -46,6 +46,7 @@
 //! # Ok::<(), kiln_runtime::CacheError>(())
 //! ```
 
+pub mod bands;
 pub mod cache;
 pub mod cc;
 pub mod contract;

@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use crate::bands::{self, Bands, Failed};
 use crate::gemm::{self, Matrix, Then};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
+use crate::threads::Shared;
 
 /// Where a buffer of a program lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +24,13 @@ pub enum Place {
     },
     /// The run's arena, at this byte.
     Arena(usize),
+    /// Memory of the running thread: of the buffer there is one band of rows only.
+    Band {
+        /// The byte where the band begins.
+        offset: usize,
+        /// Bytes of a row.
+        row_bytes: usize,
+    },
 }
 
 /// The element types library calls know.
@@ -46,6 +55,29 @@ pub struct MatrixAt {
     pub row: isize,
     /// From column to column.
     pub column: isize,
+}
+
+/// A batch of strided matrices in a buffer.
+#[derive(Debug, Clone)]
+pub struct BatchAt {
+    /// The first of them.
+    pub matrix: MatrixAt,
+    /// Sizes of the dims that count the matrices, outermost first.
+    pub sizes: Vec<usize>,
+    /// Elements from one to the next in each of these dims.
+    pub strides: Vec<isize>,
+}
+
+impl BatchAt {
+    /// The matrix with this number.
+    pub(crate) fn at(&self, mut number: usize) -> MatrixAt {
+        let mut offset = self.matrix.offset;
+        for (size, stride) in self.sizes.iter().zip(&self.strides).rev() {
+            offset += (number % size) as isize * stride;
+            number /= size;
+        }
+        MatrixAt { offset, ..self.matrix }
+    }
 }
 
 /// One thing a program does.
@@ -85,6 +117,21 @@ pub enum Step {
         /// Whether the next step, a kernel, may run on rows that are finished: so many rows are so many items.
         epilogue: Option<(usize, i64)>,
     },
+    /// Matrix products, one for each matrix of a batch.
+    Bmm {
+        /// How many.
+        batch: usize,
+        /// Sizes of each.
+        shape: gemm::Shape,
+        /// The buffer of the results, which are dense.
+        dst: usize,
+        /// Left operands.
+        lhs: BatchAt,
+        /// Right operands.
+        rhs: BatchAt,
+        /// Element type: a float.
+        element: Element,
+    },
     /// Fills a dense buffer with random numbers.
     Random {
         /// Standard normal instead of uniform.
@@ -109,6 +156,8 @@ pub enum Step {
 pub struct Program {
     /// What to do, in order.
     pub steps: Vec<Step>,
+    /// Those that run together, in order.
+    pub bands: Vec<Bands>,
     /// Where every buffer lives.
     pub places: Vec<Place>,
     /// Size of the arena.
@@ -249,6 +298,8 @@ impl Program {
             Place::Input(i) => inputs[i],
             Place::Output { output, offset } => outputs[output].wrapping_add(offset),
             Place::Arena(offset) => arena.wrapping_add(offset),
+            // Each band says where.
+            Place::Band { .. } => std::ptr::null_mut(),
         }));
     }
 
@@ -284,9 +335,22 @@ impl Program {
         };
         // The step before has run this one, too.
         let mut is_done = false;
+        let mut bands = self.bands.iter().peekable();
+        // The steps before this one have run.
+        let mut next = 0;
         for (index, step) in self.steps.iter().enumerate() {
             let begin = times.is_some().then(Instant::now);
+            if let Some(bands) = bands.next_if(|bands| bands.first == index) {
+                let run = bands::Run { program: self, bands, pointers: Shared(&pointers[..]), scalars };
+                // SAFETY: the caller's promise about the steps is passed on.
+                unsafe { run.run() }.map_err(|failed| match failed {
+                    Failed::Memory(error) => Stopped::Memory(error),
+                    Failed::Status { step, code } => Stopped::Status { step, code },
+                })?;
+                next = index + bands.steps;
+            }
             match step {
+                _ if index < next => {}
                 Step::Kernel { .. } if std::mem::take(&mut is_done) => {}
                 Step::Kernel { kernel, bufs: wanted, ints, scalars: used, items, grain, scratch_bytes } => {
                     let bufs = table(bound, index, wanted, pointers, bufs);
@@ -352,6 +416,28 @@ impl Program {
                             Element::F64 => product!(gemm::gemm_f64, f64),
                             Element::I64 => product!(gemm::gemm_i64, i64),
                         },
+                    }
+                }
+                Step::Bmm { batch, shape, dst, lhs, rhs, element } => {
+                    let pointers = Shared(&pointers[..]);
+                    macro_rules! products {
+                        ($ty:ty) => {{
+                            let place = |m: MatrixAt| {
+                                let first = pointers.get()[m.buffer].cast::<$ty>();
+                                Matrix::new(first.wrapping_offset(m.offset), m.row, m.column)
+                            };
+                            let product = |number: usize| {
+                                let offset = (number * shape.m * shape.n) as isize;
+                                let dst = MatrixAt { buffer: *dst, offset, row: shape.n as isize, column: 1 };
+                                [dst, lhs.at(number), rhs.at(number)].map(place)
+                            };
+                            // SAFETY: the caller's promise about the steps is passed on.
+                            unsafe { gemm::batched(*batch, *shape, &product) }
+                        }};
+                    }
+                    match element {
+                        Element::F64 => products!(f64),
+                        _ => products!(f32),
                     }
                 }
                 Step::Random { normal, buffer, count, element, seed, offset } => {

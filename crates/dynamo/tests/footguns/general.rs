@@ -57,6 +57,19 @@ fn a_sequence_that_grows() -> Result<()> {
     Ok(())
 }
 
+/// From some length on, what lies between the products is large enough to be there in bands only.
+#[test]
+fn attention_that_grows_out_of_the_caches() -> Result<()> {
+    let region = Compile::new().region();
+    let lengths = [170, 171, 173, 176, 180, 181, 183, 190, 191, 197, 201, 207];
+    let shapes: Vec<[usize; 3]> = lengths.iter().map(|&length| [4, length, 8]).collect();
+    let shapes: Vec<&[usize]> = shapes.iter().map(|shape| &shape[..]).collect();
+    check(&region, &shapes, attention)?;
+    let explanation = region.explain();
+    assert!(first(&explanation).made >= 5, "{explanation}");
+    Ok(())
+}
+
 #[test]
 fn announced_sizes_wait_for_nothing() -> Result<()> {
     let region = Compile::new().dynamic(true).region();

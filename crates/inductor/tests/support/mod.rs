@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_inductor::{
-    BufferRef, Epilogue, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower,
+    Bands, BatchRef, BufferRef, Epilogue, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower,
 };
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{DType, Graph, Op, Scalar, Shape, Stage, Strides, Ty, bf16, f16};
@@ -224,6 +224,8 @@ pub struct Run<'p> {
     pub arena: Memory,
     scalars: Vec<Scalar>,
     results: Vec<Scalar>,
+    /// The memory of a band, and the first of its rows.
+    band: Option<(Memory, usize)>,
 }
 
 impl<'p> Run<'p> {
@@ -249,7 +251,8 @@ impl<'p> Run<'p> {
         let bytes = |v: &kiln_ir::Value| graph.ty(*v).as_tensor().unwrap().bytes();
         let outputs = graph.outputs.iter().map(|v| Memory::new(bytes(v))).collect();
         let results = vec![Scalar::Int(0); plan.scalars.len()];
-        Run { plan, inputs: memories, outputs, arena: Memory::new(plan.arena_bytes), scalars, results }
+        let arena = Memory::new(plan.arena_bytes);
+        Run { plan, inputs: memories, outputs, arena, scalars, results, band: None }
     }
 
     pub fn pointer(&mut self, at: BufferRef) -> *mut u8 {
@@ -260,6 +263,10 @@ impl<'p> Run<'p> {
             Place::Output(k) => self.outputs[k].pointer(),
             Place::BeforeOutput { output, offset } => self.outputs[output].pointer().wrapping_add(offset),
             Place::Arena { offset } => self.arena.pointer().wrapping_add(offset),
+            Place::Band { offset, row_bytes } => {
+                let (memory, row) = self.band.as_mut().expect("these rows are there");
+                memory.pointer().wrapping_add(offset).wrapping_sub(*row * row_bytes)
+            }
         };
         base.wrapping_add(offset)
     }
@@ -288,6 +295,11 @@ impl<'p> Run<'p> {
         let steps = &self.plan.steps;
         let mut s = 0;
         while s < steps.len() {
+            if let Some(bands) = self.plan.bands.iter().find(|bands| bands.first == s) {
+                self.together(bands, compiled)?;
+                s += bands.steps;
+                continue;
+            }
             s += match (&steps[s], steps.get(s + 1)) {
                 (product @ Step::Gemm { epilogue: Some(epilogue), .. }, Some(kernel)) => {
                     self.bands(product, *epilogue, kernel, compiled)?;
@@ -301,6 +313,53 @@ impl<'p> Run<'p> {
         }
         self.inputs.iter().chain(&self.outputs).for_each(Memory::check);
         self.arena.check();
+        Ok(())
+    }
+
+    /// Steps that run together, band after band, the last one first, each in fresh memory.
+    fn together(&mut self, bands: &Bands, compiled: &Compiled) -> Result<(), String> {
+        let steps = &self.plan.steps[bands.first..bands.first + bands.steps];
+        let (batch, all) = match &steps[0] {
+            Step::Gemm { m, .. } => (1, *m),
+            Step::Bmm { batch, m, .. } => (*batch, *m),
+            other => panic!("bands begin with a product: {other:?}"),
+        };
+        for (matrix, band) in (0..batch * bands.count).rev().map(|i| (i / bands.count, i % bands.count)) {
+            let from = band * bands.rows;
+            let to = if band + 1 == bands.count { all } else { from + bands.rows };
+            let row = matrix * all + from;
+            self.band = Some((Memory::new(bands.bytes), row));
+            let mut kernels = bands.kernels.iter();
+            for step in steps {
+                match step {
+                    Step::Kernel { items, .. } => {
+                        let Epilogue { rows, items: per } = kernels.next().unwrap();
+                        let item = |row: usize| match row == batch * all {
+                            true => *items,
+                            false => {
+                                assert!(row.is_multiple_of(*rows));
+                                (row / rows) as i64 * per
+                            }
+                        };
+                        let range = (item(row), item(matrix * all + to));
+                        self.step(step, Some(range), compiled)?;
+                    }
+                    product => {
+                        let mut part = one_of(product, matrix);
+                        if let Step::Gemm { m, lhs, dst, .. } = &mut part {
+                            *m = to - from;
+                            lhs.at.offset += from as i64 * lhs.row;
+                            dst.at.offset += from as i64 * dst.row;
+                        }
+                        self.step(&part, None, compiled)?;
+                    }
+                }
+            }
+            assert!(kernels.next().is_none());
+            if let Some((memory, _)) = self.band.take() {
+                memory.check();
+            }
+        }
         Ok(())
     }
 
@@ -389,6 +448,9 @@ impl<'p> Run<'p> {
                 }
                 Ok(())
             }
+            Step::Bmm { batch, .. } => {
+                (0..*batch).try_for_each(|b| self.step(&one_of(step, b), None, compiled))
+            }
             Step::Copy { src, dst } => {
                 let (from, to) = (&self.plan.buffers[src.index()].ty, &self.plan.buffers[dst.index()].ty);
                 let (a, b) = (positions(&from.shape, &from.strides), positions(&to.shape, &to.strides));
@@ -435,6 +497,34 @@ impl<'p> Run<'p> {
     }
 }
 
+/// The product of one matrix of a batch.
+fn one_of(product: &Step, b: usize) -> Step {
+    let Step::Bmm { m, n, k, lhs, rhs, dst, dtype, .. } = product else { return product.clone() };
+    let dst = BufferRef { buffer: *dst, offset: (b * m * n) as i64 };
+    Step::Gemm {
+        m: *m,
+        n: *n,
+        k: *k,
+        lhs: nth(lhs, b),
+        rhs: nth(rhs, b),
+        dst: MatrixRef { at: dst, row: *n as i64, column: 1 },
+        accumulate: false,
+        dtype: *dtype,
+        epilogue: None,
+    }
+}
+
+/// One matrix of a batch.
+fn nth(batch: &BatchRef, mut number: usize) -> MatrixRef {
+    let mut matrix = batch.matrix;
+    assert!(number < batch.sizes.numel());
+    for (size, stride) in batch.sizes.iter().zip(&batch.strides).rev() {
+        matrix.at.offset += (number % size) as i64 * *stride as i64;
+        number /= size;
+    }
+    matrix
+}
+
 /// Doubles that come from floats are as exact as floats.
 fn close(got: Scalar, want: Scalar, dtype: DType, has_f32: bool) -> bool {
     let (a, b) = (got.as_f64(), want.as_f64());
@@ -478,6 +568,7 @@ fn touched(step: &Step) -> Vec<usize> {
     let buffers: Vec<kiln_inductor::BufferId> = match step {
         Step::Kernel { bufs, .. } => bufs.iter().map(|b| b.buffer).collect(),
         Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].iter().map(|m| m.at.buffer).collect(),
+        Step::Bmm { lhs, rhs, dst, .. } => vec![lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst],
         Step::Random { buffer, .. } => vec![*buffer],
         Step::Copy { src, dst } => vec![*src, *dst],
         Step::Fallback { args, outs, .. } => args.iter().map(|a| a.at.buffer).chain(outs.clone()).collect(),
@@ -503,6 +594,12 @@ pub fn check_memory(plan: &Plan) {
             touched(&plan.steps[s + 1]).into_iter().for_each(|b| lives[b].get_or_insert((s, s)).1 = s + 1);
         }
     }
+    for Bands { first, steps, .. } in &plan.bands {
+        for b in plan.steps[*first..first + steps].iter().flat_map(touched) {
+            let (from, to) = lives[b].unwrap();
+            lives[b] = Some((from.min(*first), to.max(first + steps - 1)));
+        }
+    }
     let mut spans: Vec<Span> = Vec::new();
     let mut side_by_side = 0;
     for (buffer, life) in plan.buffers.iter().zip(&lives) {
@@ -523,6 +620,18 @@ pub fn check_memory(plan: &Plan) {
                 );
                 side_by_side += bytes.next_multiple_of(64);
                 spans.push((None, offset, offset + bytes, first, last));
+            }
+            Place::Band { offset, row_bytes } => {
+                let inside = |b: &&Bands| b.first <= first && last < b.first + b.steps;
+                let bands = plan.bands.iter().find(inside).expect("it is gone after the bands");
+                let m = match plan.steps[bands.first] {
+                    Step::Gemm { m, .. } | Step::Bmm { m, .. } => m,
+                    _ => panic!("bands begin with a product"),
+                };
+                let before = (bands.count - 1) * bands.rows;
+                assert!(before < m);
+                let end = offset + (m - before).max(bands.rows.min(m)) * row_bytes;
+                assert!(offset.is_multiple_of(64) && end <= bands.bytes, "outside of a band");
             }
         }
     }

@@ -276,6 +276,11 @@ fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, St
                 })),
             }
         }),
+        Op::Bmm {} => make(dtype, shape, |i| {
+            let product =
+                |k: usize| t(0).get(&[i[0], i[1], k]).as_f64() * t(1).get(&[i[0], k, i[2]]).as_f64();
+            Scalar::Float((0..t(0).shape[2]).map(product).sum())
+        }),
         _ => pointwise(graph, node, args, out, 0),
     };
     Ok(Val::Tensor(result))

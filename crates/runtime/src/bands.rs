@@ -1,0 +1,268 @@
+//! Steps that run together, band by band of rows: products and the kernels between them. What lies between is there
+//! for one band only, in memory of the running thread.
+//!
+//! Kernels don't know: they are given a pointer from which the rows before the band are subtracted, and the items of
+//! the band.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::gemm::{self, Matrix, Product, Shape};
+use crate::kernel::Args;
+use crate::panel::Float;
+use crate::pool::AllocError;
+use crate::program::{Element, MatrixAt, Place, Program, Step};
+use crate::scratch;
+use crate::threads::{Shared, parallel_for};
+
+/// Steps that run together.
+#[derive(Debug, Clone)]
+pub struct Bands {
+    /// The first of them: a product, whose matrices and rows are those of all.
+    pub first: usize,
+    /// How many, one after the other: products and kernels.
+    pub steps: usize,
+    /// Rows of a band.
+    pub rows: usize,
+    /// Bands of a matrix; the last one has all rows that are left.
+    pub count: usize,
+    /// By kernel among the steps: so many rows, counted through all matrices, are so many items.
+    pub kernels: Vec<(usize, i64)>,
+    /// What a thread needs for the buffers that are there for one band only.
+    pub bytes: usize,
+}
+
+/// Why bands stopped.
+pub(crate) enum Failed {
+    Memory(AllocError),
+    Status { step: usize, code: i32 },
+}
+
+/// One run of some bands.
+pub(crate) struct Run<'a> {
+    pub program: &'a Program,
+    pub bands: &'a Bands,
+    /// Where every buffer is.
+    pub pointers: Shared<&'a [*mut u8]>,
+    /// The run's numbers.
+    pub scalars: &'a [u64],
+}
+
+/// A right operand that is turned round once for all bands of a matrix.
+#[derive(Clone, Copy, PartialEq)]
+struct Turned {
+    /// The product.
+    step: usize,
+    /// Where the copy begins in the thread's memory.
+    offset: usize,
+}
+
+/// The most of them.
+const MOST_TURNED: usize = 4;
+
+/// A product, of which there are some rows to compute.
+#[derive(Clone, Copy)]
+struct Rows {
+    shape: Shape,
+    /// The buffer of the results, which are dense.
+    dst: usize,
+    lhs: MatrixAt,
+    rhs: MatrixAt,
+    /// Room for the right operand, turned round.
+    copy: Option<*mut u8>,
+}
+
+/// The rows that are worked on.
+#[derive(Clone, Copy)]
+struct Band {
+    /// The matrix, and rows of it.
+    matrix: usize,
+    from: usize,
+    to: usize,
+    /// The rows of all matrices before this one, and of all there are.
+    before: usize,
+    all: usize,
+    /// The thread's memory.
+    memory: *mut u8,
+    /// Whether the thread's last band was of another matrix.
+    is_new: bool,
+}
+
+impl Run<'_> {
+    /// # Safety
+    /// As for [`Program::run`]; bands are independent of each other.
+    pub(crate) unsafe fn run(&self) -> Result<(), Failed> {
+        let Bands { first, rows, count, bytes, .. } = *self.bands;
+        let (batch, m) = match &self.program.steps[first] {
+            Step::Gemm { shape, .. } => (1, shape.m),
+            Step::Bmm { batch, shape, .. } => (*batch, shape.m),
+            Step::Kernel { .. } | Step::Random { .. } | Step::Host(_) => return Ok(()),
+        };
+        let (turned, turned_end) = self.turned(bytes.next_multiple_of(64));
+        // Kernels' tables of pointers and numbers come last.
+        let table = self.members().map(|(_, step)| match step {
+            Step::Kernel { bufs, scalars, .. } => bufs.len() + scalars.len(),
+            _ => 0,
+        });
+        let table = table.max().unwrap_or(0) * size_of::<u64>();
+        let failed = Mutex::new(None);
+        let is_failed = AtomicBool::new(false);
+        parallel_for(batch * count, 1, |begin, end| {
+            let done = scratch::with((turned_end + table).max(1), |memory| {
+                for unit in begin..end {
+                    let (matrix, band) = (unit / count, unit % count);
+                    let from = band * rows;
+                    let to = if band + 1 == count { m } else { from + rows };
+                    let is_new = unit == begin || band == 0;
+                    let (before, all) = (matrix * m, batch * m);
+                    let band = Band { matrix, from, to, before, all, memory, is_new };
+                    // SAFETY: the caller's promise is passed on; the tables lie behind everything else.
+                    unsafe { self.band(band, &turned, memory.wrapping_add(turned_end)) }?;
+                }
+                Ok(())
+            });
+            if let Err(error) = done.map_err(Failed::Memory).flatten()
+                && !is_failed.swap(true, Ordering::Relaxed)
+            {
+                *failed.lock() = Some(error);
+            }
+        });
+        failed.into_inner().map_or(Ok(()), Err)
+    }
+
+    /// Right operands that each band would turn round, copied once for all bands of a matrix: their copies begin at
+    /// this byte; and where they end.
+    fn turned(&self, mut end: usize) -> ([Option<Turned>; MOST_TURNED], usize) {
+        let mut found = [None; MOST_TURNED];
+        let mut places = found.iter_mut();
+        for (step, member) in self.members().filter(|_| self.bands.count > 1) {
+            let (shape, rhs, element) = match member {
+                Step::Gemm { shape, rhs, element, .. } => (shape, rhs, element),
+                Step::Bmm { shape, rhs, element, .. } => (shape, &rhs.matrix, element),
+                Step::Kernel { .. } | Step::Random { .. } | Step::Host(_) => continue,
+            };
+            let bytes = match element {
+                Element::F64 => gemm::turned_once::<f64>(*shape, rhs.row, rhs.column),
+                _ => gemm::turned_once::<f32>(*shape, rhs.row, rhs.column),
+            };
+            if let (Some(bytes), Some(place)) = (bytes, places.next()) {
+                *place = Some(Turned { step, offset: end });
+                end += bytes.next_multiple_of(64);
+            }
+        }
+        (found, end)
+    }
+
+    fn members(&self) -> impl Iterator<Item = (usize, &Step)> {
+        let Bands { first, steps, .. } = *self.bands;
+        self.program.steps.iter().enumerate().skip(first).take(steps)
+    }
+
+    /// All steps on one band; `table` has room for the pointers and numbers of any of the kernels.
+    ///
+    /// # Safety
+    /// As for [`Run::run`].
+    unsafe fn band(&self, band: Band, turned: &[Option<Turned>], table: *mut u8) -> Result<(), Failed> {
+        let mut kernels = self.bands.kernels.iter();
+        for (index, step) in self.members() {
+            let copy = turned.iter().flatten().find(|turned| turned.step == index);
+            let copy = copy.map(|turned| band.memory.wrapping_add(turned.offset));
+            match step {
+                Step::Kernel { kernel, bufs, ints, scalars, items, grain: _, scratch_bytes } => {
+                    let Some(&(rows, per)) = kernels.next() else { continue };
+                    let pointers = table.cast::<*mut u8>();
+                    let numbers = pointers.wrapping_add(bufs.len()).cast::<u64>();
+                    // SAFETY: the table has room for them; nobody else knows it.
+                    let (bufs, scalars) = unsafe {
+                        for (i, &(buffer, offset)) in bufs.iter().enumerate() {
+                            pointers.add(i).write(self.buffer(buffer, band).wrapping_offset(offset));
+                        }
+                        for (i, &number) in scalars.iter().enumerate() {
+                            numbers.add(i).write(self.scalars[number]);
+                        }
+                        (
+                            std::slice::from_raw_parts(pointers, bufs.len()),
+                            std::slice::from_raw_parts(numbers, scalars.len()),
+                        )
+                    };
+                    let item = |row: usize| match row == band.all {
+                        true => *items,
+                        false => (row / rows) as i64 * per,
+                    };
+                    let (begin, end) = (item(band.before + band.from), item(band.before + band.to));
+                    let args = Args { bufs, ints, scalars };
+                    // SAFETY: the caller's promise is passed on.
+                    let code = unsafe { kernel.run(&args, begin, end, *scratch_bytes) };
+                    if code != 0 {
+                        return Err(Failed::Status { step: index, code });
+                    }
+                }
+                Step::Gemm { shape, dst, lhs, rhs, element, .. } => {
+                    let rows = Rows { shape: *shape, dst: dst.buffer, lhs: *lhs, rhs: *rhs, copy };
+                    // SAFETY: the caller's promise is passed on.
+                    unsafe { self.product(band, rows, *element) }
+                }
+                Step::Bmm { shape, dst, lhs, rhs, element, .. } => {
+                    let (lhs, rhs) = (lhs.at(band.matrix), rhs.at(band.matrix));
+                    let rows = Rows { shape: *shape, dst: *dst, lhs, rhs, copy };
+                    // SAFETY: the caller's promise is passed on.
+                    unsafe { self.product(band, rows, *element) }
+                }
+                Step::Random { .. } | Step::Host(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Run::run`].
+    unsafe fn product(&self, band: Band, rows: Rows, element: Element) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            match element {
+                Element::F64 => self.rows_of::<f64>(band, rows),
+                _ => self.rows_of::<f32>(band, rows),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Run::run`]; elements are of type T.
+    unsafe fn rows_of<T: Float>(&self, band: Band, rows: Rows) {
+        let Rows { shape, dst, lhs, rhs, copy } = rows;
+        let dst = MatrixAt { buffer: dst, offset: 0, row: shape.n as isize, column: 1 };
+        let matrix = |at: MatrixAt, row: usize| {
+            let first = self.buffer(at.buffer, band).cast::<T>().wrapping_offset(at.offset);
+            Matrix::new(first, at.row, at.column).at(row, 0)
+        };
+        let mut rhs = matrix(rhs, 0);
+        if let Some(copy) = copy {
+            let straight = Matrix::new(copy.cast::<T>(), shape.n as isize, 1);
+            if band.is_new {
+                // SAFETY: the thread's memory has room for the copy.
+                unsafe { gemm::turn(shape, rhs, straight) }
+            }
+            rhs = straight;
+        }
+        let product = Product {
+            shape: Shape { m: band.to - band.from, ..shape },
+            dst: matrix(dst, band.before + band.from),
+            accumulate: false,
+            lhs: matrix(lhs, band.from),
+            rhs,
+        };
+        // SAFETY: the caller's promise is passed on.
+        unsafe { gemm::serial(product) }
+    }
+
+    /// Where a buffer is, or would be if there were more of it than the band.
+    fn buffer(&self, buffer: usize, band: Band) -> *mut u8 {
+        match self.program.places[buffer] {
+            Place::Band { offset, row_bytes } => {
+                band.memory.wrapping_add(offset).wrapping_sub((band.before + band.from) * row_bytes)
+            }
+            Place::Input(_) | Place::Output { .. } | Place::Arena(_) => self.pointers.get()[buffer],
+        }
+    }
+}
