@@ -386,7 +386,7 @@ impl<'a> Judge<'a> {
             .sum();
         let is_batched = matches!(self.steps[members[0]], Step::Bmm { .. });
         let is_kept = operands <= if is_batched { KEPT } else { KEPT_WEIGHTS };
-        if !is_kept && !(is_batched && operands <= PASSES * rows * row) {
+        if !(is_kept || is_batched && operands <= PASSES * rows * row) {
             return Err(refusal("the right operands are large, and would be read again for each band"));
         }
         let mut bytes = 0;
