@@ -13,7 +13,7 @@ use std::fmt::Write;
 /// `kiln_round_down_f32`, `kiln_select_f32(mask, a, b)` and `kiln_scale_f32`; load, store and splat also
 /// for `i64` and (as `u8v`) `bool`.
 pub fn prelude(lanes: usize, isa: CIsa) -> String {
-    let mut out = types(lanes);
+    let mut out = types(lanes, isa);
     for width in [Width::F32, Width::F64] {
         if isa.has_helpers(lanes, width) {
             out.push_str(&helpers(isa, width));
@@ -22,7 +22,7 @@ pub fn prelude(lanes: usize, isa: CIsa) -> String {
     out
 }
 
-fn types(lanes: usize) -> String {
+fn types(lanes: usize, isa: CIsa) -> String {
     let mut out = format!("enum {{ KILN_LANES = {lanes} }};\n");
     out.push_str("#define KILN_INLINE static inline __attribute__((always_inline, unused))\n");
     let elements = [
@@ -61,6 +61,17 @@ KILN_INLINE void kiln_store_part_{suffix}(void *p, {vector} v, long n) {{
 "
         );
     }
+    // GCC widens a vector that it knows to come from memory byte by byte: here it doesn't know.
+    let known = match isa {
+        CIsa::Avx512 | CIsa::Avx2 => "__asm__(\"\" : \"+v\"(b)); ",
+        CIsa::Plain => "",
+    };
+    for (suffix, mask) in [("f32", "i32v"), ("f64", "i64v")] {
+        let _ = writeln!(
+            out,
+            "KILN_INLINE {mask} kiln_mask_{suffix}_from_bool(u8v b) {{ {known}return __builtin_convertvector(b, {mask}) != 0; }}"
+        );
+    }
     // x - 0 keeps the sign of a zero, x + 0 would not.
     out.push_str(
         "KILN_INLINE f32v kiln_splat_f32(float x) { return x - (f32v){0}; }
@@ -68,8 +79,6 @@ KILN_INLINE f64v kiln_splat_f64(double x) { return x - (f64v){0}; }
 KILN_INLINE i64v kiln_splat_i64(long long x) { return x - (i64v){0}; }
 KILN_INLINE i64v kiln_widen_mask(i32v m) { return __builtin_convertvector(m, i64v); }
 KILN_INLINE i32v kiln_narrow_mask(i64v m) { return __builtin_convertvector(m, i32v); }
-KILN_INLINE i32v kiln_mask_f32_from_bool(u8v b) { return __builtin_convertvector(b, i32v) != 0; }
-KILN_INLINE i64v kiln_mask_f64_from_bool(u8v b) { return __builtin_convertvector(b, i64v) != 0; }
 KILN_INLINE u8v kiln_bool_from_mask_f32(i32v m) { return __builtin_convertvector(m & 1, u8v); }
 KILN_INLINE u8v kiln_bool_from_mask_f64(i64v m) { return __builtin_convertvector(m & 1, u8v); }
 KILN_INLINE i64v kiln_select_i64(i64v m, i64v a, i64v b) { return (m & a) | (~m & b); }
