@@ -15,7 +15,7 @@ use crate::kernels::{self, Build};
 use crate::options::Mode;
 use crate::progress;
 use crate::segment::Program;
-use crate::settings::{OptLevel, Settings};
+use crate::settings::{Numerics, OptLevel, Settings};
 
 /// Inputs of more bytes than this are not copied to measure on.
 const MOST_BYTES: usize = 2 << 30;
@@ -79,6 +79,10 @@ pub(crate) fn choose_products(
     lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
 ) -> Chosen {
     let mut compiled = 0;
+    if settings.numerics == Numerics::Strict {
+        // A product adds up in another order than the library's.
+        return Chosen { plan: usual, compiled, note: None };
+    }
     let chosen = choose_plan(graph, &usual, settings, lower, &mut compiled);
     match chosen {
         Ok(Some((plan, note))) => Chosen { plan, compiled, note: Some(note) },

@@ -30,10 +30,10 @@ pub struct Tuning {
 impl Tuning {
     /// Kernels that compilers like.
     pub const DEFAULT: Tuning =
-        Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true, products: 2 };
+        Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true, products: 0 };
     /// Kernels as large as they can be made: fewer passes over memory, longer compilation.
     pub const WIDE: Tuning =
-        Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true, products: 2 };
+        Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true, products: 0 };
 }
 
 impl Default for Tuning {
