@@ -67,6 +67,8 @@ const PRODUCTS: [usize; 3] = [0, 16, 64];
 /// A plan, and how it was chosen if there was a choice.
 pub(crate) struct Chosen {
     pub(crate) plan: Lowered,
+    /// Up to which size products are parts of its kernels.
+    pub(crate) products: usize,
     pub(crate) compiled: usize,
     pub(crate) note: Option<String>,
 }
@@ -78,27 +80,32 @@ pub(crate) fn choose_products(
     settings: &Settings,
     lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
 ) -> Chosen {
-    let mut compiled = 0;
+    let (mut compiled, products) = (0, settings.max_inline_product);
     if settings.numerics == Numerics::Strict {
         // A product adds up in another order than the library's.
-        return Chosen { plan: usual, compiled, note: None };
+        return Chosen { plan: usual, products, compiled, note: None };
     }
     let chosen = choose_plan(graph, &usual, settings, lower, &mut compiled);
     match chosen {
-        Ok(Some((plan, note))) => Chosen { plan, compiled, note: Some(note) },
-        Ok(None) => Chosen { plan: usual, compiled, note: None },
-        Err(reason) => Chosen { plan: usual, compiled, note: Some(format!("no other products: {reason}")) },
+        Ok(Some((plan, products))) => {
+            let note = format!("matrix products up to {products} are parts of kernels");
+            Chosen { plan, products, compiled, note: Some(note) }
+        }
+        Ok(None) => Chosen { plan: usual, products, compiled, note: None },
+        Err(reason) => {
+            Chosen { plan: usual, products, compiled, note: Some(format!("no other products: {reason}")) }
+        }
     }
 }
 
-/// Another plan than the usual one, if it is quicker.
+/// Another plan than the usual one, if it is quicker, and up to which size products are parts of its kernels.
 fn choose_plan(
     graph: &Graph,
     usual: &Lowered,
     settings: &Settings,
     lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
     compiled: &mut usize,
-) -> Result<Option<(Lowered, String)>, String> {
+) -> Result<Option<(Lowered, usize)>, String> {
     let mut plans = vec![(settings.max_inline_product, usual.clone())];
     for products in PRODUCTS.into_iter().filter(|products| *products != settings.max_inline_product) {
         let plan = lower(Tuning { products, ..settings.tuning() })?;
@@ -143,7 +150,7 @@ fn choose_plan(
     let (products, plan) = plans.swap_remove(best);
     // What was remembered may be of another process.
     *compiled += kernels::load(&plan, settings.build())?.compiled;
-    Ok(Some((plan, format!("matrix products up to {products} are parts of kernels"))))
+    Ok(Some((plan, products)))
 }
 
 /// How many steps are products of the library's.

@@ -24,7 +24,7 @@ use crate::options::Mode;
 use crate::region::Site;
 use crate::report;
 use crate::segment::{Backward, Code, Info, Plan, Segment, Tape, Text};
-use crate::settings::Numerics;
+use crate::settings::{Numerics, Settings};
 use crate::trie::LiveSet;
 
 /// Compiles the segment that ends at `at`; what can't be compiled is interpreted, with the reason.
@@ -311,8 +311,10 @@ impl Stages {
             self.info.tuned.extend(chosen.note);
             lowered = chosen.plan;
             kernels = kernels::find(&lowered, build)?;
-            let tuned = self
-                .timed("autotune", || autotune::tune(graph, &lowered, kernels, &options.settings, &lower));
+            // Forms replace each other step by step, so they are those of the plan that was chosen.
+            let settings = Settings { max_inline_product: chosen.products, ..options.settings.clone() };
+            let tuned =
+                self.timed("autotune", || autotune::tune(graph, &lowered, kernels, &settings, &lower));
             self.info.compiled_kernels += tuned.compiled;
             self.info.tuned.extend(tuned.notes);
             (lowered, kernels) = (tuned.plan, tuned.kernels);
