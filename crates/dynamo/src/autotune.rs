@@ -116,7 +116,9 @@ fn choose_plan(
     if plans.len() == 1 {
         return Ok(None);
     }
-    let key = format!("{}\nproducts {PRODUCTS:?}", key(usual, &[], settings));
+    // Steps of the library's are the difference between the plans: the graph says which.
+    let sizes: Vec<usize> = plans.iter().map(|(products, _)| *products).collect();
+    let key = format!("{}\nproducts {sizes:?}\n{graph}", key(usual, &[], settings));
     let cache = KernelCache::global();
     let remembered = cache.remark(&key).and_then(|text| text.trim().parse::<usize>().ok());
     let best = match remembered.filter(|best| *best < plans.len()) {

@@ -20,7 +20,7 @@ use crate::schedule::goes_along_rows;
 
 /// Operands of fewer bytes are still in the cache when they are read again, which costs less than sums for every
 /// part.
-const CACHED: i64 = 2 << 20;
+const CACHED: i64 = 4 << 20;
 /// Fewer rows are not worth sums of their own for every part.
 const FEWEST_ROWS: i64 = 128;
 /// The accumulators of longer rows would push the rows out of the cache.

@@ -47,12 +47,12 @@ fn softmax(rows: usize, n: usize, dtype: DType) -> String {
 fn rows_and_columns_of_a_matrix_are_one_kernel() {
     let best = best_isa();
     for (rows, n, dtype, isa) in [
-        (4200, 67, DType::F32, best),
-        (4096, 80, DType::F32, best.max(CIsa::Avx2)),
-        (700, 513, DType::F32, CIsa::Plain),
-        (700, 300, DType::F64, best),
-        (4200, 140, DType::F16, best),
-        (4100, 131, DType::BF16, best.max(CIsa::Avx2)),
+        (8400, 67, DType::F32, best),
+        (8192, 80, DType::F32, best.max(CIsa::Avx2)),
+        (1400, 513, DType::F32, CIsa::Plain),
+        (1400, 300, DType::F64, best),
+        (8400, 140, DType::F16, best),
+        (8200, 131, DType::BF16, best.max(CIsa::Avx2)),
     ] {
         let plan = check(&softmax(rows, n, dtype), isa);
         assert!(has_parts(&plan), "{rows} x {n}");
@@ -63,13 +63,13 @@ fn rows_and_columns_of_a_matrix_are_one_kernel() {
 /// Where operands stay in the cache, rows are few or short, or lie across, kernels stay apart.
 #[test]
 fn small_and_narrow_matrices_are_reduced_apart() {
-    for (rows, n) in [(300, 100), (100, 3000), (20_000, 15)] {
+    for (rows, n) in [(300, 100), (100, 3000), (40_000, 15)] {
         assert!(!has_parts(&check(&softmax(rows, n, DType::F32), best_isa())), "{rows} x {n}");
     }
-    let graph: Graph = softmax(1000, 400, DType::F32).parse().unwrap();
+    let graph: Graph = softmax(2000, 400, DType::F32).parse().unwrap();
     let mut options = Options::dense(&graph, best_isa(), 2);
     let mut layouts = options.input_layouts.to_vec();
-    layouts[0].strides = [1, 1000].into_iter().collect();
+    layouts[0].strides = [1, 2000].into_iter().collect();
     options.input_layouts = layouts.into();
     let inputs = Random(3).inputs(&graph);
     check_run(&graph, &options, &inputs);
@@ -79,12 +79,12 @@ fn small_and_narrow_matrices_are_reduced_apart() {
 #[test]
 fn squares() {
     let plan = check(
-        "graph(%0: f32[1024, 1024], %1: i64[1024, 1024]) {
-  %2 = sum(%0) {dims: [1], keepdim: false} : f32[1024]
-  %3 = sum(%0) {dims: [0], keepdim: false} : f32[1024]
-  %4 = add(%2, %2) : f32[1024]
-  %5 = amax(%1) {dims: [0], keepdim: false} : i64[1024]
-  %6 = sum(%1) {dims: [1], keepdim: false} : i64[1024]
+        "graph(%0: f32[1280, 1280], %1: i64[1280, 1280]) {
+  %2 = sum(%0) {dims: [1], keepdim: false} : f32[1280]
+  %3 = sum(%0) {dims: [0], keepdim: false} : f32[1280]
+  %4 = add(%2, %2) : f32[1280]
+  %5 = amax(%1) {dims: [0], keepdim: false} : i64[1280]
+  %6 = sum(%1) {dims: [1], keepdim: false} : i64[1280]
   return %4, %3, %5, %6
 }",
         best_isa(),
@@ -93,11 +93,11 @@ fn squares() {
     assert_eq!(plan.steps.len(), 4);
     // A sum over rows that is needed for the rows comes before them.
     check(
-        "graph(%0: f32[1024, 1024]) {
-  %1 = amax(%0) {dims: [0], keepdim: false} : f32[1024]
-  %2 = expand(%1) {shape: [1024, 1024]} : f32[1024, 1024]
-  %3 = sub(%0, %2) : f32[1024, 1024]
-  %4 = sum(%3) {dims: [1], keepdim: false} : f32[1024]
+        "graph(%0: f32[1280, 1280]) {
+  %1 = amax(%0) {dims: [0], keepdim: false} : f32[1280]
+  %2 = expand(%1) {shape: [1280, 1280]} : f32[1280, 1280]
+  %3 = sub(%0, %2) : f32[1280, 1280]
+  %4 = sum(%3) {dims: [1], keepdim: false} : f32[1280]
   return %1, %3, %4
 }",
         best_isa(),
@@ -108,11 +108,11 @@ fn squares() {
 #[test]
 fn write_backs() {
     let plan = check(
-        "graph(%0: f32[1100, 500], %1: f32[500]) {
-  %2 = sum(%0) {dims: [1], keepdim: false} : f32[1100]
-  %3 = reshape(%2) {shape: [1100, 1]} : f32[1100, 1]
-  %4 = expand(%3) {shape: [1100, 500]} : f32[1100, 500]
-  %5 = sub(%0, %4) : f32[1100, 500]
+        "graph(%0: f32[2200, 500], %1: f32[500]) {
+  %2 = sum(%0) {dims: [1], keepdim: false} : f32[2200]
+  %3 = reshape(%2) {shape: [2200, 1]} : f32[2200, 1]
+  %4 = expand(%3) {shape: [2200, 500]} : f32[2200, 500]
+  %5 = sub(%0, %4) : f32[2200, 500]
   %6 = sum(%0) {dims: [0], keepdim: false} : f32[500]
   %7 = sub(%1, %6) : f32[500]
   write %0 <- %5
