@@ -11,22 +11,24 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{DType, Dims, Graph, Loc, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value};
+use kiln_ir::{DType, Dims, Graph, Loc, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value};
 
 use crate::lower::Space;
+use crate::rewrite::replace;
 
 /// Two passes over shorter rows, in vectors that are half empty, take longer than a plain loop.
 const SHORTEST_ROW: usize = 32;
 
 /// Takes `argmax` and `argmin` apart where the reductions run in one kernel.
 pub(crate) fn take_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
-    let found = |op: &Op, args: &[Value]| {
-        let (dim, is_least) = match op {
+    let found = |node: &Node| {
+        let (dim, is_least) = match &node.op {
             Op::Argmax { dim, .. } => (*dim, false),
             Op::Argmin { dim, .. } => (*dim, true),
             _ => return None,
         };
-        let ty = graph.ty(args[0]).as_tensor()?;
+        let ty = graph.ty(node.args[0]).as_tensor()?;
+        let out = graph.ty(node.outs[0]).as_tensor()?.shape.clone();
         // Only one pass over few long rows is cut into chunks; halves that loops have not rounded yet would not be
         // equal where they are when they are stored; integers can't all be negated.
         let is_short = dim + 1 == ty.shape.rank() && ty.shape[dim] < SHORTEST_ROW;
@@ -37,40 +39,26 @@ pub(crate) fn take_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
             && ty.dtype != DType::Bool
             && !(ty.dtype.is_float() && ty.dtype.is_narrow())
             && (ty.dtype.is_float() || !is_least);
-        fits.then(|| Extreme { ty: ty.clone(), dim, is_least })
+        fits.then(|| Extreme { ty: ty.clone(), out, dim, is_least })
     };
-    if !graph.nodes.iter().any(|node| found(&node.op, &node.args).is_some()) {
-        return graph;
-    }
-    let mut result = Graph::new();
-    let mut map: Vec<Value> = vec![Value(u32::MAX); graph.value_count()];
-    for &input in &graph.inputs {
-        map[input.index()] = result.input(graph.ty(input).clone());
-    }
-    for node in &graph.nodes {
-        let args: Vec<Value> = node.args.iter().map(|arg| map[arg.index()]).collect();
-        if let (Some(extreme), Ty::Tensor(out)) = (found(&node.op, &node.args), graph.ty(node.outs[0])) {
-            map[node.outs[0].index()] = extreme.emit(&mut result, args[0], &out.shape, node.loc);
-            continue;
-        }
-        let tys = node.outs.iter().map(|&out| graph.ty(out).clone());
-        let outs = result.push(node.op.clone(), &args, tys, node.in_place, node.loc);
-        node.outs.iter().zip(outs).for_each(|(from, to)| map[from.index()] = to);
-    }
-    result.outputs = graph.outputs.iter().map(|output| map[output.index()]).collect();
-    result.writes = graph.writes.iter().map(|write| write.renumbered(&map)).collect();
-    Cow::Owned(result)
+    let emit = |result: &mut Graph, node: &Node, args: &[Value], extreme: Extreme| {
+        extreme.emit(result, args[0], node.loc)
+    };
+    let replaced = replace(&graph, found, emit);
+    replaced.map_or(graph, Cow::Owned)
 }
 
 /// An `argmax` or `argmin` of a tensor of this type.
 struct Extreme {
     ty: TensorTy,
+    /// The shape of the result.
+    out: Shape,
     dim: usize,
     is_least: bool,
 }
 
 impl Extreme {
-    fn emit(&self, graph: &mut Graph, x: Value, out: &Shape, loc: Loc) -> Value {
+    fn emit(&self, graph: &mut Graph, x: Value, loc: Loc) -> Value {
         let (shape, dim) = (&self.ty.shape, self.dim);
         let of = |dtype: DType, shape: &Shape| {
             Ty::Tensor(TensorTy { dtype, shape: shape.clone(), ..self.ty.clone() })
@@ -106,9 +94,9 @@ impl Extreme {
         }
         let first = push(Op::Amax { dims: dims(), keepdim: false }, &[key], of(DType::I64, &kept));
         let first = push(Op::Neg {}, &[first], of(DType::I64, &kept));
-        match *out == kept {
+        match self.out == kept {
             true => first,
-            false => push(Op::Reshape { shape: out.clone() }, &[first], of(DType::I64, out)),
+            false => push(Op::Reshape { shape: self.out.clone() }, &[first], of(DType::I64, &self.out)),
         }
     }
 }

@@ -4,7 +4,8 @@
 //! lies in memory. In order:
 //!
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
-//!    `windows`: what is put into windows is set apart; `products`: small matrix products as sums);
+//!    `windows`: what is put into windows is set apart, or goes straight into an input; `products`: small matrix
+//!    products as sums; `extremes`: argmax as two reductions; all by `rewrite`);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
 //!    expressions, `views`, `positions`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
@@ -53,6 +54,7 @@ mod positions;
 mod products;
 mod reach;
 mod report;
+mod rewrite;
 mod scalars;
 mod schedule;
 mod sequence;

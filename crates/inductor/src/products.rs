@@ -13,33 +13,28 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{Graph, Loc, Op, Shape, TensorTy, Ty, Value};
+use kiln_ir::{Graph, Loc, Node, Op, Shape, TensorTy, Ty, Value};
+
+use crate::rewrite::replace;
 
 /// Writes the products whose sizes are all at most `most` as sums.
 pub(crate) fn inline(graph: Cow<'_, Graph>, most: usize) -> Cow<'_, Graph> {
-    if !graph.nodes.iter().any(|node| sizes(&graph, &node.op, &node.args, most).is_some()) {
-        return graph;
-    }
-    let (mut result, mut map) = Graph::with_inputs_of(&graph);
-    for node in &graph.nodes {
-        let args: Vec<Value> = node.args.iter().map(|arg| map[arg.index()]).collect();
-        if let Some(sizes) = sizes(&graph, &node.op, &node.args, most)
-            && let Ty::Tensor(ty) = graph.ty(node.outs[0])
-        {
-            map[node.outs[0].index()] = sum(&mut result, ty, &args, sizes, node.loc);
-            continue;
-        }
-        let tys = node.outs.iter().map(|&out| graph.ty(out).clone());
-        let outs = result.push(node.op.clone(), &args, tys, node.in_place, node.loc);
-        node.outs.iter().zip(outs).for_each(|(from, to)| map[from.index()] = to);
-    }
-    result.outputs = graph.outputs.iter().map(|output| map[output.index()]).collect();
-    result.writes = graph.writes.iter().map(|write| write.renumbered(&map)).collect();
-    Cow::Owned(result)
+    let found = |node: &Node| {
+        let sizes = sizes(&graph, &node.op, &node.args, most)?;
+        Some((graph.ty(node.outs[0]).as_tensor()?, sizes))
+    };
+    let emit = |result: &mut Graph, node: &Node, args: &[Value], (ty, sizes): (&TensorTy, Sizes)| {
+        sum(result, ty, args, sizes, node.loc)
+    };
+    let replaced = replace(&graph, found, emit);
+    replaced.map_or(graph, Cow::Owned)
 }
 
-/// Batch (if it is a product of batches), rows, columns and inner size of a product of floats that is small enough.
-fn sizes(graph: &Graph, op: &Op, args: &[Value], most: usize) -> Option<(Option<usize>, [usize; 3])> {
+/// Batch (if it is a product of batches); rows, columns and inner size.
+type Sizes = (Option<usize>, [usize; 3]);
+
+/// The sizes of a product of floats that is small enough.
+fn sizes(graph: &Graph, op: &Op, args: &[Value], most: usize) -> Option<Sizes> {
     if !matches!(op, Op::Mm {} | Op::Bmm {}) {
         return None;
     }
@@ -52,13 +47,7 @@ fn sizes(graph: &Graph, op: &Op, args: &[Value], most: usize) -> Option<(Option<
 }
 
 /// The product as a sum over its last dim.
-fn sum(
-    graph: &mut Graph,
-    ty: &TensorTy,
-    args: &[Value],
-    (batch, [m, n, k]): (Option<usize>, [usize; 3]),
-    loc: Loc,
-) -> Value {
+fn sum(graph: &mut Graph, ty: &TensorTy, args: &[Value], (batch, [m, n, k]): Sizes, loc: Loc) -> Value {
     let shape = |sizes: &[usize]| -> Shape { batch.into_iter().chain(sizes.iter().copied()).collect() };
     let mut push = |op: Op, args: &[Value], shape: Shape| {
         graph.push(op, args, [Ty::Tensor(TensorTy { shape, ..ty.clone() })], false, loc)[0]

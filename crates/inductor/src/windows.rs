@@ -12,11 +12,12 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{Def, Graph, Op, Ty, Value};
+use kiln_ir::{Def, Graph, Node, Op, TensorTy, Ty, Value};
 use rustc_hash::FxHashMap;
 
 use crate::Layout;
 use crate::fuse::behind_reshapes;
+use crate::rewrite::replace;
 use crate::views::is_row_major;
 
 /// Gives every window that somebody else reads, too, a value of its own.
@@ -27,33 +28,19 @@ pub(crate) fn set_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
         uses[value.index()] += 1;
     }
     let is_shared = |window: Value| uses[window.index()] > 1;
-    let window = |op: &Op, args: &[Value]| match op {
-        Op::SliceScatter { .. } if is_shared(args[1]) => Some(args[1]),
+    let found = |node: &Node| match node.op {
+        Op::SliceScatter { .. } if is_shared(node.args[1]) => graph.ty(node.args[1]).as_tensor(),
         _ => None,
     };
-    if !graph.nodes.iter().any(|node| window(&node.op, &node.args).is_some()) {
-        return graph;
-    }
-    let mut result = Graph::new();
-    let mut map: Vec<Value> = vec![Value(u32::MAX); graph.value_count()];
-    for &input in &graph.inputs {
-        map[input.index()] = result.input(graph.ty(input).clone());
-    }
-    for node in &graph.nodes {
-        let mut args: Vec<Value> = node.args.iter().map(|arg| map[arg.index()]).collect();
-        if let (Some(window), Some(own)) = (window(&node.op, &node.args), args.get_mut(1))
-            && let Ty::Tensor(ty) = graph.ty(window)
-        {
-            let op = Op::To { dtype: ty.dtype };
-            *own = result.push(op, &[*own], [graph.ty(window).clone()], false, node.loc)[0];
-        }
-        let tys = node.outs.iter().map(|&out| graph.ty(out).clone());
-        let outs = result.push(node.op.clone(), &args, tys, node.in_place, node.loc);
-        node.outs.iter().zip(outs).for_each(|(from, to)| map[from.index()] = to);
-    }
-    result.outputs = graph.outputs.iter().map(|output| map[output.index()]).collect();
-    result.writes = graph.writes.iter().map(|write| write.renumbered(&map)).collect();
-    Cow::Owned(result)
+    let emit = |result: &mut Graph, node: &Node, args: &[Value], ty: &TensorTy| {
+        let own =
+            result.push(Op::To { dtype: ty.dtype }, &args[1..2], [Ty::Tensor(ty.clone())], false, node.loc)
+                [0];
+        let out = graph.ty(node.outs[0]).clone();
+        result.push(node.op.clone(), &[args[0], own], [out], node.in_place, node.loc)[0]
+    };
+    let replaced = replace(&graph, found, emit);
+    replaced.map_or(graph, Cow::Owned)
 }
 
 /// The index that puts rows where they belong, and the size it must be below; `None` if nothing is checked.

@@ -5,7 +5,6 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
-use std::ops::{Add, Mul, Sub};
 
 /// A vector register of floats.
 ///
@@ -27,17 +26,11 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_part(at: *const Self::Element, count: usize) -> Self;
     /// The first `count` elements to memory, at most `LANES`. Writes no more than those.
     unsafe fn store_part(self, at: *mut Self::Element, count: usize);
-    /// `a · b + self`.
-    unsafe fn add_product(self, a: Self, b: Self) -> Self;
-    /// The sum.
-    unsafe fn plus(self, other: Self) -> Self;
-    /// The difference.
-    unsafe fn minus(self, other: Self) -> Self;
 }
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! lanes {
-    ($vector:ty, $element:ty, $lanes:literal, $splat:ident, $load:ident, $store:ident, $fma:ident, $add:ident, $sub:ident,
+    ($vector:ty, $element:ty, $lanes:literal, $splat:ident, $load:ident, $store:ident,
      |$load_at:ident, $load_count:ident| $load_part:expr,
      |$value:ident, $store_at:ident, $store_count:ident| $store_part:expr) => {
         impl Lanes for $vector {
@@ -70,21 +63,6 @@ macro_rules! lanes {
                 // SAFETY: the caller's elements.
                 unsafe { $store_part }
             }
-            #[inline(always)]
-            unsafe fn add_product(self, a: $vector, b: $vector) -> $vector {
-                // SAFETY: as above.
-                unsafe { $fma(a, b, self) }
-            }
-            #[inline(always)]
-            unsafe fn plus(self, other: $vector) -> $vector {
-                // SAFETY: as above.
-                unsafe { $add(self, other) }
-            }
-            #[inline(always)]
-            unsafe fn minus(self, other: $vector) -> $vector {
-                // SAFETY: as above.
-                unsafe { $sub(self, other) }
-            }
         }
     };
 }
@@ -97,9 +75,6 @@ lanes!(
     _mm512_set1_ps,
     _mm512_loadu_ps,
     _mm512_storeu_ps,
-    _mm512_fmadd_ps,
-    _mm512_add_ps,
-    _mm512_sub_ps,
     |at, count| _mm512_maskz_loadu_ps(_bzhi_u32(0xffff, count as u32) as __mmask16, at),
     |value, at, count| _mm512_mask_storeu_ps(at, _bzhi_u32(0xffff, count as u32) as __mmask16, value)
 );
@@ -112,9 +87,6 @@ lanes!(
     _mm512_set1_pd,
     _mm512_loadu_pd,
     _mm512_storeu_pd,
-    _mm512_fmadd_pd,
-    _mm512_add_pd,
-    _mm512_sub_pd,
     |at, count| _mm512_maskz_loadu_pd(_bzhi_u32(0xff, count as u32) as __mmask8, at),
     |value, at, count| _mm512_mask_storeu_pd(at, _bzhi_u32(0xff, count as u32) as __mmask8, value)
 );
@@ -127,9 +99,6 @@ lanes!(
     _mm256_set1_ps,
     _mm256_loadu_ps,
     _mm256_storeu_ps,
-    _mm256_fmadd_ps,
-    _mm256_add_ps,
-    _mm256_sub_ps,
     |at, count| _mm256_maskload_ps(at, first_words(count)),
     |value, at, count| _mm256_maskstore_ps(at, first_words(count), value)
 );
@@ -142,9 +111,6 @@ lanes!(
     _mm256_set1_pd,
     _mm256_loadu_pd,
     _mm256_storeu_pd,
-    _mm256_fmadd_pd,
-    _mm256_add_pd,
-    _mm256_sub_pd,
     |at, count| _mm256_maskload_pd(at, first_words(2 * count)),
     |value, at, count| _mm256_maskstore_pd(at, first_words(2 * count), value)
 );
@@ -167,10 +133,7 @@ unsafe fn first_words(count: usize) -> __m256i {
 #[derive(Clone, Copy)]
 pub(crate) struct Plain<T, const N: usize>([T; N]);
 
-impl<T, const N: usize> Lanes for Plain<T, N>
-where
-    T: Copy + Default + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
-{
+impl<T: Copy + Default, const N: usize> Lanes for Plain<T, N> {
     type Element = T;
     const LANES: usize = N;
 
@@ -200,26 +163,20 @@ where
             unsafe { *at.add(i) = x }
         }
     }
-    #[inline(always)]
-    unsafe fn add_product(self, a: Self, b: Self) -> Self {
-        Plain(std::array::from_fn(|i| a.0[i] * b.0[i] + self.0[i]))
-    }
-    #[inline(always)]
-    unsafe fn plus(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| self.0[i] + other.0[i]))
-    }
-    #[inline(always)]
-    unsafe fn minus(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| self.0[i] - other.0[i]))
-    }
 }
 
-/// Vectors that can be taken apart and put together by every other element.
+/// Vectors of f32 that are computed with.
 ///
 /// # Safety
 /// That of [`Lanes`].
 #[cfg(target_arch = "x86_64")]
-pub(crate) trait Pairs: Lanes<Element = f32> {
+pub(crate) trait Numbers: Lanes<Element = f32> {
+    /// `a · b + self`, rounded once.
+    unsafe fn add_product(self, a: Self, b: Self) -> Self;
+    /// The sum.
+    unsafe fn plus(self, other: Self) -> Self;
+    /// The difference.
+    unsafe fn minus(self, other: Self) -> Self;
     /// Of the elements of both in order: those at even places, and those at odd ones.
     unsafe fn split(a: Self, b: Self) -> (Self, Self);
     /// The elements of both in turn.
@@ -227,7 +184,22 @@ pub(crate) trait Pairs: Lanes<Element = f32> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Pairs for __m512 {
+impl Numbers for __m512 {
+    #[inline(always)]
+    unsafe fn add_product(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the instruction set is there; so below.
+        unsafe { _mm512_fmadd_ps(a, b, self) }
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn minus(self, other: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_sub_ps(self, other) }
+    }
     #[inline(always)]
     unsafe fn split(a: __m512, b: __m512) -> (__m512, __m512) {
         // SAFETY: the instruction set is there.
@@ -249,7 +221,22 @@ impl Pairs for __m512 {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Pairs for __m256 {
+impl Numbers for __m256 {
+    #[inline(always)]
+    unsafe fn add_product(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: the instruction set is there; so below.
+        unsafe { _mm256_fmadd_ps(a, b, self) }
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn minus(self, other: __m256) -> __m256 {
+        // SAFETY: as above.
+        unsafe { _mm256_sub_ps(self, other) }
+    }
     #[inline(always)]
     unsafe fn split(a: __m256, b: __m256) -> (__m256, __m256) {
         // SAFETY: the instruction set is there.

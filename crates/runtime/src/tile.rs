@@ -1,4 +1,4 @@
-//! The innermost loops of a matrix product: a tile of the result that fits the registers.
+//! The innermost loops of a product of f32 matrices: a tile of the result that fits the registers.
 //!
 //! ```text
 //! sums[R][2 vectors] += lhs[R][depth] · rhs[depth][2 vectors]
@@ -11,7 +11,7 @@
 use std::arch::x86_64::{__m256, __m512};
 
 use crate::cpu::prefetch;
-use crate::lanes::Lanes;
+use crate::lanes::Numbers;
 
 /// The most steps of the inner dim a block of `lhs` has.
 pub(crate) const DEPTH: usize = 256;
@@ -21,15 +21,15 @@ pub(crate) const PITCH: usize = DEPTH + 16;
 
 /// The operands of one tile.
 #[derive(Clone, Copy)]
-pub(crate) struct Operands<T> {
+pub(crate) struct Operands {
     /// Steps of the inner dim, at most [`DEPTH`].
     pub depth: usize,
     /// Element `(i, p)` is at `i · PITCH + p`.
-    pub lhs: *const T,
+    pub lhs: *const f32,
     /// Element `(p, j)` is at `p · pitch + j`.
-    pub rhs: *const T,
+    pub rhs: *const f32,
     /// Element `(i, j)` is at `i · pitch + j`.
-    pub dst: *mut T,
+    pub dst: *mut f32,
     /// Elements from one row of `rhs`, and of `dst`, to the next.
     pub pitch: usize,
     /// Whether to add to what is there.
@@ -37,16 +37,16 @@ pub(crate) struct Operands<T> {
 }
 
 /// The tiles of one instruction set, by height minus one.
-pub(crate) type Tiles<T> = [unsafe fn(&Operands<T>)];
+pub(crate) type Tiles = [unsafe fn(&Operands)];
 
 /// # Safety
 /// The instruction set of `V`; operands as described, for `R` rows and two vectors of columns.
 #[inline(always)]
-unsafe fn tile<V: Lanes, const R: usize>(operands: &Operands<V::Element>) {
+unsafe fn tile<V: Numbers, const R: usize>(operands: &Operands) {
     let Operands { depth, lhs, mut rhs, dst, pitch, accumulate } = *operands;
     // SAFETY: all elements are within the operands.
     unsafe {
-        let zero = V::splat(V::Element::default());
+        let zero = V::splat(0.0);
         let mut sums = [[zero; 2]; R];
         for i in 0..R {
             (0..2).for_each(|c| prefetch(dst.add(i * pitch + c * V::LANES)));
@@ -72,10 +72,10 @@ unsafe fn tile<V: Lanes, const R: usize>(operands: &Operands<V::Element>) {
 
 macro_rules! tiles {
     ($name:ident, $vector:ty, $feature:literal, [$($height:literal)*]) => {
-        /// Tiles of f32.
-        pub(crate) static $name: &Tiles<f32> = {
+        /// Its tiles.
+        pub(crate) static $name: &Tiles = {
             #[target_feature(enable = $feature)]
-            unsafe fn run<const R: usize>(operands: &Operands<f32>) {
+            unsafe fn run<const R: usize>(operands: &Operands) {
                 // SAFETY: the caller's promise is passed on; the set is there where its tiles are used.
                 unsafe { tile::<$vector, R>(operands) }
             }
@@ -84,8 +84,8 @@ macro_rules! tiles {
     };
 }
 
-tiles!(F32_AVX512, __m512, "avx512f,avx512vl,fma,bmi2", [1 2 3 4 5 6 7 8 9 10 11 12 13 14]);
-tiles!(F32_AVX2, __m256, "avx2,fma,bmi2", [1 2 3 4 5 6]);
+tiles!(AVX512, __m512, "avx512f,avx512vl,fma,bmi2", [1 2 3 4 5 6 7 8 9 10 11 12 13 14]);
+tiles!(AVX2, __m256, "avx2,fma,bmi2", [1 2 3 4 5 6]);
 
 /// Where part `number` of `count` even parts of `size` begins.
 pub(crate) fn even(size: usize, count: usize, number: usize) -> usize {

@@ -20,7 +20,7 @@ use std::arch::x86_64::{__m256, __m512};
 use parking_lot::Mutex;
 
 use crate::cpu::Isa;
-use crate::lanes::{Lanes, Pairs};
+use crate::lanes::{Lanes, Numbers};
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
@@ -194,8 +194,8 @@ macro_rules! way {
     };
 }
 
-way!(AVX512, __m512, "avx512f,avx512vl,fma,bmi2", tile::F32_AVX512);
-way!(AVX2, __m256, "avx2,fma,bmi2", tile::F32_AVX2);
+way!(AVX512, __m512, "avx512f,avx512vl,fma,bmi2", tile::AVX512);
+way!(AVX2, __m256, "avx2,fma,bmi2", tile::AVX2);
 
 /// What all blocks share.
 #[derive(Clone, Copy)]
@@ -245,7 +245,7 @@ unsafe fn pad(task: &Task, x: *const f32, all: &Memory) {
 /// # Safety
 /// The instruction set of `V`; `weight` holds the task's kernels, and there is room for U.
 #[inline(always)]
-unsafe fn transform_kernels<V: Pairs>(
+unsafe fn transform_kernels<V: Numbers>(
     task: &Task,
     weight: *const f32,
     to: *mut f32,
@@ -304,7 +304,7 @@ const MOST_LANES: usize = 16;
 /// # Safety
 /// The instruction set of `V`.
 #[inline(always)]
-unsafe fn spread<V: Pairs>([a, b, c]: [V; 3]) -> [V; 4] {
+unsafe fn spread<V: Numbers>([a, b, c]: [V; 3]) -> [V; 4] {
     // SAFETY: the caller's promise.
     unsafe {
         let (zero, half) = (V::splat(0.0), V::splat(0.5));
@@ -319,13 +319,13 @@ unsafe fn spread<V: Pairs>([a, b, c]: [V; 3]) -> [V; 4] {
 /// # Safety
 /// That of [`run`]; the instruction set of `V`; `scratch` has room for V and M with rows `pitch` apart.
 #[inline(always)]
-unsafe fn block<V: Pairs>(
+unsafe fn block<V: Numbers>(
     task: &Task,
     all: &Memory,
     [begin, end]: [usize; 2],
     scratch: *mut f32,
     pitch: usize,
-    tiles: &Tiles<f32>,
+    tiles: &Tiles,
 ) {
     let (channels, filters, [down, across]) = (task.channels, task.filters, task.patches());
     let count = (end - begin) * across;
@@ -391,7 +391,7 @@ unsafe fn block<V: Pairs>(
 /// # Safety
 /// The instruction set of `V`; there are four rows of pixels from `from` on, with two vectors behind their end.
 #[inline(always)]
-unsafe fn transform_row<V: Pairs>(
+unsafe fn transform_row<V: Numbers>(
     from: *const f32,
     width: usize,
     to: *mut f32,
@@ -431,7 +431,7 @@ unsafe fn transform_row<V: Pairs>(
 /// # Safety
 /// The instruction set of `V`; `to` has `rows` rows of `width` elements.
 #[inline(always)]
-unsafe fn put_row<V: Pairs>(from: *const f32, distance: usize, to: *mut f32, [rows, width]: [usize; 2]) {
+unsafe fn put_row<V: Numbers>(from: *const f32, distance: usize, to: *mut f32, [rows, width]: [usize; 2]) {
     for x in (0..width).step_by(2 * V::LANES) {
         // SAFETY: the caller's promise; places have columns behind the last patch.
         unsafe {
