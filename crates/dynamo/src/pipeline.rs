@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_aot::trace::{Event as TraceEvent, TraceArg, Variable};
 use kiln_aot::{Functional, GraphInput, Home, Joint, Partition, Report, Survivor, Trace};
-use kiln_inductor::{Layout as InputLayout, Options, Plan as Lowered, Step, Tuning};
+use kiln_inductor::{Bands, Layout as InputLayout, Options, Plan as Lowered, Step, Tuning};
 use kiln_ir::{Grad, Graph, Layout, Loc, Result, Stage, Ty, Value, carries_gradient};
 use kiln_prims::Rounding;
 use kiln_runtime::{threads, warn};
@@ -444,7 +444,7 @@ impl Stages {
         logs::write(Log::Fusion, "fusion", &|| lowered.report.to_string());
         let info = &mut self.info;
         info.arena_bytes += lowered.arena_bytes;
-        for (step, report) in lowered.steps.iter().zip(&lowered.report.steps) {
+        for (index, (step, report)) in lowered.steps.iter().zip(&lowered.report.steps).enumerate() {
             match step {
                 Step::Kernel { .. } => info.kernels += 1,
                 Step::Fallback { op, loc, .. } => info.fallbacks.push(format!("{} at {loc}", op.name())),
@@ -459,8 +459,12 @@ impl Stages {
             }
             info.bytes_read += report.bytes_read;
             info.bytes_written += report.bytes_written;
+            let follows = |bands: &&Bands| (bands.first + 1..bands.first + bands.steps).contains(&index);
+            let band = lowered.bands.iter().find(follows).map_or_else(String::new, |bands| {
+                format!(", on {} rows at a time with the step before", bands.rows)
+            });
             info.steps.push(format!(
-                "{} ({} read, {} written): {}",
+                "{} ({} read, {} written{band}): {}",
                 report.name,
                 report::bytes(report.bytes_read),
                 report::bytes(report.bytes_written),

@@ -25,6 +25,20 @@ fn breaks_say_where_why_and_what_helps() -> Result<()> {
     Ok(())
 }
 
+/// Steps that run together on bands of rows say so.
+#[test]
+fn steps_in_bands_are_told() -> Result<()> {
+    let x = Tensor::ones([4, 600, 16], &kiln_tensor::Device::Cpu)?;
+    let attention = || x.matmul(&x.transpose(-2, -1)?)?.softmax(-1)?.matmul(&x);
+    let explanation = explain(attention)?;
+    if kiln_runtime::Compiler::find().is_err() {
+        return Ok(());
+    }
+    let together = explanation.graphs[0].steps.iter().filter(|step| step.contains("rows at a time"));
+    assert_eq!(together.count(), 2, "{explanation}");
+    Ok(())
+}
+
 #[test]
 fn guards_are_told_in_words() -> Result<()> {
     let w = leaf(&[1.0, 2.0, 3.0]);
