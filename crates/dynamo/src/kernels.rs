@@ -9,10 +9,12 @@ use kiln_inductor::{KernelSource, Place, Plan as Lowered, Step};
 use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::{Graph, Layout, Result, Scalar, ScalarKind, TensorTy, Ty, Value};
 use kiln_runtime::bands::Bands;
+use kiln_runtime::convolve::{self, Convolution, OnPlanes};
+use kiln_runtime::kept::Kept;
 use kiln_runtime::program::{self, BatchAt, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, gemm, threads, warn};
 use kiln_tensor::Tensor;
-use kiln_tensor::program::{Executable, HostFunction, HostStep, View};
+use kiln_tensor::program::{Executable, HostFunction, HostStep, View, geometry};
 
 use crate::counters::{self, Count};
 use crate::graph_cache::Outline;
@@ -215,6 +217,7 @@ pub(crate) fn bind(
     let mut numbers = Numbers { table: Vec::new(), computed: lowered.scalars.clone() };
     let mut host_steps = Vec::new();
     let mut steps = Vec::new();
+    let mut constants = Vec::new();
     let mut places: Vec<program::Place> = buffers
         .iter()
         .map(|b| match b.place {
@@ -280,6 +283,42 @@ pub(crate) fn bind(
                 rhs: batch(rhs),
                 element: element(*dtype),
             },
+            Step::Convolution { op, x, weight, dst, dtype, constant, free, epilogue } => {
+                let (x, weight) = (operand(x), operand(weight));
+                let geometry = geometry(op, &x.ty, &weight.ty).ok_or("a convolution of other tensors")?;
+                let element = element(*dtype);
+                let constant = match buffers[weight.buffer].place {
+                    Place::Input(input) if *constant && convolve::is_kept(&geometry, element) => Some(input),
+                    _ => None,
+                };
+                let constant = constant.map(|input| {
+                    // Sorted below, when all are known.
+                    constants.push(input);
+                    (input, Kept::default())
+                });
+                places.push(program::Place::Arena(free.start));
+                let bytes = |slot: usize, step: i64| match &lowered.steps.get(steps.len() + 1) {
+                    Some(Step::Kernel { bufs, .. }) => {
+                        step as isize * buffers[bufs[slot].buffer.index()].ty.dtype.size() as isize
+                    }
+                    _ => 0,
+                };
+                program::Step::Convolution(Box::new(Convolution {
+                    geometry,
+                    element,
+                    dst: dst.index(),
+                    x: (x.buffer, x.layout.offset as isize),
+                    weight: (weight.buffer, weight.layout.offset as isize),
+                    free: (places.len() - 1, free.len()),
+                    constant,
+                    epilogue: epilogue.as_ref().map(|on| OnPlanes {
+                        pixels: on.pixels,
+                        is_one_loop: on.is_one_loop,
+                        steps: on.steps.iter().enumerate().map(|(slot, step)| bytes(slot, *step)).collect(),
+                        ints: [on.length, on.width, on.blocks],
+                    }),
+                }))
+            }
             Step::Random { distribution, buffer, seed, offset } => program::Step::Random {
                 normal: matches!(distribution, kiln_inductor::Distribution::Normal),
                 buffer: buffer.index(),
@@ -332,8 +371,18 @@ pub(crate) fn bind(
         kernels: b.kernels.iter().map(|kernel| (kernel.rows, kernel.items)).collect(),
         bytes: b.bytes,
     });
-    let program =
-        program::Program { steps, bands: bands.collect(), places, arena_bytes: lowered.arena_bytes };
+    // Contents come in the order of the inputs.
+    constants.sort_unstable();
+    constants.dedup();
+    for step in &mut steps {
+        if let program::Step::Convolution(step) = step
+            && let Some((number, _)) = &mut step.constant
+        {
+            *number = constants.partition_point(|input| *input < *number);
+        }
+    }
+    let arena_bytes = lowered.arena_bytes;
+    let program = program::Program { steps, bands: bands.collect(), places, arena_bytes, constants };
     let executable = Executable::new(program, outputs, writes, host_steps);
     let executable = executable.keep_bound(mode == Mode::ReduceOverhead);
     Ok(Program { executable, numbers, outputs: kinds })

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use kiln_aot::trace::{Event as TraceEvent, TraceArg, Variable};
 use kiln_aot::{Functional, GraphInput, Home, Joint, Partition, Report, Survivor, Trace};
 use kiln_inductor::{Bands, Layout as InputLayout, Options, Plan as Lowered, Step, Tuning};
-use kiln_ir::{Grad, Graph, Layout, Loc, Result, Stage, Ty, Value, carries_gradient};
+use kiln_ir::{Grad, Graph, Layout, Loc, Op, Result, Stage, Ty, Value, carries_gradient};
 use kiln_prims::Rounding;
 use kiln_runtime::{threads, warn};
 use kiln_tensor::hook::Scope;
@@ -284,6 +284,7 @@ impl Stages {
             isa: kernels::c_isa(build.isa),
             threads: threads::count(),
             tuning: options.settings.tuning(),
+            constants: kind == GraphKind::Whole && !has_gradients(graph),
             general: self.general,
         };
         let lower_without = |tuning: Tuning, refused: &[String]| {
@@ -453,16 +454,21 @@ impl Stages {
                     let reason = reason.lines().next().unwrap_or_default();
                     info.fallbacks.push(format!("{}: {reason}", report::by_line(&report.ops)));
                 }
-                Step::Gemm { .. } | Step::Bmm { .. } | Step::Random { .. } | Step::Copy { .. } => {
-                    info.library_calls += 1
-                }
+                Step::Gemm { .. }
+                | Step::Bmm { .. }
+                | Step::Convolution { .. }
+                | Step::Random { .. }
+                | Step::Copy { .. } => info.library_calls += 1,
             }
             info.bytes_read += report.bytes_read;
             info.bytes_written += report.bytes_written;
             let follows = |bands: &&Bands| (bands.first + 1..bands.first + bands.steps).contains(&index);
-            let band = lowered.bands.iter().find(follows).map_or_else(String::new, |bands| {
-                format!(", on {} rows at a time with the step before", bands.rows)
-            });
+            let is_epilogue = index > 0 && lowered.steps[index - 1].has_epilogue();
+            let band = match lowered.bands.iter().find(follows) {
+                Some(bands) => format!(", on {} rows at a time with the step before", bands.rows),
+                None if is_epilogue => ", together with the step before".into(),
+                None => String::new(),
+            };
             info.steps.push(format!(
                 "{} ({} read, {} written{band}): {}",
                 report.name,
@@ -473,6 +479,11 @@ impl Stages {
         }
         info.why_not.extend(lowered.report.why_not.iter().map(|why| why.to_string()));
     }
+}
+
+/// Whether a graph computes gradients of convolutions' kernels: then these are about to change.
+fn has_gradients(graph: &Graph) -> bool {
+    graph.nodes.iter().any(|node| matches!(node.op, Op::ConvolutionWeightGradient { .. }))
 }
 
 pub(crate) fn variables(live: &LiveSet) -> Vec<Variable> {

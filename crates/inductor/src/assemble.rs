@@ -3,7 +3,7 @@
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use kiln_ir::{DType, Def, Op, ScalarKind, Strides, TensorTy, Value};
+use kiln_ir::{DType, Def, Node, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use crate::bands;
@@ -705,6 +705,30 @@ impl<'f, 'g> Assembler<'f, 'g> {
         BatchRef { matrix, sizes: view.sizes, strides: view.strides }
     }
 
+    fn view(&mut self, value: Value) -> ViewRef {
+        let view = view_of(self.fusion.graph, self.fusion.layouts, &self.fusion.stored, value);
+        let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
+        ViewRef { at, shape: self.tensor(value).shape, strides: view.strides }
+    }
+
+    /// Whether a convolution reads its operands where they are, and is computed in their type.
+    fn convolves(&self, node: &Node) -> bool {
+        let Fusion { graph, layouts, stored, .. } = self.fusion;
+        let is_dense = |&value: &Value| {
+            view_of(graph, layouts, stored, value).strides == self.tensor(value).shape.contiguous_strides()
+        };
+        let is_float = matches!(self.tensor(node.outs[0]).dtype, DType::F32 | DType::F64);
+        is_float && node.args.len() == 2 && node.args.iter().all(is_dense)
+    }
+
+    /// Whether a value is an input that is likely to be the same in the next call.
+    fn constant(&self, value: Value) -> bool {
+        let graph = self.fusion.graph;
+        self.options.constants
+            && matches!(graph.def(value), Def::Input(_))
+            && graph.writes.iter().all(|write| write.target != value)
+    }
+
     fn library(&mut self, n: usize) {
         let node = &self.fusion.graph.nodes[n];
         let out = node.outs[0];
@@ -731,6 +755,14 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let (lhs, rhs) = (self.batch(node.args[0]), self.batch(node.args[1]));
                 (Step::Bmm { batch: ty.shape[0], m, n, k, lhs, rhs, dst, dtype: ty.dtype }, "bmm")
             }
+            Op::Convolution { .. } if self.convolves(node) => {
+                let (x, weight) = (self.view(node.args[0]), self.view(node.args[1]));
+                let constant = self.constant(node.args[1]);
+                let (op, dtype) = (node.op.clone(), ty.dtype);
+                let step =
+                    Step::Convolution { op, x, weight, dst, dtype, constant, free: 0..0, epilogue: None };
+                (step, "convolution")
+            }
             Op::Rand { .. } | Op::Randn { .. } => {
                 let uniform = matches!(node.op, Op::Rand { .. });
                 let distribution = if uniform { Distribution::Uniform } else { Distribution::Normal };
@@ -739,15 +771,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 (Step::Random { distribution, buffer: dst, seed, offset }, "random")
             }
             op => {
-                let args = node.args.clone();
-                let args = args
-                    .iter()
-                    .map(|&a| {
-                        let view = view_of(self.fusion.graph, self.fusion.layouts, &self.fusion.stored, a);
-                        let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
-                        ViewRef { at, shape: self.tensor(a).shape, strides: view.strides }
-                    })
-                    .collect();
+                let args = node.args.iter().map(|&a| self.view(a)).collect();
                 (
                     Step::Fallback { op: op.clone(), args, outs: vec![dst], free: 0..0, loc: node.loc },
                     "library",

@@ -114,6 +114,7 @@ fn accesses(step: &Step, loops: Option<&Loops>) -> (Vec<BufferId>, Vec<BufferId>
         (Step::Bmm { lhs, rhs, dst, .. }, _) => {
             (vec![lhs.matrix.at.buffer, rhs.matrix.at.buffer], vec![*dst])
         }
+        (Step::Convolution { x, weight, dst, .. }, _) => (vec![x.at.buffer, weight.at.buffer], vec![*dst]),
         (Step::Fallback { args, outs, .. }, _) => {
             (args.iter().map(|view| view.at.buffer).collect(), outs.clone())
         }

@@ -14,7 +14,7 @@ use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
 
 use crate::plan::{
     Bands, BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue,
-    KernelSource, MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    KernelSource, MatrixRef, OnPlanes, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
 use crate::why_not::WhyNot;
@@ -320,6 +320,7 @@ structs! {
     MatrixRef { at, row, column }
     BatchRef { matrix, sizes, strides }
     Epilogue { rows, items }
+    OnPlanes { pixels, is_one_loop, steps, length, width, blocks }
     Bands { first, steps, rows, count, kernels, bytes }
     ViewRef { at, shape, strides }
     ScalarOp { op, args, kind }
@@ -382,6 +383,10 @@ enums! {
         3 Copy { src: src, dst: dst }
         4 Fallback { op: op, args: args, outs: outs, free: free, loc: loc }
         5 Eager { graph: graph, args: args, scalars: scalars, outs: outs }
+        7 Convolution {
+            op: op, x: x, weight: weight, dst: dst, dtype: dtype, constant: constant, free: free,
+            epilogue: epilogue
+        }
         6 Bmm { batch: batch, m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, dtype: dtype }
     }
 }

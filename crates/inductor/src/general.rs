@@ -109,6 +109,7 @@ impl General {
                 }
                 Step::Fallback { free, .. } => *free = 0..0,
                 Step::Gemm { epilogue, .. } => *epilogue = None,
+                Step::Convolution { free, epilogue, .. } => (*free, *epilogue) = (0..0, None),
                 _ => {}
             }
         }
@@ -174,6 +175,10 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
                     change_matrix(matrix, numbers);
                     change_shape(sizes, strides, numbers);
                 }
+            }
+            Step::Convolution { op, x, weight, dst: _, dtype: _, constant: _, free: _, epilogue: _ } => {
+                change_op(op, numbers);
+                [x, weight].into_iter().for_each(|operand| change_view(operand, numbers));
             }
             Step::Random { distribution: _, buffer: _, seed, offset } => {
                 [seed, offset].into_iter().for_each(|scalar| change_scalar(scalar, numbers));

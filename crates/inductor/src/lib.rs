@@ -72,7 +72,7 @@ pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
     Bands, BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue,
-    KernelSource, MatrixRef, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    KernelSource, MatrixRef, OnPlanes, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 pub use report::{Report, StepReport};
 pub use why_not::WhyNot;

@@ -53,6 +53,9 @@ pub struct Options {
     pub threads: usize,
     /// Sizes of kernels.
     pub tuning: Tuning,
+    /// Whether inputs that the graph does not change are likely to be the same in the next call: it is not one step
+    /// of a training.
+    pub constants: bool,
     /// Whether the kernels are for graphs of other sizes, too: then no size is part of their text.
     pub general: bool,
 }
@@ -62,6 +65,6 @@ impl Options {
     pub fn dense(graph: &Graph, isa: CIsa, threads: usize) -> Options {
         let strides = |&v| graph.ty(v).as_tensor().map(|t| t.shape.contiguous_strides()).unwrap_or_default();
         let input_layouts = graph.inputs.iter().map(|v| Layout { strides: strides(v) }).collect();
-        Options { input_layouts, isa, threads, tuning: Tuning::DEFAULT, general: false }
+        Options { input_layouts, isa, threads, tuning: Tuning::DEFAULT, constants: false, general: false }
     }
 }

@@ -166,6 +166,25 @@ pub struct Epilogue {
     pub items: i64,
 }
 
+/// How the kernel after a convolution runs on parts of planes, some pixels of them: with buffers that begin at the
+/// first of these pixels, and a shorter loop. It reads and writes the convolution's result pixel by pixel in order,
+/// and nothing of it touches the operands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OnPlanes {
+    /// Pixels of a plane.
+    pub pixels: usize,
+    /// Whether one loop goes through all planes; else each plane is an item.
+    pub is_one_loop: bool,
+    /// By buffer of the kernel, elements from one pixel to the next.
+    pub steps: Vec<i64>,
+    /// Which of its integers is the length of the loop.
+    pub length: usize,
+    /// Which is the part of it that an item has.
+    pub width: usize,
+    /// Which is how many items that makes.
+    pub blocks: usize,
+}
+
 /// Steps that run together, band by band of rows: all of them on the first rows of the first matrix, then on the next.
 /// Each makes its rows from the same rows of what others of them made, and from what was there before; so bands may
 /// run in any order, and on any thread.
@@ -247,6 +266,25 @@ pub enum Step {
         /// Element type: f32 or f64.
         dtype: DType,
     },
+    /// A convolution of dense tensors.
+    Convolution {
+        /// The op.
+        op: Op,
+        /// The images.
+        x: ViewRef,
+        /// The kernels.
+        weight: ViewRef,
+        /// The result.
+        dst: BufferId,
+        /// Element type: f32 or f64.
+        dtype: DType,
+        /// Whether the kernels are an input that is likely to be the same in the next call.
+        constant: bool,
+        /// Bytes of the arena in which nothing lies while it runs: it may work there.
+        free: Range<usize>,
+        /// How the next step, a kernel, goes on with what is finished.
+        epilogue: Option<OnPlanes>,
+    },
     /// Fills a dense buffer with random numbers.
     Random {
         /// The distribution.
@@ -290,6 +328,13 @@ pub enum Step {
         /// read.
         outs: Vec<(usize, ViewRef)>,
     },
+}
+
+impl Step {
+    /// Whether the next step runs together with this one.
+    pub fn has_epilogue(&self) -> bool {
+        matches!(self, Step::Gemm { epilogue: Some(_), .. } | Step::Convolution { epilogue: Some(_), .. })
+    }
 }
 
 /// A C function.

@@ -23,6 +23,9 @@ pub(crate) fn touched(step: &Step, touch: &mut dyn FnMut(BufferId)) {
         Step::Bmm { lhs, rhs, dst, .. } => {
             [lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst].into_iter().for_each(touch)
         }
+        Step::Convolution { x, weight, dst, .. } => {
+            [x.at.buffer, weight.at.buffer, *dst].into_iter().for_each(touch)
+        }
         Step::Random { buffer, .. } => touch(*buffer),
         Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
         Step::Fallback { args, outs, .. } => {
@@ -62,7 +65,9 @@ pub(crate) fn place_temporaries(
     let taken_back = epilogue::keep_memory(steps, &lives, in_place, buffers);
     // An epilogue's buffers are in use while the product runs.
     for (s, pair) in steps.windows(2).enumerate() {
-        if let [Step::Gemm { epilogue: Some(_), .. }, Step::Kernel { bufs, .. }] = pair {
+        if let [product, Step::Kernel { bufs, .. }] = pair
+            && product.has_epilogue()
+        {
             for slot in bufs {
                 if let Some(life) = &mut lives[slot.buffer.index()] {
                     life.0 = life.0.min(s);
@@ -104,7 +109,7 @@ pub(crate) fn place_temporaries(
             continue;
         }
         let dies = lifetimes[source].last == step && lifetimes[source].becomes.is_none();
-        let is_epilogue = step > 0 && matches!(steps[step - 1], Step::Gemm { epilogue: Some(_), .. });
+        let is_epilogue = step > 0 && steps[step - 1].has_epilogue();
         let begins = step - usize::from(is_epilogue);
         match (buffers[to.index()].place, at[to.index()]) {
             (Place::Output(k), _) if dies && rooms[k].until == begins => lifetimes[source].becomes = Some(k),
@@ -129,7 +134,7 @@ pub(crate) fn place_temporaries(
     }
     // Library steps may use what is free of the arena while they run.
     for (s, step) in steps.iter_mut().enumerate() {
-        if let Step::Fallback { free, .. } = step {
+        if let Step::Fallback { free, .. } | Step::Convolution { free, .. } = step {
             let taken = buffers.iter().zip(&lives).filter_map(|(buffer, life)| {
                 let (first, last) = (*life)?;
                 let Place::Arena { offset } = buffer.place else { return None };

@@ -86,6 +86,17 @@ fn show(plan: &Plan, with_c: bool) -> String {
             }
             Step::Random { distribution, .. } => writeln!(out, "random {distribution:?}").unwrap(),
             Step::Copy { .. } => writeln!(out, "copy").unwrap(),
+            Step::Convolution { x, weight, constant, epilogue, .. } => {
+                let constant = if *constant { ", constant kernels" } else { "" };
+                let then = epilogue.as_ref().map_or(String::new(), |on| {
+                    let loops = if on.is_one_loop { "in one loop" } else { "plane by plane" };
+                    format!(
+                        "; the next step on planes of {} pixels, {loops}, steps {:?}",
+                        on.pixels, on.steps
+                    )
+                });
+                writeln!(out, "convolution {:?} by {:?}{constant}{then}", x.shape, weight.shape).unwrap();
+            }
             Step::Fallback { op, .. } => writeln!(out, "library {}", op.name()).unwrap(),
             Step::Eager { .. } => writeln!(out, "eager").unwrap(),
         }

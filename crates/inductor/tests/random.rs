@@ -326,8 +326,14 @@ fn check_seed(seed: u64, isa: CIsa) {
             }
         }
     }
-    let options =
-        Options { input_layouts: layouts.into(), isa, threads: 2, tuning: Tuning::DEFAULT, general: false };
+    let options = Options {
+        input_layouts: layouts.into(),
+        isa,
+        threads: 2,
+        tuning: Tuning::DEFAULT,
+        constants: false,
+        general: false,
+    };
     let values = g.random.inputs(&g.graph);
     check_run(&g.graph, &options, &values);
 }

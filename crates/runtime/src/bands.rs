@@ -97,7 +97,7 @@ impl Run<'_> {
         let (batch, m) = match &self.program.steps[first] {
             Step::Gemm { shape, .. } => (1, shape.m),
             Step::Bmm { batch, shape, .. } => (*batch, shape.m),
-            Step::Kernel { .. } | Step::Random { .. } | Step::Host(_) => return Ok(()),
+            Step::Kernel { .. } | Step::Convolution(_) | Step::Random { .. } | Step::Host(_) => return Ok(()),
         };
         let (turned, turned_end) = self.turned(bytes.next_multiple_of(64));
         // Kernels' tables of pointers and numbers come last.
@@ -140,7 +140,7 @@ impl Run<'_> {
             let (shape, rhs, element) = match member {
                 Step::Gemm { shape, rhs, element, .. } => (shape, rhs, element),
                 Step::Bmm { shape, rhs, element, .. } => (shape, &rhs.matrix, element),
-                Step::Kernel { .. } | Step::Random { .. } | Step::Host(_) => continue,
+                Step::Kernel { .. } | Step::Convolution(_) | Step::Random { .. } | Step::Host(_) => continue,
             };
             let bytes = match element {
                 Element::F64 => gemm::turned_once::<f64>(*shape, rhs.row, rhs.column),
@@ -209,7 +209,7 @@ impl Run<'_> {
                     // SAFETY: the caller's promise is passed on.
                     unsafe { self.product(band, rows, *element) }
                 }
-                Step::Random { .. } | Step::Host(_) => {}
+                Step::Convolution(_) | Step::Random { .. } | Step::Host(_) => {}
             }
         }
         Ok(())

@@ -12,6 +12,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
+use std::ops::Range;
 
 use parking_lot::Mutex;
 
@@ -62,7 +63,10 @@ struct Task<'a, T> {
     tile: Tile<T>,
 }
 
-/// `dst = lhs · rhs`.
+/// What is told that these rows and columns of a result are finished, on the thread that computed them.
+pub type Then<'a> = &'a (dyn Fn(Range<usize>, Range<usize>) + Sync);
+
+/// `dst = lhs · rhs`. Every element is told of once to `then`.
 ///
 /// # Safety
 /// `lhs` has as many rows as `dst`, `rhs` as many columns, and `lhs` as many columns as `rhs` rows. All
@@ -72,6 +76,7 @@ pub unsafe fn contract<T: Real>(
     dst: Lattice<'_, T>,
     lhs: Lattice<'_, T>,
     rhs: Lattice<'_, T>,
+    then: Option<Then<'_>>,
 ) -> Result<(), AllocError> {
     debug_assert_eq!((dst.rows.len(), dst.columns.len()), (lhs.rows.len(), rhs.columns.len()));
     debug_assert_eq!(lhs.columns.len(), rhs.rows.len());
@@ -84,7 +89,8 @@ pub unsafe fn contract<T: Real>(
         rows.div_ceil(2) * 2 * columns.next_multiple_of(T::tile(columns).width) + PACKING * columns
     };
     let (m, n) = (dst.rows.len(), dst.columns.len());
-    let (dst, lhs, rhs) = match cost(n, m) < cost(m, n) {
+    let is_turned = cost(n, m) < cost(m, n);
+    let (dst, lhs, rhs) = match is_turned {
         true => (dst.transposed(), rhs.transposed(), lhs.transposed()),
         false => (dst, lhs, rhs),
     };
@@ -94,10 +100,19 @@ pub unsafe fn contract<T: Real>(
     let chunk = most.next_multiple_of(GROUP * tile.width).min(dst.columns.len());
     let panels = chunk.div_ceil(tile.width);
     let packed = Buffer::alloc((panels * lhs.columns.len() * tile.width * size_of::<T>()).max(1))?;
-    for (columns, wide) in dst.columns.chunks(chunk).zip(rhs.columns.chunks(chunk)) {
+    for (number, (columns, wide)) in dst.columns.chunks(chunk).zip(rhs.columns.chunks(chunk)).enumerate() {
         let (dst, rhs) = (Lattice { columns, ..dst }, Lattice { columns: wide, ..rhs });
+        let first = number * chunk;
+        let told = |rows: Range<usize>, columns: Range<usize>| {
+            let columns = first + columns.start..first + columns.end;
+            match then {
+                Some(then) if is_turned => then(columns, rows),
+                Some(then) => then(rows, columns),
+                None => {}
+            }
+        };
         // SAFETY: a part of the product; the buffer has room for every panel.
-        unsafe { contract_packed(dst, lhs, rhs, packed.as_ptr().cast(), tile)? };
+        unsafe { contract_packed(dst, lhs, rhs, packed.as_ptr().cast(), tile, &told)? };
     }
     Ok(())
 }
@@ -110,6 +125,7 @@ unsafe fn contract_packed<T: Real>(
     rhs: Lattice<'_, T>,
     panels: *mut T,
     tile: Tile<T>,
+    then: Then<'_>,
 ) -> Result<(), AllocError> {
     let count = dst.columns.len().div_ceil(tile.width);
     // SAFETY: the buffer has room for every panel, and the operand's elements are valid.
@@ -127,7 +143,8 @@ unsafe fn contract_packed<T: Real>(
                 let rows = i..(i + height).min(task.dst.rows.len());
                 // SAFETY: the block lies inside the product, blocks are disjoint, and the scratch has room
                 // for one.
-                unsafe { block(&task, rows, first..(first + group).min(count), result.cast()) };
+                unsafe { block(&task, rows.clone(), first..(first + group).min(count), result.cast()) };
+                then(rows, first * tile.width..((first + group) * tile.width).min(task.dst.columns.len()));
             }
         });
         if let Err(error) = kept {
@@ -283,12 +300,7 @@ unsafe fn pack_turned<T: Real>(base: *const T, rows: &[isize], columns: &[isize]
 ///
 /// # Safety
 /// That of [`contract`]; `result` has room for the block.
-unsafe fn block<T: Real>(
-    task: &Task<'_, T>,
-    rows: std::ops::Range<usize>,
-    panels: std::ops::Range<usize>,
-    result: *mut T,
-) {
+unsafe fn block<T: Real>(task: &Task<'_, T>, rows: Range<usize>, panels: Range<usize>, result: *mut T) {
     let Task { dst, lhs, tile, .. } = *task;
     let depth = lhs.columns.len();
     let pitch = panels.len() * tile.width;
@@ -590,6 +602,7 @@ mod tests {
                     Lattice { base: dst.as_mut_ptr(), rows: &dst_rows, columns: &dst_columns },
                     Lattice { base: lhs.as_mut_ptr(), rows: &lhs_rows, columns: &lhs_columns },
                     Lattice { base: rhs.as_mut_ptr(), rows: &rhs_rows, columns: &rhs_columns },
+                    None,
                 )
                 .unwrap();
             }

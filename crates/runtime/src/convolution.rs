@@ -8,6 +8,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::any::TypeId;
+use std::ops::Range;
 
 use parking_lot::Mutex;
 
@@ -66,6 +67,25 @@ impl Geometry {
         failure.into_inner().map_or(Ok(()), Err)
     }
 }
+
+/// Elements of a result that are there: those of these planes (counted through all images) from pixel to pixel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// The planes.
+    pub planes: Range<usize>,
+    /// The pixels of each of them.
+    pub pixels: Range<usize>,
+}
+
+/// What is told of every part of a result once, when it is finished, on the thread that computed it.
+pub type Then<'a> = &'a (dyn Fn(Finished) + Sync);
+
+/// Kernels that stay as they are from call to call.
+#[derive(Debug, Clone, Copy)]
+pub struct Constant<'a>(
+    /// The kernels in the form that [`transformed`] gives them, if that was done already.
+    pub Option<&'a Buffer>,
+);
 
 /// Planes in memory, a padded copy or the original.
 struct Planes<T> {
@@ -179,23 +199,36 @@ pub(crate) fn minimal_task(g: &Geometry, kernels: Kernels) -> Option<Task> {
     })
 }
 
-/// Whether the convolution, or the gradient of its input, could be and was computed with fewer multiplications.
+/// The convolution, or the gradient of its input, as one with fewer multiplications, where that is quicker.
+#[cfg(target_arch = "x86_64")]
+fn minimal<T: 'static>(g: &Geometry, kernels: Kernels, kept: bool) -> Option<Task> {
+    let task = if TypeId::of::<T>() == TypeId::of::<f32>() { minimal_task(g, kernels) } else { None };
+    task.filter(|task| !g.is_depthwise() && task.pays(kept))
+}
+
+/// Constant kernels as [`forward_with`] can use them again and again; `None` if it takes them as they are.
 ///
 /// # Safety
-/// That of [`forward`], or of [`input_gradient`] if the kernels are turned.
-#[cfg(target_arch = "x86_64")]
-unsafe fn minimal<T: Real>(
-    g: &Geometry,
-    kernels: Kernels,
-    out: *mut T,
-    x: *const T,
-    weight: *const T,
-) -> Result<bool, AllocError> {
-    let task = if TypeId::of::<T>() == TypeId::of::<f32>() { minimal_task(g, kernels) } else { None };
-    let Some(task) = task.filter(Task::pays) else { return Ok(false) };
-    // SAFETY: elements are f32; the caller's promise is passed on.
-    unsafe { winograd::run(&task, out.cast(), x.cast(), weight.cast())? };
-    Ok(true)
+/// The weights are dense and of the sizes that the geometry says.
+pub unsafe fn transformed<T: Real>(g: &Geometry, weight: *const T) -> Result<Option<Buffer>, AllocError> {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(task) = minimal::<T>(g, Kernels::Straight, true) {
+        // SAFETY: elements are f32; the caller's promise is passed on.
+        return unsafe { task.transformed(weight.cast()).map(Some) };
+    }
+    let _ = (g, weight);
+    Ok(None)
+}
+
+/// Whether constant kernels are worth [transforming](transformed).
+pub fn is_transformed<T: Real>(g: &Geometry) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return minimal::<T>(g, Kernels::Straight, true).is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = g;
+        false
+    }
 }
 
 /// `out[n, o, p] = Σ x[n, c, p·stride + tap] · weight[o, c, tap]`.
@@ -209,15 +242,39 @@ pub unsafe fn forward<T: Real>(
     x: *const T,
     weight: *const T,
 ) -> Result<(), AllocError> {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { forward_with(g, out, x, weight, None, None) }
+}
+
+/// [`forward`] with kernels that are constant, perhaps, and somebody to be told of what is finished. That the
+/// kernels are constant may decide how results are computed, and so their last bits; whether they were
+/// transformed before does not.
+///
+/// # Safety
+/// That of [`forward`]. Transformed kernels are those of these weights.
+pub unsafe fn forward_with<T: Real>(
+    g: &Geometry,
+    out: *mut T,
+    x: *const T,
+    weight: *const T,
+    constant: Option<Constant<'_>>,
+    then: Option<Then<'_>>,
+) -> Result<(), AllocError> {
     if g.is_depthwise() {
         // SAFETY: the caller's promise is passed on.
-        unsafe { depthwise::forward(g, out, x, weight) };
+        unsafe { depthwise::forward(g, out, x, weight, then) };
         return Ok(());
     }
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's promise is passed on.
-    if unsafe { minimal(g, Kernels::Straight, out, x, weight)? } {
-        return Ok(());
+    if let Some(task) = minimal::<T>(g, Kernels::Straight, constant.is_some()) {
+        // SAFETY: elements are f32; the caller's promise is passed on.
+        unsafe {
+            let run = |kernels: &Buffer| winograd::run(&task, out.cast(), x.cast(), kernels, then);
+            return match constant {
+                Some(Constant(Some(kernels))) => run(kernels),
+                Some(Constant(None)) | None => run(&task.transformed(weight.cast())?),
+            };
+        }
     }
     // SAFETY: the input's planes.
     let image = unsafe { Planes::padded(x.cast_mut(), g.batch * g.channels, g.input, g.padding, g.padding)? };
@@ -237,8 +294,20 @@ pub unsafe fn forward<T: Real>(
         let lhs =
             Lattice { base: image.wrapping_add(group * channels * area), rows: &under, columns: &inner };
         let base = weight.wrapping_add(group * filters * inner.len());
+        let rhs = Lattice { base, rows: &weights, columns: &weight_columns };
+        let told = |positions: Range<usize>, columns: Range<usize>| {
+            let Some(then) = then else { return };
+            for image in positions.start / pixels..positions.end.div_ceil(pixels) {
+                let pixel = |position: usize| position.saturating_sub(image * pixels).min(pixels);
+                let first = image * g.filters + group * filters;
+                then(Finished {
+                    planes: first + columns.start..first + columns.end,
+                    pixels: pixel(positions.start)..pixel(positions.end),
+                });
+            }
+        };
         // SAFETY: every position with every tap lies inside the padded image; groups' results are disjoint.
-        unsafe { contract(dst, lhs, Lattice { base, rows: &weights, columns: &weight_columns }) }
+        unsafe { contract(dst, lhs, rhs, Some(&told)) }
     })
 }
 
@@ -274,9 +343,12 @@ pub unsafe fn input_gradient<T: Real>(
         return Ok(());
     }
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's promise is passed on.
-    if unsafe { minimal(g, Kernels::Turned, out, grad, weight)? } {
-        return Ok(());
+    if let Some(task) = minimal::<T>(g, Kernels::Turned, false) {
+        // SAFETY: elements are f32; the caller's promise is passed on.
+        return unsafe {
+            let kernels = task.transformed(weight.cast())?;
+            winograd::run(&task, out.cast(), grad.cast(), &kernels, None)
+        };
     }
     // How far phases reach beyond the output.
     let mut before = [0usize; 2];
@@ -325,7 +397,9 @@ pub unsafe fn input_gradient<T: Real>(
                 let base = weight.wrapping_add(group * filters * channels * g.taps());
                 // SAFETY: every position with every tap of its phase lies inside the padded gradient; results
                 // of groups and phases are disjoint.
-                unsafe { contract(dst, lhs, Lattice { base, rows: &weights, columns: &weight_columns }) }
+                unsafe {
+                    contract(dst, lhs, Lattice { base, rows: &weights, columns: &weight_columns }, None)
+                }
             })?;
         }
     }
@@ -367,13 +441,13 @@ pub unsafe fn weight_gradient<T: Real>(
             Lattice { base: image.wrapping_add(group * channels * area), rows: &under, columns: &inner };
         let base = grad.wrapping_add(group * filters * pixels);
         // SAFETY: every position with every tap lies inside the padded image; groups' results are disjoint.
-        unsafe { contract(dst, lhs, Lattice { base, rows: &grads, columns: &planes }) }
+        unsafe { contract(dst, lhs, Lattice { base, rows: &grads, columns: &planes }, None) }
     })
 }
 
 /// One input channel a group: a plane at a time, a tap at a time, along whole rows.
 mod depthwise {
-    use super::Geometry;
+    use super::{Finished, Geometry, Then};
     use crate::contract::Real;
     use crate::threads::{Shared, parallel_for};
 
@@ -425,7 +499,13 @@ mod depthwise {
 
     /// # Safety
     /// That of the outer function of this name; so for all here.
-    pub(super) unsafe fn forward<T: Real>(g: &Geometry, out: *mut T, x: *const T, weight: *const T) {
+    pub(super) unsafe fn forward<T: Real>(
+        g: &Geometry,
+        out: *mut T,
+        x: *const T,
+        weight: *const T,
+        then: Option<Then<'_>>,
+    ) {
         let [area, pixels, taps] = areas(g);
         let shared = Shared((out, x, weight));
         parallel_for(g.batch * g.filters, grain(g), |begin, end| {
@@ -448,6 +528,9 @@ mod depthwise {
                         *to = T::multiply_add::<false>(weight[tap], x, *to);
                     }
                 });
+                if let Some(then) = then {
+                    then(Finished { planes: plane..plane + 1, pixels: 0..pixels });
+                }
             }
         });
     }
@@ -623,12 +706,21 @@ mod tests {
             });
             let nan = |n: usize| vec![f64::NAN; n];
             let mut got = (nan(grad.len()), nan(x.len()), nan(weight.len()));
+            let (area, finished) = (g.output[0] * g.output[1], Mutex::new(vec![0; grad.len()]));
+            let count = |part: Finished| {
+                for plane in part.planes {
+                    let places = plane * area + part.pixels.start..plane * area + part.pixels.end;
+                    finished.lock()[places].iter_mut().for_each(|times| *times += 1);
+                }
+            };
             // SAFETY: dense vectors of the sizes the geometry says.
             unsafe {
-                forward(&g, got.0.as_mut_ptr(), x.as_ptr(), weight.as_ptr()).unwrap();
+                forward_with(&g, got.0.as_mut_ptr(), x.as_ptr(), weight.as_ptr(), None, Some(&count))
+                    .unwrap();
                 input_gradient(&g, got.1.as_mut_ptr(), grad.as_ptr(), weight.as_ptr()).unwrap();
                 weight_gradient(&g, got.2.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
             }
+            assert!(finished.into_inner().iter().all(|times| *times == 1), "{g:?}: each is finished once");
             assert_eq!(got.0, want.0, "forward {g:?}");
             assert_eq!(got.1, want.1, "input {g:?}");
             assert_eq!(got.2, want.2, "weight {g:?}");

@@ -4,7 +4,9 @@
 use std::time::{Duration, Instant};
 
 use crate::bands::{self, Bands, Failed};
+use crate::convolve::{self, Convolution, Epilogue};
 use crate::gemm::{self, Matrix, Then};
+use crate::kept::Contents;
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
@@ -132,6 +134,8 @@ pub enum Step {
         /// Element type: a float.
         element: Element,
     },
+    /// A convolution.
+    Convolution(Box<Convolution>),
     /// Fills a dense buffer with random numbers.
     Random {
         /// Standard normal instead of uniform.
@@ -162,6 +166,8 @@ pub struct Program {
     pub places: Vec<Place>,
     /// Size of the arena.
     pub arena_bytes: usize,
+    /// Inputs from which things are made that are kept between runs.
+    pub constants: Vec<usize>,
 }
 
 /// Why a program stopped.
@@ -303,7 +309,7 @@ impl Program {
         }));
     }
 
-    /// Runs all steps; stops at the first that fails.
+    /// Runs all steps; stops at the first that fails. `contents` are those of the [constants](Program::constants).
     ///
     /// # Safety
     /// `inputs` and `outputs` point to memory as large as the steps' accesses reach, of their element types;
@@ -314,6 +320,7 @@ impl Program {
         inputs: &[*mut u8],
         outputs: &[*mut u8],
         scalars: &[u64],
+        contents: &[Contents],
         workspace: &mut Workspace,
         host: &mut dyn FnMut(usize, &[*mut u8]) -> Result<(), E>,
     ) -> Result<(), Stopped<E>> {
@@ -439,6 +446,31 @@ impl Program {
                         Element::F64 => products!(f64),
                         _ => products!(f32),
                     }
+                }
+                Step::Convolution(step) => {
+                    let mut epilogue = None;
+                    // Steps that are timed run one by one.
+                    if let (
+                        Some(on),
+                        Some(Step::Kernel {
+                            kernel, bufs: wanted, ints, scalars: used, scratch_bytes, ..
+                        }),
+                    ) = (step.epilogue.as_ref().filter(|_| times.is_none()), self.steps.get(index + 1))
+                    {
+                        let bufs = table(bound, index + 1, wanted, pointers, bufs);
+                        numbers.clear();
+                        numbers.extend(used.iter().map(|&i| scalars[i]));
+                        let args = Args { bufs, ints, scalars: numbers };
+                        epilogue = Some(Epilogue { on, kernel, args, scratch_bytes: *scratch_bytes });
+                        is_done = true;
+                    }
+                    // SAFETY: the caller's promise about the steps is passed on.
+                    unsafe { step.run(pointers, contents, epilogue.as_ref()) }.map_err(
+                        |failed| match failed {
+                            convolve::Failed::Memory(error) => Stopped::Memory(error),
+                            convolve::Failed::Epilogue(code) => Stopped::Status { step: index + 1, code },
+                        },
+                    )?;
                 }
                 Step::Random { normal, buffer, count, element, seed, offset } => {
                     let (seed, offset) = (scalars[*seed], scalars[*offset]);

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The transforms only add and halve, so a result is about as exact as the direct sum: what cancels in them are
-//! a few neighbours. Patches go in blocks: a block's V and M stay in the second-level cache.
+//! a few neighbours. Patches go in blocks: a block's V and M stay in the second-level cache. U depends on the kernels
+//! alone, and can be kept where they stay the same.
 //!
 //! Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015.
 
@@ -19,6 +20,7 @@ use std::arch::x86_64::{__m256, __m512};
 
 use parking_lot::Mutex;
 
+use crate::convolution::{Finished, Then};
 use crate::cpu::Isa;
 use crate::lanes::{Lanes, Numbers};
 use crate::pool::{AllocError, Buffer};
@@ -32,6 +34,8 @@ const PLACES: usize = 16;
 const BLOCK: usize = 3 << 19;
 /// The fewest positions of the output for which transforming kernels pays.
 const FEW_POSITIONS: usize = 512;
+/// The fewest positions where that was done before.
+const FEW_POSITIONS_KEPT: usize = 128;
 /// The fewest channels and filters: with less the transforms cost more than the products.
 const FEW_CHANNELS: usize = 24;
 
@@ -58,14 +62,37 @@ pub(crate) enum Kernels {
 }
 
 impl Task {
-    /// Whether this is the quicker way.
-    pub fn pays(&self) -> bool {
+    /// Whether this is the quicker way; `kept` if U is mostly there.
+    pub fn pays(&self, kept: bool) -> bool {
         let positions = self.batch * self.output[0] * self.output[1];
         let narrow = self.channels.min(self.filters);
         Isa::best() != Isa::Plain
             && narrow >= FEW_CHANNELS
-            && positions >= FEW_POSITIONS
+            && positions >= if kept { FEW_POSITIONS_KEPT } else { FEW_POSITIONS }
             && self.output.iter().all(|size| *size >= 4)
+    }
+
+    /// U of these weights.
+    ///
+    /// # Safety
+    /// The weights are dense and of the task's sizes.
+    pub unsafe fn transformed(&self, weight: *const f32) -> Result<Buffer, AllocError> {
+        // SAFETY: `best` never names more than the machine has; the caller's promise is passed on.
+        unsafe { self.transformed_way(&Way::best(), weight) }
+    }
+
+    /// # Safety
+    /// That of [`Task::transformed`]; the machine has the way's instruction set.
+    unsafe fn transformed_way(&self, way: &Way, weight: *const f32) -> Result<Buffer, AllocError> {
+        let elements = self.stretches() * PLACES * self.filters * PITCH;
+        let kernels = Buffer::alloc(elements * size_of::<f32>())?;
+        let shared = Shared((weight.cast_mut(), kernels.as_ptr().cast::<f32>()));
+        parallel_for(self.filters, 8192usize.div_ceil(self.channels * 9), |begin, end| {
+            let (weight, kernels) = shared.get();
+            // SAFETY: room for all kernels; these filters are no other item's.
+            unsafe { (way.transform)(self, weight, kernels, [begin, end]) };
+        });
+        Ok(kernels)
     }
 
     /// Patches of an image.
@@ -84,49 +111,40 @@ impl Task {
     }
 }
 
-/// Computes `out` of a task that [pays](Task::pays).
+/// Computes `out` of a task that [pays](Task::pays) from the input and U, and tells `then` which parts are finished.
 ///
 /// # Safety
-/// `out` `[batch, filters, output]`, `x` `[batch, channels, input]` and the weights are dense; `out` overlaps
-/// nothing. The sizes fit together.
+/// `out` `[batch, filters, output]` and `x` `[batch, channels, input]` are dense; `out` overlaps nothing; `kernels`
+/// were [transformed](Task::transformed) for a task of the same channels and filters. The sizes fit together.
 pub(crate) unsafe fn run(
     task: &Task,
     out: *mut f32,
     x: *const f32,
-    weight: *const f32,
+    kernels: &Buffer,
+    then: Option<Then<'_>>,
 ) -> Result<(), AllocError> {
-    let way = match Isa::best() {
-        Isa::Avx512 => AVX512,
-        Isa::Avx2 | Isa::Plain => AVX2,
-    };
     // SAFETY: `best` never names more than the machine has; the caller's promise is passed on.
-    unsafe { run_way(task, way, out, x, weight) }
+    unsafe { run_way(task, &Way::best(), out, x, kernels, then) }
 }
 
 /// # Safety
 /// That of [`run`]; the machine has the way's instruction set.
 unsafe fn run_way(
     task: &Task,
-    Way { transform, block, width }: Way,
+    &Way { block, width, .. }: &Way,
     out: *mut f32,
     x: *const f32,
-    weight: *const f32,
+    kernels: &Buffer,
+    then: Option<Then<'_>>,
 ) -> Result<(), AllocError> {
     let [down, across] = task.patches();
     let size = [2 * down + 2, 2 * across + 2];
     // Vectors may read beyond a row, and the last one's beyond the image.
     let pixels = task.batch * task.channels * size[0] * size[1] + 2 * width;
     let padded = Buffer::alloc(pixels * size_of::<f32>())?;
-    let kernels = Buffer::alloc(task.stretches() * PLACES * task.filters * PITCH * size_of::<f32>())?;
     let all = Memory { out, padded: padded.as_ptr().cast(), size, kernels: kernels.as_ptr().cast() };
     // SAFETY: room for all planes.
     unsafe { pad(task, x, &all) };
-    let shared = Shared((weight.cast_mut(), all.kernels));
-    parallel_for(task.filters, 8192usize.div_ceil(task.channels * 9), |begin, end| {
-        let (weight, kernels) = shared.get();
-        // SAFETY: room for all kernels; these filters are no other item's.
-        unsafe { transform(task, weight, kernels, [begin, end]) };
-    });
     let rows = task.batch * down;
     let together = rows_together(task, width);
     let pitch = (together * across).next_multiple_of(width) + 16;
@@ -140,6 +158,9 @@ unsafe fn run_way(
                 let rows = [item * together, ((item + 1) * together).min(rows)];
                 // SAFETY: rows of patches that no other item computes; the scratch has room for their V and M.
                 unsafe { block(task, &shared.get(), rows, memory.cast(), pitch) };
+                if let Some(then) = then {
+                    task.finished(rows).for_each(then);
+                }
             }
         });
         if let Err(error) = kept {
@@ -147,6 +168,20 @@ unsafe fn run_way(
         }
     });
     failure.into_inner().map_or(Ok(()), Err)
+}
+
+impl Task {
+    /// What is finished when these rows of patches are, counted over all images.
+    fn finished(&self, [begin, end]: [usize; 2]) -> impl Iterator<Item = Finished> {
+        let ([down, _], [height, width], filters) = (self.patches(), self.output, self.filters);
+        (begin / down..end.div_ceil(down)).map(move |image| {
+            let line = |row: usize| (2 * row.saturating_sub(image * down)).min(height);
+            Finished {
+                planes: image * filters..(image + 1) * filters,
+                pixels: line(begin) * width..line(end) * width,
+            }
+        })
+    }
 }
 
 /// How many rows of patches a block has: what fits the cache, and leaves little of its last tile empty and no thread
@@ -169,11 +204,21 @@ fn distance(rows: usize, pitch: usize) -> usize {
 }
 
 /// The code for one instruction set.
+#[derive(Clone, Copy)]
 struct Way {
     transform: unsafe fn(&Task, *const f32, *mut f32, [usize; 2]),
     block: unsafe fn(&Task, &Memory, [usize; 2], *mut f32, usize),
     /// Columns of a tile.
     width: usize,
+}
+
+impl Way {
+    fn best() -> Way {
+        match Isa::best() {
+            Isa::Avx512 => AVX512,
+            Isa::Avx2 | Isa::Plain => AVX2,
+        }
+    }
 }
 
 macro_rules! way {
@@ -521,8 +566,23 @@ mod tests {
                 for (isa, way) in ways.into_iter().filter(|(isa, _)| *isa >= Isa::detect()) {
                     let mut out = vec![f32::NAN; to];
                     let task = convolution::minimal_task(&g, kernels).unwrap();
+                    let done = Mutex::new(vec![0; to]);
+                    let area = area(task.output);
+                    let count = |part: Finished| {
+                        for plane in part.planes {
+                            let places = plane * area + part.pixels.start..plane * area + part.pixels.end;
+                            done.lock()[places].iter_mut().for_each(|times| *times += 1);
+                        }
+                    };
                     // SAFETY: dense tensors of the task's sizes; the set is there.
-                    unsafe { run_way(&task, way, out.as_mut_ptr(), x.as_ptr(), weight.as_ptr()).unwrap() };
+                    unsafe {
+                        let kernels = task.transformed_way(&way, weight.as_ptr()).unwrap();
+                        run_way(&task, &way, out.as_mut_ptr(), x.as_ptr(), &kernels, Some(&count)).unwrap();
+                    }
+                    assert!(
+                        done.into_inner().iter().all(|times| *times == 1),
+                        "{g:?}: each is finished once"
+                    );
                     for (i, (got, exact)) in out.iter().zip(&exact).enumerate() {
                         let error = (f64::from(*got) - exact).abs() / norm;
                         let is_right = error < 1e-5 || (got.is_nan() && exact.is_nan());

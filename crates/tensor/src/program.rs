@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use kiln_ir::{Device, Error, Layout, Loc, Op, Result, Shape, TensorTy, Ty, Why};
+use kiln_runtime::convolution::Geometry;
+use kiln_runtime::kept::Contents;
 use kiln_runtime::pool::{self, Buffer};
 use kiln_runtime::program::{Program, Stopped, Workspace};
 
@@ -99,6 +101,12 @@ fn works_apart(op: &Op) -> bool {
     )
 }
 
+/// The sizes of a forward convolution of tensors of these shapes.
+pub fn geometry(op: &Op, x: &TensorTy, weight: &TensorTy) -> Option<Geometry> {
+    let made = op.infer(&[Ty::Tensor(x.clone()), Ty::Tensor(weight.clone())]).ok()?;
+    crate::eager::geometry(op, &x.shape, &weight.shape, &made.first()?.as_tensor()?.shape)
+}
+
 /// What is known of an op before it runs.
 struct Known {
     /// The types of its operands.
@@ -123,6 +131,9 @@ struct Kept {
     inputs: Vec<*mut u8>,
     outputs: Vec<*mut u8>,
     locks: Room,
+    /// Which of the uses are the program's constants, and their contents.
+    watched: Vec<usize>,
+    contents: Vec<Contents>,
 }
 
 // SAFETY: the pointers are scratch, filled and used within one run.
@@ -225,6 +236,8 @@ impl Executable {
         }
         kept.inputs.clear();
         kept.outputs.clear();
+        kept.watched.clear();
+        kept.contents.clear();
         kept.outputs.extend(results[first..].iter().map(Ready::pointer));
         let mut uses = kept.locks.list();
         for (i, input) in inputs.enumerate() {
@@ -232,6 +245,9 @@ impl Executable {
                 Some(ready) => {
                     let write = self.writes.get(i).copied().unwrap_or(false);
                     kept.inputs.push(ready.pointer());
+                    if self.program.constants.get(kept.watched.len()) == Some(&i) {
+                        kept.watched.push(uses.len());
+                    }
                     uses.push((&ready.storage, write));
                 }
                 None => kept.inputs.push(std::ptr::null_mut()),
@@ -243,7 +259,7 @@ impl Executable {
             let why = Why::Other("an input was given other data meanwhile".into());
             return Err(Failure::Refused(Error::op("compiled program", why, Loc::UNKNOWN)));
         }
-        let locked = kept.locks.lock(uses);
+        let locked = kept.locks.lock(uses, &kept.watched, &mut kept.contents);
         // SAFETY: inputs are locked for what the program does with them and have the layouts it was made for
         // (capture checks them); outputs are fresh and of the sizes it was made for.
         let outcome = unsafe {
@@ -251,6 +267,7 @@ impl Executable {
                 &kept.inputs,
                 &kept.outputs,
                 scalars,
+                &kept.contents,
                 &mut kept.workspace,
                 &mut |call, pointers| self.host(call, pointers, scalars),
             )

@@ -8,6 +8,7 @@ use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
 use smallvec::SmallVec;
 
+use kiln_runtime::kept::Contents;
 use kiln_runtime::pool::Buffer;
 
 use crate::handle::{Handle, Recycle, free_list};
@@ -17,6 +18,8 @@ pub(crate) struct StorageInner {
     buffer: Option<Buffer>,
     version: AtomicU64,
     tag: AtomicU64,
+    /// See [`Storage::contents`]; 0 until somebody asks.
+    number: AtomicU64,
 }
 
 impl Default for StorageInner {
@@ -26,6 +29,7 @@ impl Default for StorageInner {
             buffer: None,
             version: AtomicU64::new(0),
             tag: AtomicU64::new(0),
+            number: AtomicU64::new(0),
         }
     }
 }
@@ -35,6 +39,7 @@ impl Recycle for StorageInner {
         self.buffer = None;
         *self.version.get_mut() = 0;
         *self.tag.get_mut() = 0;
+        *self.number.get_mut() = 0;
     }
     free_list!(STORAGES, StorageInner);
 }
@@ -58,6 +63,22 @@ impl Storage {
     /// Counts the changes made to it.
     pub fn version(&self) -> u64 {
         self.0.version.load(Ordering::Relaxed)
+    }
+
+    /// What is in it now: equal as long as nothing is changed, and never again afterwards, whatever storage comes
+    /// to lie here.
+    pub(crate) fn contents(&self) -> Contents {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let mut number = self.0.number.load(Ordering::Relaxed);
+        if number == 0 {
+            let fresh = NUMBERS.fetch_add(1, Ordering::Relaxed);
+            // Somebody else may have been quicker.
+            number = match self.0.number.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => fresh,
+                Err(there) => there,
+            };
+        }
+        Contents { memory: number, version: self.version() }
     }
 
     /// Notes a change. Whoever changes a storage holds its lock for writing: no other count is lost.
@@ -119,8 +140,13 @@ impl Room {
     }
 
     /// Locks the listed storages, each once, in address order, for writing if any role writes; those that are
-    /// written count a change.
-    pub(crate) fn lock<'a>(&mut self, uses: Vec<(&'a Storage, bool)>) -> Locked<'a> {
+    /// written count a change. The contents of the uses that are `watched` are appended.
+    pub(crate) fn lock<'a>(
+        &mut self,
+        uses: Vec<(&'a Storage, bool)>,
+        watched: &[usize],
+        contents: &mut Vec<Contents>,
+    ) -> Locked<'a> {
         let address = |&i: &u32| uses[i as usize].0.address();
         if self.order.len() != uses.len() || !self.order.is_sorted_by_key(address) {
             self.order.clear();
@@ -137,6 +163,7 @@ impl Room {
         }
         lock_all(&held);
         held.iter().filter(|(_, write)| *write).for_each(|(storage, _)| storage.bump_version());
+        contents.extend(watched.iter().map(|&i| uses[i].0.contents()));
         self.uses = emptied(uses);
         Locked { held }
     }

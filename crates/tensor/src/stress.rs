@@ -201,7 +201,7 @@ fn locks_of_many_storages_exclude_and_never_deadlock() {
                 1 => {
                     let mut listed = room.list();
                     listed.extend(locks());
-                    let locked = room.lock(listed);
+                    let locked = room.lock(listed, &[], &mut Vec::new());
                     look(true);
                     match random.below(2) {
                         0 => room.release(locked),

@@ -139,6 +139,8 @@ impl Drawn {
             isa: kernels::c_isa(settings.build().isa),
             threads: threads::count(),
             tuning: settings.tuning(),
+            // Every size has a plan of its own, and would keep things of its own.
+            constants: false,
             general: true,
         };
         let general = General::lower(graph, &options).map_err(|error| format!("inductor: {error}"))?;

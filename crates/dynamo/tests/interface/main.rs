@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod backends;
+mod convolutions;
 mod explanations;
 mod modes;
 mod stances;

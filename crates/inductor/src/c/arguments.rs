@@ -1,6 +1,7 @@
 //! The arguments of a kernel: integers that follow from the numbers of its loops, whatever those are.
 
 use super::folds;
+use crate::index::AxisId;
 use crate::loops::{Kernel, Mode};
 
 /// Elements per item of a kernel without rows.
@@ -63,6 +64,13 @@ pub(crate) struct Launch {
 }
 
 impl Arguments {
+    /// Which arguments are the extent of an axis, the elements per item, and the items per row.
+    pub(crate) fn blocks(&self, axis: AxisId) -> Option<[usize; 3]> {
+        let at = |wanted: Argument| self.list.iter().position(|argument| *argument == wanted);
+        // Extents come first among the numbers of the loops.
+        Some([at(Argument::Number(axis))?, at(Argument::Width)?, at(Argument::Blocks)?])
+    }
+
     /// The arguments of a kernel of this text.
     pub(crate) fn of(&self, kernel: &Kernel, threads: usize) -> Launch {
         let mut numbers = Vec::with_capacity(64);

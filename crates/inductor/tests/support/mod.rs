@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_inductor::{
-    Bands, BatchRef, BufferRef, Epilogue, KernelSource, Layout, MatrixRef, Options, Place, Plan, Step, lower,
+    Bands, BatchRef, BufferRef, Epilogue, KernelSource, Layout, MatrixRef, OnPlanes, Options, Place, Plan,
+    Step, ViewRef, lower,
 };
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{DType, Graph, Op, Scalar, Shape, Stage, Strides, Ty, bf16, f16};
@@ -305,6 +306,10 @@ impl<'p> Run<'p> {
                     self.bands(product, *epilogue, kernel, compiled)?;
                     2
                 }
+                (convolution @ Step::Convolution { epilogue: Some(on), .. }, Some(kernel)) => {
+                    self.planes(convolution, on, kernel, compiled)?;
+                    2
+                }
                 (step, _) => {
                     self.step(step, None, compiled)?;
                     1
@@ -388,6 +393,69 @@ impl<'p> Run<'p> {
             self.step(kernel, Some((first, until)), compiled)?;
         }
         Ok(())
+    }
+
+    /// A convolution and its epilogue, plane after plane and part after part of it, the last one first.
+    fn planes(
+        &mut self,
+        convolution: &Step,
+        on: &OnPlanes,
+        kernel: &Step,
+        compiled: &Compiled,
+    ) -> Result<(), String> {
+        let Step::Convolution { x, weight, .. } = convolution else {
+            panic!("planes are those of a convolution")
+        };
+        for plane in (0..x.shape[0] * weight.shape[0]).rev() {
+            let cut = on.pixels / 3;
+            for pixels in [cut..on.pixels, 0..cut] {
+                self.convolve(convolution, plane, pixels.clone());
+                let mut part = kernel.clone();
+                let Step::Kernel { bufs, ints, .. } = &mut part else { panic!("an epilogue is a kernel") };
+                (ints[on.length], ints[on.width], ints[on.blocks]) =
+                    (pixels.len() as i64, pixels.len() as i64, 1);
+                let (first, item) = match on.is_one_loop {
+                    true => (plane * on.pixels + pixels.start, 0),
+                    false => (pixels.start, plane as i64),
+                };
+                bufs.iter_mut().zip(&on.steps).for_each(|(at, step)| at.offset += first as i64 * step);
+                if !pixels.is_empty() {
+                    self.step(&part, Some((item, item + 1)), compiled)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pixels of a plane, by the definition.
+    fn convolve(&mut self, step: &Step, plane: usize, pixels: std::ops::Range<usize>) {
+        let Step::Convolution { op, x, weight, dst, dtype, .. } = step else { panic!("{step:?}") };
+        let Op::Convolution { stride, padding, dilation, groups: 1 } = op else { panic!("{op:?}") };
+        let (image, filter) = (plane / weight.shape[0], plane % weight.shape[0]);
+        let out = |d: usize| {
+            let window = dilation[d] * (weight.shape[2 + d] - 1) + 1;
+            (x.shape[2 + d] + 2 * padding[d] - window) / stride[d] + 1
+        };
+        let (height, width) = (out(0), out(1));
+        let at = |view: &ViewRef, index: [usize; 4]| -> i64 {
+            index.iter().zip(&view.strides).map(|(&i, &stride)| i as i64 * stride as i64).sum()
+        };
+        for pixel in pixels {
+            let mut sum = 0.0;
+            for c in 0..weight.shape[1] {
+                for (r, s) in (0..weight.shape[2]).flat_map(|r| (0..weight.shape[3]).map(move |s| (r, s))) {
+                    let row = (pixel / width * stride[0] + r * dilation[0]).checked_sub(padding[0]);
+                    let column = (pixel % width * stride[1] + s * dilation[1]).checked_sub(padding[1]);
+                    let (Some(row), Some(column)) = (row, column) else { continue };
+                    if row < x.shape[2] && column < x.shape[3] {
+                        let image = self.read(x.at, *dtype, at(x, [image, c, row, column])).as_f64();
+                        sum += image * self.read(weight.at, *dtype, at(weight, [filter, c, r, s])).as_f64();
+                    }
+                }
+            }
+            let place = BufferRef { buffer: *dst, offset: 0 };
+            self.write(place, *dtype, (plane * height * width + pixel) as i64, Scalar::Float(sum));
+        }
     }
 
     fn step(&mut self, step: &Step, range: Option<(i64, i64)>, compiled: &Compiled) -> Result<(), String> {
@@ -490,6 +558,12 @@ impl<'p> Run<'p> {
                 }
                 Ok(())
             }
+            Step::Convolution { x, weight, dst, .. } => {
+                let planes = x.shape[0] * weight.shape[0];
+                let pixels = self.plan.buffers[dst.index()].ty.shape.numel() / planes.max(1);
+                (0..planes).for_each(|plane| self.convolve(step, plane, 0..pixels));
+                Ok(())
+            }
             Step::Random { .. } | Step::Fallback { .. } | Step::Eager { .. } => {
                 panic!("not run here: {step:?}")
             }
@@ -571,6 +645,7 @@ fn touched(step: &Step) -> Vec<usize> {
         Step::Bmm { lhs, rhs, dst, .. } => vec![lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst],
         Step::Random { buffer, .. } => vec![*buffer],
         Step::Copy { src, dst } => vec![*src, *dst],
+        Step::Convolution { x, weight, dst, .. } => vec![x.at.buffer, weight.at.buffer, *dst],
         Step::Fallback { args, outs, .. } => args.iter().map(|a| a.at.buffer).chain(outs.clone()).collect(),
         Step::Eager { args, outs, .. } => {
             args.iter().chain(outs.iter().map(|(_, out)| out)).map(|v| v.at.buffer).collect()
@@ -590,7 +665,7 @@ pub fn check_memory(plan: &Plan) {
     for (s, step) in plan.steps.iter().enumerate() {
         touched(step).into_iter().for_each(|b| lives[b].get_or_insert((s, s)).1 = s);
         // An epilogue runs together with its product.
-        if matches!(step, Step::Gemm { epilogue: Some(_), .. }) {
+        if step.has_epilogue() {
             touched(&plan.steps[s + 1]).into_iter().for_each(|b| lives[b].get_or_insert((s, s)).1 = s + 1);
         }
     }
@@ -641,7 +716,7 @@ pub fn check_memory(plan: &Plan) {
             let shares = a.0 == b.0 && a.1 < b.2 && b.1 < a.2;
             let at_once = a.3 <= b.4 && b.3 <= a.4;
             let heir = |from: &Span, to: &Span| {
-                let epilogue = matches!(plan.steps[to.3], Step::Gemm { epilogue: Some(_), .. });
+                let epilogue = plan.steps[to.3].has_epilogue();
                 let read_by = to.3 + usize::from(epilogue);
                 from.4 == read_by
                     && (from.1, from.2) == (to.1, to.2)

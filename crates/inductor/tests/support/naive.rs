@@ -281,6 +281,22 @@ fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, St
                 |k: usize| t(0).get(&[i[0], i[1], k]).as_f64() * t(1).get(&[i[0], k, i[2]]).as_f64();
             Scalar::Float((0..t(0).shape[2]).map(product).sum())
         }),
+        Op::Convolution { stride, padding, dilation, groups: 1 } => make(dtype, shape, |i| {
+            let (x, weight) = (t(0), t(1));
+            let mut sum = 0.0;
+            for tap in 0..weight.shape[1..].iter().product() {
+                let tap = unfold(tap, &weight.shape[1..]);
+                let at = |d: usize| (i[2 + d] * stride[d] + tap[1 + d] * dilation[d]).checked_sub(padding[d]);
+                if let (Some(row), Some(column)) = (at(0), at(1))
+                    && row < x.shape[2]
+                    && column < x.shape[3]
+                {
+                    let weight = weight.get(&[i[1], tap[0], tap[1], tap[2]]).as_f64();
+                    sum += x.get(&[i[0], tap[0], row, column]).as_f64() * weight;
+                }
+            }
+            Scalar::Float(sum)
+        }),
         _ => pointwise(graph, node, args, out, 0),
     };
     Ok(Val::Tensor(result))

@@ -19,6 +19,8 @@ use kiln_ir::{
 
 use kiln_runtime::parallel_for;
 
+pub(crate) use nn::geometry;
+
 use crate::Tensor;
 use crate::create::allocate;
 use crate::hook::Arg;

@@ -35,6 +35,28 @@ fn pair(list: &[usize], fill: usize) -> [usize; 2] {
     }
 }
 
+/// The sizes of a convolution, or of one of its gradients, as library code wants them.
+pub(crate) fn geometry(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -> Option<Geometry> {
+    let (Op::Convolution { stride, padding, dilation, groups }
+    | Op::ConvolutionInputGradient { stride, padding, dilation, groups, .. }
+    | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = op
+    else {
+        return None;
+    };
+    Some(Geometry {
+        batch: input[0],
+        channels: input[1],
+        filters: weight[0],
+        input: pair(&input[2..], 1),
+        output: pair(&output[2..], 1),
+        kernel: pair(&weight[2..], 1),
+        stride: pair(stride, 1),
+        padding: pair(padding, 0),
+        dilation: pair(dilation, 1),
+        groups: *groups,
+    })
+}
+
 impl Job<'_> {
     fn fail(&self, why: Why) -> kiln_ir::Error {
         self.op.error(self.tys, why, self.loc)
@@ -62,24 +84,7 @@ impl Job<'_> {
             Op::ConvolutionWeightGradient { .. } => (a, c, b),
             _ => (a, b, c),
         };
-        let (Op::Convolution { stride, padding, dilation, groups }
-        | Op::ConvolutionInputGradient { stride, padding, dilation, groups, .. }
-        | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = self.op
-        else {
-            return Ok(());
-        };
-        let geometry = Geometry {
-            batch: input[0],
-            channels: input[1],
-            filters: weight[0],
-            input: pair(&input[2..], 1),
-            output: pair(&output[2..], 1),
-            kernel: pair(&weight[2..], 1),
-            stride: pair(stride, 1),
-            padding: pair(padding, 0),
-            dilation: pair(dilation, 1),
-            groups: *groups,
-        };
+        let Some(geometry) = geometry(self.op, input, weight, output) else { return Ok(()) };
         with_float!(self, out.dtype, T => {
             let (to, left, right) =
                 (out.pointer().cast::<T>(), first.pointer().cast::<T>(), second.pointer().cast::<T>());

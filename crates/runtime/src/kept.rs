@@ -1,0 +1,71 @@
+//! What is made from an operand once and holds for as long as the operand stays as it is: kernels of a convolution
+//! in another form.
+//!
+//! Nothing is kept when contents are seen for the first time: weights that are being trained are new in every call,
+//! and what is made from them would be kept for nothing.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::pool::{AllocError, Buffer};
+
+/// Which memory, and which of its contents: two numbers that are equal if and only if nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contents {
+    /// The memory: no other has or had this number.
+    pub memory: u64,
+    /// Counts its changes.
+    pub version: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub struct Kept(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of the operand, as it was seen last.
+    contents: Option<Contents>,
+    made: Option<Arc<Buffer>>,
+}
+
+impl Kept {
+    /// What is made from these contents, if they were seen before and anything is.
+    pub fn get(
+        &self,
+        contents: Contents,
+        make: impl FnOnce() -> Result<Option<Buffer>, AllocError>,
+    ) -> Result<Option<Arc<Buffer>>, AllocError> {
+        let mut state = self.0.lock();
+        if state.contents != Some(contents) {
+            *state = State { contents: Some(contents), made: None };
+            return Ok(None);
+        }
+        if state.made.is_none() {
+            state.made = make()?.map(Arc::new);
+        }
+        Ok(state.made.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_from_the_second_time_on_until_something_changes() {
+        let (kept, mut made) = (Kept::default(), 0);
+        let mut get = |memory, version| {
+            let before = made;
+            let there = kept.get(Contents { memory, version }, || {
+                made += 1;
+                Buffer::alloc(8).map(Some)
+            });
+            (there.unwrap().is_some(), made - before)
+        };
+        assert_eq!([get(1, 1), get(1, 1), get(1, 1)], [(false, 0), (true, 1), (true, 0)]);
+        assert_eq!([get(1, 2), get(1, 3), get(1, 3)], [(false, 0), (false, 0), (true, 1)]);
+        assert_eq!([get(2, 3), get(1, 3), get(1, 3)], [(false, 0), (false, 0), (true, 1)]);
+    }
+}
