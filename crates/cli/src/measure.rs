@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use kiln::benchmark::{Measurement, compare};
 use kiln::prelude::*;
-use kiln::runtime::pool;
+use kiln::runtime::{kept, pool};
 use kiln::{Error, Explanation, Result};
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::first_call::{self, FirstCalls};
 use crate::memory::{self, Resident};
 use crate::progress::Progress;
-use crate::{How, floor};
+use crate::{How, floor, output};
 
 /// Relative to a tensor's largest magnitude, what compiled results may differ from eager's.
 pub const TOLERANCE: f64 = 1e-5;
@@ -43,8 +43,10 @@ pub struct Figures {
     pub bytes_moved: u64,
     /// Memory that an eager step needs, above what was in use before it.
     pub peak_eager: usize,
-    /// Memory that a compiled step needs, measured in the same way; what programs keep between calls counts.
+    /// Memory that a compiled step needs, measured in the same way; arenas that programs keep between calls count.
     pub peak_compiled: usize,
+    /// Bytes of constants in another form that compiled programs keep beside their inputs.
+    pub kept: usize,
     /// What the system counts of it, where that is measured.
     pub resident: Option<Resident>,
     /// Compiled against eager after equal steps.
@@ -67,6 +69,7 @@ pub struct Line<'a> {
     kernels: usize,
     peak_bytes_eager: usize,
     peak_bytes_compiled: usize,
+    kept_bytes: usize,
     rss_bytes_eager: Option<u64>,
     rss_bytes_compiled: Option<u64>,
     max_rel_err: f64,
@@ -88,6 +91,7 @@ impl Figures {
             kernels: self.kernels,
             peak_bytes_eager: self.peak_eager,
             peak_bytes_compiled: self.peak_compiled,
+            kept_bytes: self.kept,
             rss_bytes_eager: self.resident.map(|resident| resident.eager),
             rss_bytes_compiled: self.resident.map(|resident| resident.compiled),
             max_rel_err: self.difference.relative,
@@ -148,7 +152,11 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
         return Err(error.into());
     }
 
-    let explanation = region.explain();
+    let (explanation, kept) = (region.explain(), kept::bytes());
+    let mut notes = notes(&explanation);
+    if kept > 0 {
+        notes.push(format!("keeps {} of constants in another form", output::bytes(kept as f64)));
+    }
     Ok(Figures {
         case,
         eager,
@@ -164,9 +172,10 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
             .sum(),
         peak_eager,
         peak_compiled,
+        kept,
         resident,
         difference,
-        notes: notes(&explanation),
+        notes,
     })
 }
 

@@ -137,7 +137,7 @@ impl Convolution {
             }
             None => None,
         };
-        let constant = self.constant.is_some().then_some(Constant(kernels.as_deref()));
+        let constant = self.constant.is_some().then_some(Constant(kernels.as_deref().map(|made| &**made)));
         let status = AtomicI32::new(0);
         let shared = Shared(epilogue);
         let then = |part: Finished| {

@@ -4,7 +4,9 @@
 //! Nothing is kept when contents are seen for the first time: weights that are being trained are new in every call,
 //! and what is made from them would be kept for nothing.
 
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -19,6 +21,39 @@ pub struct Contents {
     pub version: u64,
 }
 
+/// Bytes of everything that is kept.
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of everything that is kept now, by all programs.
+pub fn bytes() -> usize {
+    BYTES.load(Ordering::Relaxed)
+}
+
+/// Memory that counts among what is kept.
+#[derive(Debug)]
+pub struct Made(Buffer);
+
+impl Made {
+    fn new(buffer: Buffer) -> Made {
+        BYTES.fetch_add(buffer.bytes(), Ordering::Relaxed);
+        Made(buffer)
+    }
+}
+
+impl Deref for Made {
+    type Target = Buffer;
+
+    fn deref(&self) -> &Buffer {
+        &self.0
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        BYTES.fetch_sub(self.0.bytes(), Ordering::Relaxed);
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub struct Kept(Mutex<State>);
@@ -27,7 +62,7 @@ pub struct Kept(Mutex<State>);
 struct State {
     /// Of the operand, as it was seen last.
     contents: Option<Contents>,
-    made: Option<Arc<Buffer>>,
+    made: Option<Arc<Made>>,
 }
 
 impl Kept {
@@ -36,14 +71,14 @@ impl Kept {
         &self,
         contents: Contents,
         make: impl FnOnce() -> Result<Option<Buffer>, AllocError>,
-    ) -> Result<Option<Arc<Buffer>>, AllocError> {
+    ) -> Result<Option<Arc<Made>>, AllocError> {
         let mut state = self.0.lock();
         if state.contents != Some(contents) {
             *state = State { contents: Some(contents), made: None };
             return Ok(None);
         }
         if state.made.is_none() {
-            state.made = make()?.map(Arc::new);
+            state.made = make()?.map(|buffer| Arc::new(Made::new(buffer)));
         }
         Ok(state.made.clone())
     }
