@@ -90,7 +90,7 @@ pub enum WhyNot {
         row: usize,
     },
     /// A kernel that reads a product and yet runs after it.
-    #[error("a kernel runs after the product that it reads, not on its rows as they are finished: {reason}")]
+    #[error("a kernel runs after the product that it reads, not on its parts as they are finished: {reason}")]
     Epilogue {
         /// What is in the way.
         reason: &'static str,
