@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::elements::Elements;
 use crate::folds;
 use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
+use crate::pooling;
 use crate::reach::Reach;
 use crate::table::Table;
 use crate::views::{BatchView, View, batch_of, is_row_major, view_of};
@@ -219,6 +220,15 @@ impl<'g> Fusion<'g> {
                             self.why_not.push(WhyNot::Stored { value: base, reason });
                             self.store(base);
                         }
+                    }
+                }
+                op if pooling::is_inlined(op) => {
+                    let x = node.args[0];
+                    let is_there = |value: Value| self.stored.contains(&value) || !self.is_inlined(value);
+                    if !pooling::is_cheap(graph, node, &is_there) {
+                        let reason = "windows overlap, and it is not computed again for each";
+                        self.why_not.push(WhyNot::Stored { value: x, reason });
+                        self.store(x);
                     }
                 }
                 Op::Cat { dim } => {

@@ -50,6 +50,7 @@ mod options;
 mod order;
 pub mod parse;
 mod plan;
+mod pooling;
 mod positions;
 mod products;
 mod reach;

@@ -101,6 +101,9 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
             .iter()
             .map(|(index, bytes)| match (index.factor(axis), index.is_nested(axis)) {
                 (1, false) => size(index) * *bytes as f64,
+                (0, true) if index.border(axis).is_some_and(|(inner, _)| inner.factor(axis) == 1) => {
+                    size(index) * *bytes as f64
+                }
                 (0, false) => 0.0,
                 _ => -size(index) * *bytes as f64,
             })
