@@ -160,7 +160,7 @@ impl<'g> Fusion<'g> {
 
     /// Whether a value is computed in loops (and not by a library step, a table, or from outside).
     pub fn is_inlined(&self, value: Value) -> bool {
-        self.graph.producer(value).is_some_and(|n| is_inlined(&n.op)) && self.is_tensor(value)
+        self.graph.producer(value).is_some_and(|n| is_inlined(self.graph, n)) && self.is_tensor(value)
     }
 
     fn add_target(&mut self, value: Value, target: Target) {
@@ -206,7 +206,7 @@ impl<'g> Fusion<'g> {
                 continue;
             }
             match &node.op {
-                op if is_library(op) || matches!(op, Op::List {}) => {
+                op if is_library(graph, node) || matches!(op, Op::List {}) => {
                     for &arg in &node.args {
                         if !self.is_tensor(arg) {
                             continue;
@@ -222,7 +222,7 @@ impl<'g> Fusion<'g> {
                         }
                     }
                 }
-                op if pooling::is_inlined(op) => {
+                _ if pooling::is_inlined(graph, node) => {
                     let x = node.args[0];
                     let is_there = |value: Value| self.stored.contains(&value) || !self.is_inlined(value);
                     if !pooling::is_cheap(graph, node, &is_there) {
@@ -335,7 +335,7 @@ impl<'g> Fusion<'g> {
             return false;
         }
         // A library's first result target is where the library writes.
-        let library = self.graph.producer(value).is_some_and(|n| !is_inlined(&n.op));
+        let library = self.graph.producer(value).is_some_and(|n| !is_inlined(self.graph, n));
         self.targets[&value].len() > usize::from(library && self.library_target(value).is_some())
     }
 
@@ -552,8 +552,7 @@ impl<'g> Fusion<'g> {
         let mut units: Vec<Unit> = (0..groups).map(Unit::Kernel).collect();
         units.extend((0..self.tables.len()).map(Unit::Table));
         for n in (0..self.graph.nodes.len()).filter(|&n| self.live[n]) {
-            let op = &self.graph.nodes[n].op;
-            if is_library(op) {
+            if is_library(self.graph, &self.graph.nodes[n]) {
                 units.push(Unit::Library(n));
             }
         }

@@ -216,9 +216,10 @@ pub(crate) fn operation(op: &Op, operand: Option<DType>, result: DType) -> Optio
 }
 
 /// Whether a node is computed at its consumers' index. All other nodes' results are stored by a step.
-pub(crate) fn is_inlined(op: &Op) -> bool {
+pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
+    let op = &node.op;
     operation(op, None, DType::F32).is_some()
-        || pooling::is_inlined(op)
+        || pooling::is_inlined(graph, node)
         || matches!(
             op,
             Op::Reshape { .. }
@@ -237,10 +238,11 @@ pub(crate) fn is_inlined(op: &Op) -> bool {
 }
 
 /// Whether a node is a step of its own: a library call, or the eager kernel of an op without a loop form.
-pub(crate) fn is_library(op: &Op) -> bool {
+pub(crate) fn is_library(graph: &Graph, node: &Node) -> bool {
+    let op = &node.op;
     let in_parts = matches!(op, Op::Cat { .. } | Op::SliceScatter { .. });
     let list = matches!(op.row().class, Class::List | Class::Constant);
-    !(is_inlined(op) || in_parts || list)
+    !(is_inlined(graph, node) || in_parts || list)
 }
 
 /// Whether the result of an operation on values of a narrow integer dtype may be outside its range. Halves are
@@ -521,7 +523,7 @@ impl<'a> Lowering<'a> {
                 let strides = self.cx.layouts[number as usize].strides.clone();
                 self.load(value, index, &strides)
             }
-            Def::Node { node, .. } if !is_inlined(&graph.nodes[node as usize].op) => {
+            Def::Node { node, .. } if !is_inlined(graph, &graph.nodes[node as usize]) => {
                 let strides = self.tensor(value).shape.contiguous_strides();
                 self.load(value, index, &strides)
             }

@@ -11,7 +11,7 @@
 //! the clamped one is a tap, too. The maximum of a window does not change by having one of them twice, and neither
 //! does its place; averages leave such taps out.
 //!
-//! Windows of many taps stay with the library, and so do those that may have no tap in the plane at all, or whose
+//! Windows of many taps stay with the library (it adds up lines once for all windows that share them), and so do those that may have no tap in the plane at all, or whose
 //! nearest element is none of them (dilation with padding).
 
 use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};
@@ -25,17 +25,27 @@ use crate::lower::{Lowering, Stop, operation};
 /// Windows of more taps are not written out.
 const MOST_TAPS: usize = 25;
 
+/// Averages of windows that overlap have no more taps than this, and lines of no fewer windows.
+const MOST_SHARED_TAPS: usize = 9;
+const SHORTEST_LINE: usize = 12;
+
 /// What is pooled is computed at every tap if that is no more than so many operations for each window.
 const MOST_OPERATIONS: usize = 72;
 
 /// Whether a node is a pooling that is computed at its consumers' index.
-pub(crate) fn is_inlined(op: &Op) -> bool {
-    match op {
+pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
+    match &node.op {
         Op::MaxPool2dIndices { kernel, padding, dilation, ceil_mode, .. } => {
             let is_inside = padding.iter().all(|&p| p == 0) && !ceil_mode;
             kernel.iter().product::<usize>() <= MOST_TAPS && (is_inside || dilation.iter().all(|&d| d == 1))
         }
-        Op::AvgPool2d { kernel, .. } => kernel.iter().product::<usize>() <= MOST_TAPS,
+        Op::AvgPool2d { kernel, stride, .. } => {
+            // The library adds up each line once, whatever windows share it.
+            let overlap = kernel.iter().zip(stride.iter()).any(|(size, step)| step < size);
+            let width = graph.ty(node.outs[0]).as_tensor().map_or(0, |ty| ty.shape[3]);
+            let (most, least) = if overlap { (MOST_SHARED_TAPS, SHORTEST_LINE) } else { (MOST_TAPS, 0) };
+            kernel.iter().product::<usize>() <= most && width >= least
+        }
         _ => false,
     }
 }
@@ -286,7 +296,7 @@ pub(crate) fn largest_gathered(graph: &Graph, node: &Node) -> Option<Value> {
     let (planes, chosen) = (shape(from)?, shape(places)?);
     let is_same = behind_reshapes(graph, from) == behind_reshapes(graph, producer.args[0]);
     let area = |shape: &Shape| shape[2] * shape[3];
-    let fits = is_inlined(&producer.op)
+    let fits = is_inlined(graph, producer)
         && is_same
         && *dim + 1 == planes.rank()
         && planes[..*dim] == chosen[..*dim]
