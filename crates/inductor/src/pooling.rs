@@ -11,8 +11,9 @@
 //! the clamped one is a tap, too. The maximum of a window does not change by having one of them twice, and neither
 //! does its place; averages leave such taps out.
 //!
-//! Windows of many taps stay with the library (it adds up lines once for all windows that share them), and so do those that may have no tap in the plane at all, or whose
-//! nearest element is none of them (dilation with padding).
+//! Windows of many taps stay with the library (for averages it adds up a line once for all windows that share it),
+//! and so do those that may have no tap in the plane at all, or whose nearest element is none of them (dilation with
+//! padding).
 
 use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};
 use smallvec::smallvec;
