@@ -230,7 +230,8 @@ impl<'f, 'g> Assembler<'f, 'g> {
         }
         let targets = self.fusion.targets.get(&value).cloned().unwrap_or_default();
         let list_get = self.fusion.is_list_get(value);
-        let inlined = self.fusion.graph.producer(value).is_some_and(|n| crate::lower::is_inlined(&n.op));
+        let inlined =
+            self.fusion.graph.producer(value).is_some_and(|n| crate::lower::is_inlined(self.fusion.graph, n));
         let output = targets.iter().find_map(|t| match t {
             Target::Output(k) => Some(self.outputs[*k]),
             _ => None,
@@ -288,7 +289,8 @@ impl<'f, 'g> Assembler<'f, 'g> {
         let targets = fusion.targets.get(&root.value).cloned().unwrap_or_default();
         let ty = self.tensor(root.value);
         let dense = ty.shape.contiguous_strides();
-        let inlined = fusion.graph.producer(root.value).is_some_and(|n| crate::lower::is_inlined(&n.op));
+        let inlined =
+            fusion.graph.producer(root.value).is_some_and(|n| crate::lower::is_inlined(fusion.graph, n));
         let own = fusion.library_target(root.value);
         let mut places: Vec<(BufferId, i64, Strides)> = Vec::new();
         for (t, target) in targets.iter().enumerate() {

@@ -78,7 +78,7 @@ impl Builder<'_, '_> {
             (_, _, Def::Input(_)) | (Of::Row(_), Ty::Tensor(_), _) => true,
             (Of::Row(_), Ty::List(_), _) => false,
             (Of::Kernel, _, Def::Node { node, .. }) => {
-                let inlined = is_inlined(&fusion.graph.nodes[node as usize].op);
+                let inlined = is_inlined(fusion.graph, &fusion.graph.nodes[node as usize]);
                 !inlined || fusion.stored.contains(&value) && !self.roots.contains(&value)
             }
         }

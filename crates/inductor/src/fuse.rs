@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::elements::Elements;
 use crate::folds;
 use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
+use crate::pooling;
 use crate::reach::Reach;
 use crate::table::Table;
 use crate::views::{BatchView, View, batch_of, is_row_major, view_of};
@@ -159,7 +160,7 @@ impl<'g> Fusion<'g> {
 
     /// Whether a value is computed in loops (and not by a library step, a table, or from outside).
     pub fn is_inlined(&self, value: Value) -> bool {
-        self.graph.producer(value).is_some_and(|n| is_inlined(&n.op)) && self.is_tensor(value)
+        self.graph.producer(value).is_some_and(|n| is_inlined(self.graph, n)) && self.is_tensor(value)
     }
 
     fn add_target(&mut self, value: Value, target: Target) {
@@ -205,7 +206,7 @@ impl<'g> Fusion<'g> {
                 continue;
             }
             match &node.op {
-                op if is_library(op) || matches!(op, Op::List {}) => {
+                op if is_library(graph, node) || matches!(op, Op::List {}) => {
                     for &arg in &node.args {
                         if !self.is_tensor(arg) {
                             continue;
@@ -219,6 +220,15 @@ impl<'g> Fusion<'g> {
                             self.why_not.push(WhyNot::Stored { value: base, reason });
                             self.store(base);
                         }
+                    }
+                }
+                _ if pooling::is_inlined(graph, node) => {
+                    let x = node.args[0];
+                    let is_there = |value: Value| self.stored.contains(&value) || !self.is_inlined(value);
+                    if !pooling::is_cheap(graph, node, &is_there) {
+                        let reason = "windows overlap, and it is not computed again for each";
+                        self.why_not.push(WhyNot::Stored { value: x, reason });
+                        self.store(x);
                     }
                 }
                 Op::Cat { dim } => {
@@ -325,7 +335,7 @@ impl<'g> Fusion<'g> {
             return false;
         }
         // A library's first result target is where the library writes.
-        let library = self.graph.producer(value).is_some_and(|n| !is_inlined(&n.op));
+        let library = self.graph.producer(value).is_some_and(|n| !is_inlined(self.graph, n));
         self.targets[&value].len() > usize::from(library && self.library_target(value).is_some())
     }
 
@@ -542,8 +552,7 @@ impl<'g> Fusion<'g> {
         let mut units: Vec<Unit> = (0..groups).map(Unit::Kernel).collect();
         units.extend((0..self.tables.len()).map(Unit::Table));
         for n in (0..self.graph.nodes.len()).filter(|&n| self.live[n]) {
-            let op = &self.graph.nodes[n].op;
-            if is_library(op) {
+            if is_library(self.graph, &self.graph.nodes[n]) {
                 units.push(Unit::Library(n));
             }
         }

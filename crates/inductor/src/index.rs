@@ -20,6 +20,8 @@ pub enum Term {
     Mod(Box<Index>, i64),
     /// An integer computed by the kernel, in `0..size` (a gather).
     Value(ExprId, i64),
+    /// An index brought into `0..=most`: below 0 it is 0 (a window that begins before the first element).
+    Clamp(Box<Index>, i64),
 }
 
 /// A sum of terms, each with a factor, and a constant. Terms are sorted and distinct, factors are not zero.
@@ -54,6 +56,11 @@ impl Index {
     /// A computed integer in `0..size`.
     pub fn value(value: ExprId, size: i64) -> Index {
         Index { terms: vec![(Term::Value(value, size), 1)], constant: 0 }
+    }
+
+    /// This index where it is in `0..=most`, else the nearest that is.
+    pub fn clamped(self, most: i64) -> Index {
+        Index::term(Term::Clamp(Box::new(self), most))
     }
 
     fn term(term: Term) -> Index {
@@ -100,7 +107,7 @@ impl Index {
     pub fn is_nested(&self, axis: AxisId) -> bool {
         self.terms.iter().any(|(term, _)| match term {
             Term::Axis(_) | Term::Value(..) => false,
-            Term::Div(inner, _) | Term::Mod(inner, _) => inner.mentions(axis),
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.mentions(axis),
         })
     }
 
@@ -109,8 +116,27 @@ impl Index {
         self.terms.iter().any(|(term, _)| match term {
             Term::Axis(a) => *a == axis,
             Term::Value(..) => false,
-            Term::Div(inner, _) | Term::Mod(inner, _) => inner.mentions(axis),
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.mentions(axis),
         })
+    }
+
+    /// What is clamped, and to what, if that is the only term with the loop variable, neighbouring positions are
+    /// neighbouring elements, and loops alone decide about it.
+    pub(crate) fn border(&self, axis: AxisId) -> Option<(&Index, &i64)> {
+        let is_plain = |inner: &Index| inner.terms.iter().all(|(term, _)| matches!(term, Term::Axis(_)));
+        let mut found = None;
+        for (term, factor) in &self.terms {
+            match term {
+                Term::Clamp(inner, most) if inner.mentions(axis) => {
+                    let fits = found.is_none() && *factor == 1 && is_plain(inner);
+                    found = Some(fits.then_some((&**inner, most))?);
+                }
+                Term::Axis(a) if *a == axis => return None,
+                Term::Div(inner, _) | Term::Mod(inner, _) if inner.mentions(axis) => return None,
+                Term::Axis(_) | Term::Div(..) | Term::Mod(..) | Term::Value(..) | Term::Clamp(..) => {}
+            }
+        }
+        found
     }
 
     /// Calls `f` for every computed integer.
@@ -119,7 +145,7 @@ impl Index {
             match term {
                 Term::Axis(_) => {}
                 Term::Value(value, _) => f(*value),
-                Term::Div(inner, _) | Term::Mod(inner, _) => inner.for_each_value(f),
+                Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.for_each_value(f),
             }
         }
     }
@@ -133,6 +159,7 @@ impl Index {
                 Term::Value(v, size) => Index::value(value(*v), *size),
                 Term::Div(inner, d) => Index::term(Term::Div(Box::new(inner.map(axis, value)), *d)),
                 Term::Mod(inner, d) => Index::term(Term::Mod(Box::new(inner.map(axis, value)), *d)),
+                Term::Clamp(inner, most) => inner.map(axis, value).clamped(*most),
             };
             out.add_scaled(&mapped, *factor);
         }
@@ -146,9 +173,9 @@ impl Index {
             match term {
                 Term::Axis(_) => {}
                 Term::Value(_, size) => found(size),
-                Term::Div(inner, divisor) | Term::Mod(inner, divisor) => {
+                Term::Div(inner, number) | Term::Mod(inner, number) | Term::Clamp(inner, number) => {
                     inner.each_number(found);
-                    found(divisor);
+                    found(number);
                 }
             }
         }
@@ -162,9 +189,9 @@ impl Index {
             match term {
                 Term::Axis(_) => {}
                 Term::Value(_, size) => *size = change(*size),
-                Term::Div(inner, divisor) | Term::Mod(inner, divisor) => {
+                Term::Div(inner, number) | Term::Mod(inner, number) | Term::Clamp(inner, number) => {
                     inner.change_numbers(change);
-                    *divisor = change(*divisor);
+                    *number = change(*number);
                 }
             }
         }
@@ -183,6 +210,7 @@ impl Index {
                 Term::Value(_, size) => size - 1,
                 Term::Div(inner, d) => inner.largest(extents)? / d,
                 Term::Mod(_, d) => d - 1,
+                Term::Clamp(_, most) => *most,
             };
             sum += most.max(0) * factor;
         }
@@ -253,6 +281,7 @@ impl fmt::Display for Index {
                 Term::Value(v, size) => write!(f, "%{v}<{size}")?,
                 Term::Div(inner, d) => write!(f, "({inner})/{d}")?,
                 Term::Mod(inner, d) => write!(f, "({inner})%{d}")?,
+                Term::Clamp(inner, most) => write!(f, "({inner})<={most}")?,
             }
             if *factor != 1 {
                 write!(f, "*{factor}")?;

@@ -7,7 +7,7 @@
 //!    `windows`: what is put into windows is set apart, or goes straight into an input; `products`: small matrix
 //!    products as sums; `extremes`: argmax as two reductions; all by `rewrite`);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
-//!    expressions, `views`, `positions`, [`index`]; `table`: lists; `reach`: what waits for what);
+//!    expressions, `views`, `positions`, `pooling`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
 //! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `epilogue` and `bands` (what
 //!    runs together), `temporaries` (`memory`), `scalars`; `eager`: ops of
@@ -50,6 +50,7 @@ mod options;
 mod order;
 pub mod parse;
 mod plan;
+mod pooling;
 mod positions;
 mod products;
 mod reach;

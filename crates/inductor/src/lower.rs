@@ -20,6 +20,7 @@ use crate::folds;
 use crate::index::{ExprId, Index, Split};
 use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction};
 use crate::plan::CheckText;
+use crate::pooling;
 use crate::{Layout, WhyNot};
 
 /// Kernels of more operations than this are not made.
@@ -136,7 +137,7 @@ enum Part {
     Inner,
 }
 
-enum Stop {
+pub(crate) enum Stop {
     Cut(Split),
     Widen(Space),
     Refuse(Refusal),
@@ -182,7 +183,7 @@ impl Space {
 }
 
 /// The operation and the dtype its operands are converted to.
-fn operation(op: &Op, operand: Option<DType>, result: DType) -> Option<(Operation, DType)> {
+pub(crate) fn operation(op: &Op, operand: Option<DType>, result: DType) -> Option<(Operation, DType)> {
     let compared = operand.unwrap_or(result);
     Some(match op {
         Op::Add {} => (Operation::Add, result),
@@ -215,8 +216,10 @@ fn operation(op: &Op, operand: Option<DType>, result: DType) -> Option<(Operatio
 }
 
 /// Whether a node is computed at its consumers' index. All other nodes' results are stored by a step.
-pub(crate) fn is_inlined(op: &Op) -> bool {
+pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
+    let op = &node.op;
     operation(op, None, DType::F32).is_some()
+        || pooling::is_inlined(graph, node)
         || matches!(
             op,
             Op::Reshape { .. }
@@ -235,10 +238,11 @@ pub(crate) fn is_inlined(op: &Op) -> bool {
 }
 
 /// Whether a node is a step of its own: a library call, or the eager kernel of an op without a loop form.
-pub(crate) fn is_library(op: &Op) -> bool {
+pub(crate) fn is_library(graph: &Graph, node: &Node) -> bool {
+    let op = &node.op;
     let in_parts = matches!(op, Op::Cat { .. } | Op::SliceScatter { .. });
     let list = matches!(op.row().class, Class::List | Class::Constant);
-    !(is_inlined(op) || in_parts || list)
+    !(is_inlined(graph, node) || in_parts || list)
 }
 
 /// Whether the result of an operation on values of a narrow integer dtype may be outside its range. Halves are
@@ -427,12 +431,17 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    fn tensor(&self, value: Value) -> TensorTy {
+    pub(crate) fn tensor(&self, value: Value) -> TensorTy {
         match self.cx.graph.ty(value) {
             Ty::Tensor(t) => t.clone(),
             Ty::Scalar(kind) => TensorTy::new(kind.dtype(), ()),
             Ty::List(_) => TensorTy::new(DType::F32, ()),
         }
+    }
+
+    /// Whether a value is one that this kernel is for.
+    pub(crate) fn is_root(&self, value: Value) -> bool {
+        self.places.contains_key(&value)
     }
 
     /// The index of a tensor of this shape that covers a part of the space, in order.
@@ -451,7 +460,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// A linear index as one index per dim.
-    fn unfold(&self, mut linear: Index, shape: &Shape) -> Result<Vec<Index>, Stop> {
+    pub(crate) fn unfold(&self, mut linear: Index, shape: &Shape) -> Result<Vec<Index>, Stop> {
         let mut out = vec![Index::default(); shape.rank()];
         let first = shape.iter().position(|&size| size != 1);
         for d in (0..shape.rank()).rev().filter(|&d| shape[d] != 1) {
@@ -467,7 +476,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The expression of a value at an index: loaded, or computed in place.
-    fn at(&mut self, value: Value, index: &[Index]) -> Result<ExprId, Stop> {
+    pub(crate) fn at(&mut self, value: Value, index: &[Index]) -> Result<ExprId, Stop> {
         if let Some(place) = self.places.get(&value) {
             if place == index {
                 return self.compute(value, index);
@@ -514,7 +523,7 @@ impl<'a> Lowering<'a> {
                 let strides = self.cx.layouts[number as usize].strides.clone();
                 self.load(value, index, &strides)
             }
-            Def::Node { node, .. } if !is_inlined(&graph.nodes[node as usize].op) => {
+            Def::Node { node, .. } if !is_inlined(graph, &graph.nodes[node as usize]) => {
                 let strides = self.tensor(value).shape.contiguous_strides();
                 self.load(value, index, &strides)
             }
@@ -607,7 +616,15 @@ impl<'a> Lowering<'a> {
                 let sum = self.builder.convert(sum, *dtype);
                 Ok(self.builder.narrow(sum, *dtype))
             }
+            Op::MaxPool2dIndices { .. } if self.tensor(x).shape.numel() == 0 => {
+                Ok(self.builder.push(DType::I64, ExprKind::Literal(0)))
+            }
+            Op::MaxPool2dIndices { .. } => Ok(self.largest_of_window(node, index)?.1),
+            Op::AvgPool2d { .. } => self.mean_of_window(node, index),
             Op::Gather { dim } => {
+                if let Some((pool, windows)) = self.gathers_largest(node, index)? {
+                    return Ok(self.largest_of_window(&pool, &windows)?.0);
+                }
                 let at = self.at(node.args[1], index)?;
                 let size = self.tensor(x).shape[*dim] as i64;
                 let code = self.check("gather", size, node.loc);

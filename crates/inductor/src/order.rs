@@ -139,7 +139,7 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
     let mut waiting: Option<(usize, Vec<bool>)> = None;
     // Rows go into inputs by one index: the first step that has it checks it for all, before it changes anything.
     let in_place = |n: usize| fusion.windows.contains_key(&graph.nodes[n].outs[0]);
-    let first = (0..graph.nodes.len()).find(|&n| is_library(&graph.nodes[n].op) && in_place(n));
+    let first = (0..graph.nodes.len()).find(|&n| is_library(graph, &graph.nodes[n]) && in_place(n));
     let may_fail = |unit: &Unit| match unit {
         Unit::Kernel(g) => !fusion.groups[*g].lowered.checks.is_empty(),
         Unit::Library(n) => may_refuse(graph, &graph.nodes[*n]) && (!in_place(*n) || first == Some(*n)),

@@ -97,12 +97,14 @@ impl<'a> Reader<'a> {
         while !self.eat(end) {
             let term = if self.eat("(") {
                 let inner = Box::new(self.index(")")?);
-                let is_div = self.eat("/");
-                if !is_div {
+                Some(if self.eat("/") {
+                    Term::Div(inner, self.number()?)
+                } else if self.eat("<=") {
+                    Term::Clamp(inner, self.number()?)
+                } else {
                     self.expect("%")?;
-                }
-                let by = self.number()?;
-                Some(if is_div { Term::Div(inner, by) } else { Term::Mod(inner, by) })
+                    Term::Mod(inner, self.number()?)
+                })
             } else if self.eat("%") {
                 let value = self.number()? as usize;
                 self.expect("<")?;

@@ -3,7 +3,7 @@
 use kiln_ir::{DType, Op, Scalar, Value};
 use smallvec::SmallVec;
 
-use crate::index::ExprId;
+use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Operation};
 use crate::lower::Lowering;
 
@@ -17,6 +17,11 @@ impl Lowering<'_> {
             Op::Constant { value: Scalar::Int(number) } => Some(number),
             _ => None,
         }
+    }
+
+    /// Whether a position is exact in single precision.
+    pub(crate) fn is_exact(&self, index: &Index) -> bool {
+        index.constant > -EXACT && index.largest(&self.extents).is_some_and(|most| most < EXACT)
     }
 
     /// A comparison of positions, in single precision if that is exact: vectors then are as wide as those of the
@@ -35,8 +40,7 @@ impl Lowering<'_> {
         for &expr in exprs {
             let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else { return None };
             let index = index.clone();
-            let exact = index.constant > -EXACT && index.largest(&self.extents)? < EXACT;
-            exact.then_some(())?;
+            self.is_exact(&index).then_some(())?;
             positions.push(self.builder.push(DType::F32, ExprKind::Position(index)));
         }
         Some(self.builder.push(DType::Bool, ExprKind::Apply(operation, positions)))

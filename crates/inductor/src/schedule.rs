@@ -99,14 +99,24 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
     let score = |axis: AxisId| -> f64 {
         let sum: f64 = accesses
             .iter()
-            .map(|(index, bytes)| match (index.factor(axis), index.is_nested(axis)) {
-                (1, false) => size(index) * *bytes as f64,
-                (0, false) => 0.0,
-                _ => -size(index) * *bytes as f64,
+            .map(|(index, bytes)| {
+                let step = match index.border(axis) {
+                    Some((inner, _)) => Some(inner.factor(axis)),
+                    None => (!index.is_nested(axis)).then(|| index.factor(axis)),
+                };
+                let share = match step {
+                    Some(1) => 1.0,
+                    // Half of what is loaded is used.
+                    Some(2) => 0.5,
+                    Some(0) => 0.0,
+                    _ => -1.0,
+                };
+                share * size(index) * *bytes as f64
             })
             .sum();
         // Vectors along a short axis are mostly empty.
-        sum * (kernel.axes[axis].extent as f64 / 16.0).min(1.0)
+        let full = (kernel.axes[axis].extent as f64 / 16.0).min(1.0);
+        if sum < 0.0 { sum / full } else { sum * full }
     };
     let mut best = kernel.axes.len() - 1;
     if has_inner {

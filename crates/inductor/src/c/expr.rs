@@ -4,6 +4,7 @@ use kiln_ir::DType;
 use kiln_ir::math::{Function, Width, c};
 
 use super::narrow::{memory_vector, narrowed};
+use super::windows::has_second;
 use super::{Emitter, Level, memory_type, suffix, vector_type};
 use crate::index::{ExprId, Index, Term};
 use crate::loops::{ExprKind, Operation, Reduction};
@@ -38,7 +39,7 @@ impl<'k> Emitter<'k> {
     }
 
     /// A vector as it comes from memory (`u8v` for truth values) as a value.
-    fn as_value(&self, dtype: DType, vector: &str) -> String {
+    pub(super) fn as_value(&self, dtype: DType, vector: &str) -> String {
         match (dtype, self.mask) {
             (narrow, _) if narrow.is_narrow() => format!("kiln_widen_{narrow}({vector})"),
             (DType::Bool, 4) => format!("kiln_mask_f32_from_bool({vector})"),
@@ -300,9 +301,11 @@ impl<'k> Emitter<'k> {
         }
         let vector = self.kernel.vector_axis();
         let plain = index.terms.iter().all(|(t, _)| matches!(t, Term::Axis(_)));
-        if plain && index.factor(vector) == 1 {
+        if plain {
             let text = self.index_text(id, index, None, &|_, _| true);
-            return format!("kiln_iota_{suffix}() + {cast}({text} + {constant})");
+            let along = index.terms.iter().position(|(t, factor)| *t == Term::Axis(vector) && *factor != 1);
+            let step = along.map(|t| format!(" * {cast}{}", self.stride(id, t, &index.terms[t].1)));
+            return format!("kiln_iota_{suffix}(){} + {cast}({text} + {constant})", step.unwrap_or_default());
         }
         let name = format!("x{id}");
         let text = self.index_text(id, index, Some("l"), &|_, _| true);
@@ -326,15 +329,24 @@ impl<'k> Emitter<'k> {
             return self.splat_memory(dtype, &format!("b{buffer}[{text}]"));
         }
         let pointer = format!("p{id}");
+        if self.lane_varies[id]
+            && let Some((inner, most)) = self.border(index)
+        {
+            return self.load_border(id, dtype, index, (inner, most), before, indent);
+        }
         let (text, class) = self.moving(id, index, self.lane_varies[id]);
         match class {
+            Class::Second if has_second(dtype) => {
+                format!("kiln_second_{}({pointer} + {text}, count)", suffix(dtype))
+            }
             Class::Same => self.splat_memory(dtype, &format!("{pointer}[{text}]")),
             Class::Next => {
                 let read = if self.streams { "stream" } else { "read" };
                 self.read.push(id);
                 self.as_value(dtype, &format!("kiln_{read}_{}({pointer} + {text}, count)", suffix(dtype)))
             }
-            Class::Scattered => {
+            Class::Scattered | Class::Second => {
+                let text = self.lane_text(id, index);
                 let name = format!("x{id}");
                 let ty = memory_vector(dtype);
                 before.push_str(&format!(
@@ -355,12 +367,19 @@ impl<'k> Emitter<'k> {
         let plain = index.terms.iter().all(|(t, _)| match t {
             Term::Axis(_) => true,
             Term::Value(v, _) => !self.lane_varies[*v],
-            Term::Div(inner, _) | Term::Mod(inner, _) => !inner.mentions(vector),
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => !inner.mentions(vector),
         });
-        if plain && index.factor(vector) == 1 {
-            return (self.index_text(access, index, None, &wanted), Class::Next);
-        }
-        (self.index_text(access, index, Some("l"), &wanted), Class::Scattered)
+        let class = match index.factor(vector) {
+            1 if plain => Class::Next,
+            2 if plain => Class::Second,
+            _ => Class::Scattered,
+        };
+        (self.index_text(access, index, None, &wanted), class)
+    }
+
+    /// The part of an index that changes inside an item, for lane `l`.
+    pub(super) fn lane_text(&mut self, access: usize, index: &'k Index) -> String {
+        self.index_text(access, index, Some("l"), &|this, term| !this.is_fixed(term))
     }
 
     /// The declaration of the pointer through which an access goes: everything that is fixed within an item.
@@ -388,7 +407,8 @@ impl<'k> Emitter<'k> {
             Class::Next => {
                 format!("{indent}kiln_write_{}(q{store} + {text}, {value}, count);\n", suffix(dtype))
             }
-            Class::Same | Class::Scattered => {
+            Class::Same | Class::Second | Class::Scattered => {
+                let text = self.lane_text(access, &s.index);
                 let ty = memory_vector(dtype);
                 format!(
                     "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) q{store}[{text}] = x[l]; }}\n"
@@ -416,5 +436,7 @@ impl<'k> Emitter<'k> {
 enum Class {
     Same,
     Next,
+    /// Every second element.
+    Second,
     Scattered,
 }

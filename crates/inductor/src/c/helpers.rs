@@ -11,7 +11,7 @@ use crate::plan::KernelSource;
 pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> String {
     let uses = |name: &str| kernels.iter().any(|k| k.code.contains(name));
     let mut out = String::new();
-    if uses("kiln_turn") {
+    if uses("kiln_turn") || uses("kiln_second") || uses("kiln_border") {
         out.push_str(
             "#if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -23,7 +23,11 @@ pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> Str
     }
     let iota: Vec<String> = (0..lanes).map(|i| i.to_string()).collect();
     let iota = iota.join(", ");
-    let all: [(&str, String); 4] = [
+    let all: [(&str, String); 5] = [
+        (
+            "kiln_clamp",
+            "KILN_INLINE long kiln_clamp(long x, long most) { return x < 0 ? 0 : x > most ? most : x; }\n".into(),
+        ),
         (
             "kiln_number",
             "KILN_INLINE double kiln_number(unsigned long bits) { double x; __builtin_memcpy(&x, &bits, 8); return x; }\n"
@@ -56,7 +60,7 @@ pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> Str
         ),
     ];
     for (name, text) in all {
-        if uses(name) {
+        if uses(name) || name == "kiln_clamp" && uses("kiln_border") {
             out.push_str(&text);
         }
     }
@@ -99,6 +103,13 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
 }}
 "
             );
+        }
+        let has_border = uses(&format!("kiln_border_{suffix}"));
+        if has_border || uses(&format!("kiln_second_{suffix}")) {
+            out.push_str(&super::windows::second(vector, scalar, suffix, isa, lanes));
+        }
+        if has_border {
+            out.push_str(&super::windows::border(vector, scalar, suffix, isa, lanes));
         }
         for half in (0..lanes.ilog2()).map(|bit| 1usize << bit) {
             let name = format!("kiln_turn{half}_{suffix}");

@@ -19,6 +19,7 @@ mod folds;
 mod helpers;
 mod narrow;
 mod stages;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -91,6 +92,8 @@ struct Emitter<'k> {
     /// Names of the numbers inside quotients, by where they stand in the kernel; `None` if they are part of the
     /// text.
     inner_names: Option<BTreeMap<*const i64, String>>,
+    /// Names of the last positions that clamped ones may be, by where they stand in the kernel.
+    last_names: BTreeMap<*const i64, String>,
     /// Functions written so far.
     bodies: String,
     uses_status: bool,
@@ -153,6 +156,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         outer_names: BTreeMap::new(),
         stride_names: BTreeMap::new(),
         inner_names: options.general.then(BTreeMap::new),
+        last_names: BTreeMap::new(),
         bodies: String::new(),
         uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { .. })),
         streams: false,
@@ -345,7 +349,9 @@ impl<'k> Emitter<'k> {
         match term {
             Term::Axis(a) => !moves(*a),
             Term::Value(v, _) => matches!(self.levels[*v], Level::Call | Level::Item),
-            Term::Div(inner, _) | Term::Mod(inner, _) => inner.terms.iter().all(|(t, _)| self.is_fixed(t)),
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => {
+                inner.terms.iter().all(|(t, _)| self.is_fixed(t))
+            }
         }
     }
 
@@ -402,6 +408,9 @@ impl<'k> Emitter<'k> {
             Term::Mod(inner, d) => {
                 format!("(({}) % {})", self.inner_index(inner, lane), self.inner_number(d))
             }
+            Term::Clamp(inner, most) => {
+                format!("kiln_clamp({}, {})", self.inner_index(inner, lane), self.last_position(most))
+            }
         }
     }
 
@@ -413,6 +422,17 @@ impl<'k> Emitter<'k> {
         }
         let name = self.number(format!("d{}", names.len()), number);
         self.inner_names.get_or_insert_default().insert(std::ptr::from_ref(number), name.clone());
+        name
+    }
+
+    /// The last position that a clamped one may be. It is no divisor, so nothing is gained by having it in the text.
+    fn last_position(&mut self, most: &'k i64) -> String {
+        let at = std::ptr::from_ref(most);
+        if let Some(name) = self.last_names.get(&at) {
+            return name.clone();
+        }
+        let name = self.number(format!("m{}", self.last_names.len()), most);
+        self.last_names.insert(at, name.clone());
         name
     }
 

@@ -144,7 +144,9 @@ impl Emitter<'_> {
         };
         let mut kept = BTreeMap::new();
         let mut left: usize = ids.iter().map(|&id| instructions(id)).sum();
-        if left < LONG || !self.staged {
+        let is_long =
+            |id: &ExprId| matches!(&self.kernel.exprs[*id].kind, ExprKind::Apply(op, _) if op.cost() > 0);
+        if left < LONG || !self.staged || !ids.iter().any(is_long) {
             return kept;
         }
         let last_use = self.last_uses(ids, results);

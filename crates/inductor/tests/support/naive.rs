@@ -226,6 +226,23 @@ fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, St
             }
             make(dtype, shape, |i| Scalar::Float(sum[fold(i, shape)]))
         }
+        Op::MaxPool2dIndices { kernel, stride, padding, dilation, .. } => make(dtype, shape, |i| {
+            let x = t(0);
+            let mut best: Option<(f64, usize)> = None;
+            for tap in 0..kernel[0] * kernel[1] {
+                let tap = [tap / kernel[1], tap % kernel[1]];
+                // Positions before the first element wrap around, and are behind the last.
+                let at =
+                    [0, 1].map(|d| (i[d + 2] * stride[d] + tap[d] * dilation[d]).wrapping_sub(padding[d]));
+                if at[0] < x.shape[2] && at[1] < x.shape[3] {
+                    let found = x.get(&[i[0], i[1], at[0], at[1]]).as_f64();
+                    if best.is_none_or(|(largest, _)| found > largest || found.is_nan()) {
+                        best = Some((found, at[0] * x.shape[3] + at[1]));
+                    }
+                }
+            }
+            Scalar::Int(best.map_or(0, |(_, place)| place as i64))
+        }),
         Op::Full { .. } => make(dtype, shape, |_| s(0)),
         Op::Arange { .. } => make(dtype, shape, |i| match dtype {
             dtype if !dtype.is_float() => Scalar::Int(s(0).as_i64() + i[0] as i64 * s(1).as_i64()),
