@@ -28,7 +28,7 @@ use kiln_ir::math::{Function, Width};
 
 use crate::Options;
 use crate::index::{AxisId, ExprId, Index, Term};
-use crate::loops::{ExprKind, Kernel, Mode, Reduction};
+use crate::loops::{ExprKind, Kernel, Mode, Reduction, Store};
 
 pub(crate) use arguments::{Arguments, CHUNK, Launch};
 pub(crate) use helpers::helpers;
@@ -154,7 +154,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         stride_names: BTreeMap::new(),
         inner_names: options.general.then(BTreeMap::new),
         bodies: String::new(),
-        uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { .. })),
+        uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { code: 1.., .. })),
         streams: false,
         read: Vec::new(),
         ahead: Vec::new(),
@@ -220,8 +220,9 @@ impl<'k> Emitter<'k> {
             .kernel
             .stores
             .iter()
-            .filter(|s| !matches!(self.kernel.exprs[s.value].kind, ExprKind::Fold(..)))
-            .map(|s| self.depths[s.value] + usize::from(self.is_whole(&s.index, s.value)));
+            .enumerate()
+            .filter(|(_, s)| !matches!(self.kernel.exprs[s.value].kind, ExprKind::Fold(..)))
+            .map(|(s, _)| self.store_depth(s) + usize::from(self.is_whole(s)));
         let reductions =
             (0..self.kernel.exprs.len()).filter(|&e| self.is_reduction(e)).map(|e| self.depths[e]);
         stores.chain(reductions).max().unwrap_or(0)
@@ -231,10 +232,23 @@ impl<'k> Emitter<'k> {
         matches!(self.kernel.exprs[expr].kind, ExprKind::Reduce(..))
     }
 
-    /// Whether a store happens inside the inner loops.
-    fn is_whole(&self, index: &Index, value: ExprId) -> bool {
+    /// Whether a store happens inside the inner loops. A scatter does, whatever it puts where.
+    fn is_whole(&self, store: usize) -> bool {
+        let Store { index, value, .. } = &self.kernel.stores[store];
         let inner = (0..self.kernel.axes.len()).any(|a| self.kernel.axes[a].inner && index.mentions(a));
-        inner || self.levels[value] == Level::Body && self.kernel.mode != Mode::Columns
+        let is_body = self.levels[*value] == Level::Body && self.kernel.mode != Mode::Columns;
+        inner || is_body || self.kernel.stores[store].is_scatter()
+    }
+
+    /// The passes that must be complete before a store.
+    fn store_depth(&self, store: usize) -> usize {
+        let operands = self.kernel.stores[store].operands();
+        operands.into_iter().map(|operand| self.depths[operand]).max().unwrap_or(0)
+    }
+
+    /// What stores need to be computed.
+    fn stored(&self, stores: &[usize]) -> Vec<ExprId> {
+        stores.iter().flat_map(|&s| self.kernel.stores[s].operands()).collect()
     }
 
     /// The reductions and stores of a pass.
@@ -248,12 +262,7 @@ impl<'k> Emitter<'k> {
             }
         }
         let stores = (0..self.kernel.stores.len())
-            .filter(|&s| {
-                let store = &self.kernel.stores[s];
-                !self.is_fold(s)
-                    && self.is_whole(&store.index, store.value)
-                    && self.depths[store.value] == pass
-            })
+            .filter(|&s| !self.is_fold(s) && self.is_whole(s) && self.store_depth(s) == pass)
             .collect();
         (reductions, stores)
     }
@@ -297,8 +306,7 @@ impl<'k> Emitter<'k> {
         let mut first: BTreeMap<ExprId, usize> = BTreeMap::new();
         for pass in 0..=passes {
             let (reductions, stores) = self.sinks(pass);
-            let roots =
-                reductions.iter().map(|r| r.2).chain(stores.iter().map(|&s| self.kernel.stores[s].value));
+            let roots = reductions.iter().map(|r| r.2).chain(self.stored(&stores));
             // What is folded is computed when everything else of a row is.
             let roots: Vec<ExprId> = if pass < passes { roots.collect() } else { self.folded() };
             let known =
