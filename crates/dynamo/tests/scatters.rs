@@ -99,7 +99,8 @@ const CASES: [(&[usize], usize, usize); 10] = [
 #[test]
 fn scatters_are_loops_and_bits_are_eagers() {
     for (case, (shape, dim, count)) in CASES.into_iter().enumerate() {
-        for layout in LAYOUTS {
+        let layouts = if case % 3 == 1 { &LAYOUTS[..] } else { &LAYOUTS[..1] };
+        for &layout in layouts {
             let mut from = shape.to_vec();
             from[dim] = count;
             let x = laid(&numbers(shape, DType::F32, 1), layout);
@@ -265,7 +266,8 @@ fn scans_are_loops_and_bits_are_eagers() {
         (&[600, 20], 0),
     ];
     for (shape, dim) in shapes {
-        for layout in LAYOUTS {
+        let layouts = if shape.len() == 3 { &LAYOUTS[..] } else { &LAYOUTS[..1] };
+        for &layout in layouts {
             let x = laid(&numbers(shape, DType::F32, 1), layout);
             let what = format!("{shape:?} {dim} {layout}");
             let explained = agree(&what, || {

@@ -499,10 +499,11 @@ impl Kernel {
         out
     }
 
-    /// Bytes per lane of the widest element.
+    /// Bytes per lane of the widest element. What is the same in all lanes takes no room in vectors.
     pub fn widest(&self) -> usize {
-        let exprs = self.exprs.iter().map(|e| e.dtype.size());
-        exprs.chain(self.buffers.iter().map(|b| b.size())).max().unwrap_or(4)
+        let varies = self.varies(|axis| axis == self.vector_axis());
+        let exprs = self.exprs.iter().zip(varies).filter(|(_, varies)| *varies).map(|(e, _)| e.dtype.size());
+        exprs.chain(self.stores.iter().map(|store| self.buffers[store.buffer].size())).max().unwrap_or(4)
     }
 
     /// Drops expressions that nothing needs and numbers the rest anew; buffers and scalars likewise. Returns

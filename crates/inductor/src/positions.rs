@@ -31,9 +31,23 @@ impl Lowering<'_> {
             Op::Ge {} => Operation::Ge,
             _ => return None,
         };
+        let is_position = |&expr: &ExprId| {
+            matches!(self.builder.exprs.get(expr).map(|expr| &expr.kind), Some(ExprKind::Position(_)))
+        };
+        let is_equality = matches!(operation, Operation::Eq | Operation::Ne);
+        if !exprs.iter().all(is_position) && !(is_equality && exprs.iter().any(is_position)) {
+            return None;
+        }
         let mut positions: SmallVec<[ExprId; 3]> = SmallVec::new();
         for &expr in exprs {
-            let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else { return None };
+            let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else {
+                // Whatever is not exact is no position: those are all below.
+                if self.builder.exprs[expr].dtype != DType::I64 {
+                    return None;
+                }
+                positions.push(self.builder.convert(expr, DType::F32));
+                continue;
+            };
             let index = index.clone();
             let exact = index.constant > -EXACT && index.largest(&self.extents)? < EXACT;
             exact.then_some(())?;

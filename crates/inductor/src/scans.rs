@@ -12,7 +12,7 @@
 //!
 //! A scan from the end is a scan of a space that is gone through from the end ([`Space::reversed`]).
 
-use kiln_ir::{DType, Value};
+use kiln_ir::{Class, DType, Op, Value};
 use smallvec::smallvec;
 
 use crate::WhyNot;
@@ -29,6 +29,18 @@ pub(crate) struct Running {
 }
 
 impl Lowering<'_> {
+    /// Whether a value is computed where it is needed, and not only looked at.
+    fn is_work(&self, value: Value) -> bool {
+        let Some(node) = self.cx.graph.producer(value) else { return false };
+        if self.cx.stored.contains(&value) || !is_inlined(&node.op) {
+            return false;
+        }
+        match node.op {
+            Op::Full { .. } | Op::Arange { .. } => false,
+            _ => node.op.row().class != Class::View || node.args.iter().any(|&arg| self.is_work(arg)),
+        }
+    }
+
     /// The scan `value` of `x` at an index.
     pub(crate) fn scan(
         &mut self,
@@ -67,8 +79,7 @@ impl Lowering<'_> {
         if space.is_tall() && !self.is_whole() {
             return refuse(value, few_rows(value));
         }
-        let is_computed = self.cx.graph.producer(x).is_some_and(|node| is_inlined(&node.op));
-        if space.is_tall() && is_computed && !self.cx.stored.contains(&x) {
+        if space.is_tall() && self.is_work(x) {
             // The few rows of a scan go to as few threads; what it adds up has more of them.
             return refuse(x, few_rows(x));
         }

@@ -290,13 +290,18 @@ impl<'k> Emitter<'k> {
             ExprKind::Bounded { value, size, code } => {
                 let size = self.stride(id, usize::MAX, size);
                 let name = format!("x{id}");
-                let lanes = if self.lane_varies[id] { "count" } else { "1" };
                 // Another kernel reports it.
                 let report = if *code == 0 { String::new() } else { format!(" *status = {code};") };
+                if !self.lane_varies[id] {
+                    before.push_str(&format!(
+                        "{indent}long long {name} = v{value}[0];\n{indent}if ((unsigned long){name} >= (unsigned long){size}) {{ {name} = 0;{report} }}\n"
+                    ));
+                    return format!("kiln_splat_i64({name})");
+                }
                 before.push_str(&format!(
-                    "{indent}i64v {name} = v{value};\n{indent}for (long l = 0; l < {lanes}; l++) if ((unsigned long){name}[l] >= (unsigned long){size}) {{ {name}[l] = 0;{report} }}\n"
+                    "{indent}i64v {name} = v{value};\n{indent}for (long l = 0; l < count; l++) if ((unsigned long){name}[l] >= (unsigned long){size}) {{ {name}[l] = 0;{report} }}\n"
                 ));
-                if self.lane_varies[id] { name } else { format!("kiln_splat_i64({name}[0])") }
+                name
             }
         }
     }

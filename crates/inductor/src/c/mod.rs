@@ -28,7 +28,7 @@ use kiln_ir::math::{Function, Width};
 
 use crate::Options;
 use crate::index::{AxisId, ExprId, Index, Term};
-use crate::loops::{ExprKind, Kernel, Mode, Reduction, Store};
+use crate::loops::{Expr, ExprKind, Kernel, Mode, Reduction, Store};
 
 pub(crate) use arguments::{Arguments, CHUNK, Launch};
 pub(crate) use helpers::helpers;
@@ -131,9 +131,23 @@ fn suffix(dtype: DType) -> &'static str {
     dtype.name()
 }
 
+/// Whether a kernel goes along its rows element by element: a scan does so anyway, and where there is little else to
+/// compute, taking vectors apart and putting them together would take longer than the scan.
+fn runs_by_elements(kernel: &Kernel) -> bool {
+    let is_cheap = |expr: &Expr| match &expr.kind {
+        ExprKind::Apply(op, _) => op.cost() == 0,
+        ExprKind::Reduce(..) => false,
+        _ => true,
+    };
+    kernel.mode == Mode::Rows && kernel.has_scans() && kernel.exprs.iter().all(is_cheap)
+}
+
 /// Writes a kernel.
 pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
-    let lanes = options.isa.lanes(kernel.widest().max(4));
+    let lanes = match runs_by_elements(kernel) {
+        true => 1,
+        false => options.isa.lanes(kernel.widest().max(4)),
+    };
     let has_f32 = kernel.exprs.iter().any(|e| e.dtype == DType::F32) || kernel.buffers.contains(&DType::F32);
     let wide = kernel.exprs.iter().any(|e| e.dtype.size() == 8);
     let mut this = Emitter {
