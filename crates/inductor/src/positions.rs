@@ -19,7 +19,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A comparison of positions, in single precision if that is exact: vectors then are as wide as those of the
+    /// A comparison of positions, or whether an index is one, in single precision if that is exact: vectors then are as wide as those of the
     /// numbers that the mask is for.
     pub(crate) fn compared_positions(&mut self, op: &Op, exprs: &[ExprId]) -> Option<ExprId> {
         let operation = match op {
@@ -35,7 +35,8 @@ impl Lowering<'_> {
             matches!(self.builder.exprs.get(expr).map(|expr| &expr.kind), Some(ExprKind::Position(_)))
         };
         let is_equality = matches!(operation, Operation::Eq | Operation::Ne);
-        if !exprs.iter().all(is_position) && !(is_equality && exprs.iter().any(is_position)) {
+        let fits = exprs.iter().all(is_position) || is_equality && exprs.iter().any(is_position);
+        if !fits {
             return None;
         }
         let mut positions: SmallVec<[ExprId; 3]> = SmallVec::new();

@@ -262,7 +262,7 @@ impl Emitter<'_> {
         for &(id, scan) in &scans {
             let ty = memory_type(self.kernel.exprs[id].dtype);
             more.push(format!("{ty} *s{id}"));
-            let _ = writeln!(out, "        {ty} s{id} = {};", scan.start());
+            let _ = writeln!(out, "        {ty} s{id}_{pass} = {};", scan.start());
         }
         let body = self.body(&format!("pass{pass}"), &text, &locals, &more);
 
@@ -283,7 +283,7 @@ impl Emitter<'_> {
         out.push_str(&open);
         let addresses = |u: usize| -> Vec<String> {
             let accumulators = reductions.iter().map(|r| format!("&a{}_{u}", r.0));
-            accumulators.chain(scans.iter().map(|s| format!("&s{}", s.0))).collect()
+            accumulators.chain(scans.iter().map(|s| format!("&s{}_{pass}", s.0))).collect()
         };
         // Blocks of sums are added up separately: rounding errors grow with the block, not with the row.
         let _ = match has_sum {

@@ -134,12 +134,16 @@ fn suffix(dtype: DType) -> &'static str {
 /// Whether a kernel goes along its rows element by element: a scan does so anyway, and where there is little else to
 /// compute, taking vectors apart and putting them together would take longer than the scan.
 fn runs_by_elements(kernel: &Kernel) -> bool {
+    let is_plain = |dtype: DType| matches!(dtype, DType::F32 | DType::F64 | DType::I64);
     let is_cheap = |expr: &Expr| match &expr.kind {
-        ExprKind::Apply(op, _) => op.cost() == 0,
+        ExprKind::Apply(op, _) => op.cost() == 0 && is_plain(expr.dtype),
         ExprKind::Reduce(..) => false,
-        _ => true,
+        _ => is_plain(expr.dtype),
     };
-    kernel.mode == Mode::Rows && kernel.has_scans() && kernel.exprs.iter().all(is_cheap)
+    kernel.mode == Mode::Rows
+        && kernel.has_scans()
+        && kernel.exprs.iter().all(is_cheap)
+        && kernel.buffers.iter().all(|&dtype| is_plain(dtype))
 }
 
 /// Writes a kernel.
