@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
-use kiln_dynamo::{Backend, Compile, Explanation};
+use kiln_dynamo::{Backend, Compile, Explanation, Numerics};
 use kiln_ir::Why;
 use kiln_tensor::{DType, Device, Error, Result, Tensor};
 
@@ -174,6 +174,34 @@ fn scatters_into_what_others_made() {
         Ok(vec![twice.mul(&kept)?, again, kept])
     });
     assert!(!has_library_step(&explained, "index"));
+}
+
+/// The gradient of a table that is used twice is added up where the larger part of it is; with strict numerics as it
+/// is eagerly.
+#[test]
+fn gradients_of_a_table_that_is_used_twice() -> Result<()> {
+    let (table, tokens) = (numbers(&[800, 70], DType::F32, 1), indices(&[90], 800, 3));
+    let run = |compile: Option<Compile>| -> Result<(Vec<f32>, usize)> {
+        let table = table.clone_tensor()?;
+        table.requires_grad_(true)?;
+        let step = || table.embedding(&tokens)?.tanh()?.matmul(&table.t()?)?.sum()?.backward();
+        let Some(region) = compile.map(Compile::region) else {
+            step()?;
+            return Ok((table.grad().unwrap().to_vec()?, 0));
+        };
+        region.run(step)?;
+        let graphs = region.explain().graphs;
+        let bytes = graphs.iter().map(|graph| graph.bytes_read + graph.bytes_written).sum();
+        Ok((table.grad().unwrap().to_vec()?, bytes))
+    };
+    let (want, _) = run(None)?;
+    let (strict, more) = run(Some(Compile::new().numerics(Numerics::Strict)))?;
+    let (got, bytes) = run(Some(Compile::new()))?;
+    for made in [strict, got] {
+        assert!(made.iter().zip(&want).all(|(a, b)| (a - b).abs() <= 1e-4 * (1.0 + b.abs())));
+    }
+    assert!(bytes + 4 * 800 * 70 <= more, "{bytes} bytes moved, {more} with strict numerics");
+    Ok(())
 }
 
 #[test]
