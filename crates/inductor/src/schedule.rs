@@ -96,12 +96,15 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
     let size = |index: &Index| -> f64 {
         (0..kernel.axes.len()).filter(|&a| index.mentions(a)).map(|a| kernel.axes[a].extent as f64).product()
     };
+    let has_scans = kernel.has_scans();
     let score = |axis: AxisId| -> f64 {
         let sum: f64 = accesses
             .iter()
             .map(|(index, bytes)| match (index.factor(axis), index.is_nested(axis)) {
                 (1, false) => size(index) * *bytes as f64,
                 (0, false) => 0.0,
+                // A scan from the end goes along its rows, too.
+                (-1, false) if has_scans => size(index) * *bytes as f64,
                 _ => -size(index) * *bytes as f64,
             })
             .sum();
