@@ -37,6 +37,8 @@ struct Assembler<'f, 'g> {
     options: &'f Options,
     /// Names of kernels that there must not be.
     refused: &'f [String],
+    /// Whether one of them scatters: its ops alone would not put their results where they belong.
+    refused_scatters: bool,
     buffers: Vec<BufferPlan>,
     inputs: Vec<Option<BufferId>>,
     outputs: Vec<BufferId>,
@@ -89,6 +91,8 @@ pub(crate) struct Assembled {
     /// By step, the loops of its kernel (not those of tables).
     pub loops: Vec<Option<Loops>>,
     pub in_place: Vec<InPlace>,
+    /// Whether there is a kernel that there must not be, since it scatters.
+    pub refused_scatters: bool,
 }
 
 pub(crate) fn assemble(
@@ -103,6 +107,7 @@ pub(crate) fn assemble(
         order,
         options,
         refused,
+        refused_scatters: false,
         buffers: Vec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),
@@ -223,6 +228,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
         }
         if let Some(&id) = self.homes.get(&value) {
             return id;
+        }
+        if let Some(of) = self.fusion.scatters.surrounded(value) {
+            return self.home(of);
         }
         if let Some(id) = self.fusion.windows.get(&value).and_then(|&write| self.input_of(write)) {
             self.homes.insert(value, id);
@@ -349,10 +357,15 @@ impl<'f, 'g> Assembler<'f, 'g> {
         for (r, root) in fusion.groups[group].lowered.roots.iter().enumerate() {
             let shape = self.tensor(root.value).shape;
             for (buffer, offset, strides) in self.places(root) {
-                let mut index = Index::default();
-                for (i, &stride) in root.index.iter().zip(&strides) {
+                let scatter = fusion.scatters.get(root.value).zip(root.place.as_ref());
+                let mut index = match scatter {
+                    Some((scatter, place)) => scatter.target(&root.index, place, &strides),
+                    None => Index::default(),
+                };
+                for (i, &stride) in root.index.iter().zip(&strides).filter(|_| scatter.is_none()) {
                     index.add_scaled(i, stride as i64);
                 }
+                let adds = scatter.is_some_and(|(scatter, _)| scatter.adds);
                 let dtype = self.buffers[buffer.index()].ty.dtype;
                 let mut value = root.expr;
                 if kernel.exprs[value].dtype != dtype.computing() {
@@ -366,7 +379,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let offset = offset + std::mem::take(&mut index.constant);
                 slots.push(BufferRef { buffer, offset });
                 kernel.buffers.push(dtype);
-                kernel.stores.push(Store { buffer: slots.len() - 1, index, value });
+                kernel.stores.push(Store { buffer: slots.len() - 1, index, value, adds });
             }
         }
         (written, views)
@@ -428,7 +441,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
     ) {
         let (parts, partial) = finish(kernel);
         let emitted: Vec<c::Emitted> = parts.iter().map(|part| c::emit(&part.kernel, self.options)).collect();
-        if emitted.iter().any(|emitted| self.is_refused(emitted)) {
+        let scatters = lowered.roots.iter().any(|root| root.place.is_some());
+        let is_refused = emitted.iter().any(|emitted| self.is_refused(emitted));
+        self.refused_scatters |= is_refused && scatters;
+        if is_refused && !scatters {
             let roots: Vec<Value> = lowered.roots.iter().map(|root| root.value).collect();
             let ops = self.ops(&lowered.nodes);
             if self.eager(&roots, Of::Kernel, outs, ops, (bytes_read, bytes_written)) {
@@ -826,6 +842,11 @@ impl<'f, 'g> Assembler<'f, 'g> {
             isa: self.options.isa,
             report: Report { steps: self.reports, why_not },
         };
-        Assembled { plan, loops: self.loops, in_place: self.in_place }
+        Assembled {
+            plan,
+            loops: self.loops,
+            in_place: self.in_place,
+            refused_scatters: self.refused_scatters,
+        }
     }
 }

@@ -41,6 +41,7 @@ impl Space {
         let [rows, columns] = self.0[..] else { return None };
         let fits = !columns.inner
             && rows.inner
+            && !rows.reversed
             && rows.count >= FEWEST_ROWS
             && (SHORTEST_ROW..=LONGEST_ROW).contains(&columns.count);
         let mut turned = self.clone();

@@ -11,9 +11,10 @@ use smallvec::SmallVec;
 
 use crate::elements::Elements;
 use crate::folds;
-use crate::lower::{Context, Lowered, Refusal, Space, is_inlined, is_library, lower_group};
+use crate::lower::{Context, Lowered, Lowering, Refusal, is_inlined, is_library, lower_group};
 use crate::pooling;
 use crate::reach::Reach;
+use crate::scatters::Scatters;
 use crate::table::Table;
 use crate::views::{BatchView, View, batch_of, is_row_major, view_of};
 use crate::{Layout, Tuning, WhyNot};
@@ -61,6 +62,7 @@ pub(crate) struct Fusion<'g> {
     pub elements: Elements,
     /// Results of `slice_scatter` and `index_copy` that lie in the input that a write-back names.
     pub windows: FxHashMap<Value, usize>,
+    pub scatters: Scatters,
     tuning: Tuning,
     /// Values with a buffer of their own.
     pub stored: FxHashSet<Value>,
@@ -92,6 +94,7 @@ pub(crate) fn fuse<'g>(
     layouts: &'g [Layout],
     elements: Elements,
     windows: FxHashMap<Value, usize>,
+    scatters: Scatters,
     tuning: Tuning,
 ) -> Fusion<'g> {
     let mut this = Fusion {
@@ -99,6 +102,7 @@ pub(crate) fn fuse<'g>(
         layouts,
         elements,
         windows,
+        scatters,
         tuning,
         stored: FxHashSet::default(),
         targets: FxHashMap::default(),
@@ -129,7 +133,7 @@ pub(crate) fn fuse<'g>(
     this
 }
 
-fn live_nodes(graph: &Graph) -> Vec<bool> {
+pub(crate) fn live_nodes(graph: &Graph) -> Vec<bool> {
     let mut live = vec![false; graph.nodes.len()];
     let mark = |live: &mut Vec<bool>, v: Value| {
         if let Def::Node { node, .. } = graph.def(v) {
@@ -206,6 +210,16 @@ impl<'g> Fusion<'g> {
                 continue;
             }
             match &node.op {
+                _ if self.scatters.makes(node.outs[0]) => {
+                    let of = node.outs[0];
+                    let ty = self.graph.ty(of).as_tensor();
+                    let strides = ty.map(|ty| ty.shape.contiguous_strides()).unwrap_or_default();
+                    let (base, src) = (node.args[0], node.args[2]);
+                    if self.scatters.surrounded(base).is_none() {
+                        self.add_target(base, Target::Part { of, offset: 0, strides: strides.clone() });
+                    }
+                    self.add_target(src, Target::Part { of, offset: 0, strides });
+                }
                 op if is_library(graph, node) || matches!(op, Op::List {}) => {
                     for &arg in &node.args {
                         if !self.is_tensor(arg) {
@@ -286,7 +300,7 @@ impl<'g> Fusion<'g> {
     }
 
     fn context(&self) -> Context<'_> {
-        Context { graph: self.graph, layouts: self.layouts, stored: &self.stored }
+        Context { graph: self.graph, layouts: self.layouts, stored: &self.stored, scatters: &self.scatters }
     }
 
     /// Lowers every root on its own, storing what must be stored for that.
@@ -298,7 +312,8 @@ impl<'g> Fusion<'g> {
             let mut changed = false;
             for &root in roots.iter().filter(|r| !done.contains_key(*r)).collect::<Vec<_>>() {
                 let shape = self.graph.ty(root).as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
-                match lower_group(&self.context(), &[root], &[], &Space::of(&shape, &[])) {
+                let space = Lowering::own_space(&self.scatters, root, &shape);
+                match lower_group(&self.context(), &[root], &[], &space) {
                     Ok(lowered) => {
                         done.insert(root, Group { roots: vec![root], folds: Vec::new(), lowered });
                     }
@@ -499,7 +514,19 @@ impl<'g> Fusion<'g> {
         out
     }
 
-    /// The kernels that fill the rest of a `slice_scatter` before these roots are put into their window.
+    /// What surrounds a value's elements in the buffer of `of`, and is there before them: a window's of a
+    /// `slice_scatter`, or those of a scatter.
+    fn surroundings(&self, of: Value, root: Value) -> Option<Value> {
+        let node = self.graph.producer(of)?;
+        let window = match node.op {
+            Op::SliceScatter { .. } => node.args[1],
+            _ if self.scatters.makes(of) => node.args[2],
+            _ => return None,
+        };
+        (window == root && node.args[0] != root).then_some(node.args[0])
+    }
+
+    /// The steps that fill the rest of a `slice_scatter` before these roots are put into their window.
     fn overwritten(
         &self,
         roots: &[Value],
@@ -511,17 +538,15 @@ impl<'g> Fusion<'g> {
         for root in roots {
             for target in self.targets.get(root).into_iter().flatten() {
                 let Target::Part { of, .. } = target else { continue };
-                let Some(node) = self.graph.producer(*of) else { continue };
-                if matches!(node.op, Op::SliceScatter { .. })
-                    && node.args[1] == *root
-                    && node.args[0] != *root
-                {
-                    for &u in producers.get(of).into_iter().flatten() {
-                        if let Unit::Kernel(g) = &units[u]
-                            && groups[*g].roots.contains(&node.args[0])
-                        {
-                            out.push(u);
-                        }
+                let Some(around) = self.surroundings(*of, *root) else { continue };
+                if self.scatters.surrounded(around) == Some(*of) {
+                    out.extend(producers.get(&around).into_iter().flatten().copied());
+                }
+                for &u in producers.get(of).into_iter().flatten() {
+                    if let Unit::Kernel(g) = &units[u]
+                        && groups[*g].roots.contains(&around)
+                    {
+                        out.push(u);
                     }
                 }
             }
@@ -552,7 +577,8 @@ impl<'g> Fusion<'g> {
         let mut units: Vec<Unit> = (0..groups).map(Unit::Kernel).collect();
         units.extend((0..self.tables.len()).map(Unit::Table));
         for n in (0..self.graph.nodes.len()).filter(|&n| self.live[n]) {
-            if is_library(self.graph, &self.graph.nodes[n]) {
+            let node = &self.graph.nodes[n];
+            if is_library(self.graph, node) && !self.scatters.makes(node.outs[0]) {
                 units.push(Unit::Library(n));
             }
         }
@@ -672,12 +698,11 @@ impl<'g> Fusion<'g> {
             .find(|(root, of)| {
                 // The window of a `slice_scatter` lies over what surrounds it: in one kernel, whichever thread
                 // comes last would win.
-                let over = self.graph.producer(*of).is_some_and(|node| {
-                    matches!(node.op, Op::SliceScatter { .. })
-                        && node.args[1] == *root
-                        && node.args[0] != *root
-                        && other.roots.contains(&node.args[0])
-                });
+                let around = self.surroundings(*of, *root);
+                let fills =
+                    |target: &Target| matches!(target, Target::Part { of, .. } if Some(*of) == around);
+                let over = around.is_some_and(|around| other.roots.contains(&around))
+                    || other.roots.iter().any(|r| self.targets.get(r).into_iter().flatten().any(fills));
                 over || other.lowered.loads.contains(of)
             })
             .map(|(_, of)| of)

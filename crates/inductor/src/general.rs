@@ -67,7 +67,7 @@ impl General {
     /// Lowers a graph of prims for any sizes: no size is part of a kernel's text.
     pub fn lower(graph: &Graph, options: &Options) -> Result<General, LowerError> {
         let options = Options { general: true, ..options.clone() };
-        let Assembled { plan, loops, in_place } = assembled(graph, &options, &[])?;
+        let Assembled { plan, loops, in_place, refused_scatters: _ } = assembled(graph, &options, &[])?;
         let names = plan.kernels.iter().map(|kernel| kernel.name.clone()).collect();
         Ok(General { plan, loops, in_place: in_place.into(), names, options })
     }

@@ -5,9 +5,10 @@
 //!
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
 //!    `windows`: what is put into windows is set apart, or goes straight into an input; `products`: small matrix
-//!    products as sums; `extremes`: argmax as two reductions; all by `rewrite`);
+//!    products as sums; `extremes`: argmax as two reductions; `scatters`: what goes where an index says; all by
+//!    `rewrite`);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
-//!    expressions, `views`, `positions`, `pooling`, [`index`]; `table`: lists; `reach`: what waits for what);
+//!    expressions, `views`, `positions`, `pooling`, `scans`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
 //! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `epilogue` and `bands` (what
 //!    runs together), `temporaries` (`memory`), `scalars`; `eager`: ops of
@@ -57,6 +58,8 @@ mod reach;
 mod report;
 mod rewrite;
 mod scalars;
+mod scans;
+mod scatters;
 mod schedule;
 mod sequence;
 mod shared;
@@ -68,6 +71,8 @@ mod windows;
 
 use kiln_ir::{Graph, Ty};
 use rustc_hash::FxHashMap;
+
+use fuse::Fusion;
 
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
@@ -132,19 +137,31 @@ fn assembled(
     let (graph, apart) = lists::take_apart(graph, layouts);
     let graph = products::inline(graph, options.tuning.products);
     let graph = extremes::take_apart(windows::set_apart(graph));
+    let graph = scatters::take_apart(graph, layouts);
     let (graph, elements) = elements::take_out(graph);
     let windows = windows::into_inputs(&graph, layouts);
-    let mut fusion = fuse::fuse(&graph, layouts, elements, windows, options.tuning);
+    let (found, left) = scatters::Scatters::find(&graph, &windows);
+    let mut fusion = fuse::fuse(&graph, layouts, elements, windows, found, options.tuning);
     let mut order = order::order(&fusion);
     if fusion.windows.values().any(|write| order.late.contains(write)) {
         // What was to be put straight into an input would come before a step that may fail.
         let refused = std::mem::take(&mut order.why_not);
-        fusion = fuse::fuse(&graph, layouts, fusion.elements, FxHashMap::default(), options.tuning);
+        let (elements, found) = (fusion.elements, fusion.scatters);
+        fusion = fuse::fuse(&graph, layouts, elements, FxHashMap::default(), found, options.tuning);
         order = order::order(&fusion);
         order.why_not.extend(refused);
     }
-    fusion.why_not.extend(apart);
-    Ok(assemble::assemble(&fusion, &order, options, refused))
+    fusion.why_not.extend(apart.into_iter().chain(left));
+    let assembled = assemble::assemble(&fusion, &order, options, refused);
+    if !assembled.refused_scatters {
+        return Ok(assembled);
+    }
+    // No compiler wants a kernel that scatters: they are all library steps then.
+    let Fusion { elements, windows, why_not, .. } = fusion;
+    let none = scatters::Scatters::default();
+    let mut fusion = fuse::fuse(&graph, layouts, elements, windows, none, options.tuning);
+    fusion.why_not.extend(why_not);
+    Ok(assemble::assemble(&fusion, &order::order(&fusion), options, refused))
 }
 
 fn check(graph: &Graph, options: &Options) -> Result<(), LowerError> {

@@ -6,13 +6,17 @@
 //! expr     = scalar | literal | load buffer[index] | position index | operation(exprs)
 //!          | sum(expr) | max(expr)                    over all inner axes
 //!          | fold_sum(expr) | fold_max(expr)          over all outer axes
+//!          | scan_sum(expr) | scan_product(expr)      over the inner axes so far
 //!          | bounded(expr, size)                      an index checked against a size
-//! store    = buffer[index] <- expr
+//! store    = buffer[index] <- expr | buffer[index] += expr
 //! ```
 //!
 //! There are no statements and no explicit passes: an expression that mentions an inner axis lives inside the
 //! inner loops, any other outside, and a store or reduction of something that needs a reduction comes in a
 //! later pass over the inner loops than that reduction ([`Kernel::depths`]).
+//!
+//! A store at a computed index is a scatter: it may meet the same element again further along the inner axes. Where
+//! there is one, or a scan, inner loops run in order ([`Kernel::is_ordered`]); outer ones never meet.
 //!
 //! A fold goes the other way: what every row adds to a column. Scheduled, it is only stored, and the items of its
 //! kernel are parts of the rows, each with sums of its own ([`Kernel::parts`]); a second kernel adds them up.
@@ -187,6 +191,33 @@ impl Reduction {
     }
 }
 
+/// What is carried along the inner axes.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Scan {
+    /// The sum so far.
+    Sum,
+    /// The product so far.
+    Product,
+}
+
+impl Scan {
+    /// Every one.
+    pub const ALL: [Scan; 2] = [Scan::Sum, Scan::Product];
+
+    /// Its name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Scan::Sum => "scan_sum",
+            Scan::Product => "scan_product",
+        }
+    }
+
+    /// The one with this name.
+    pub fn from_name(name: &str) -> Option<Scan> {
+        Scan::ALL.into_iter().find(|scan| scan.name() == name)
+    }
+}
+
 /// What an expression computes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ExprKind {
@@ -209,6 +240,8 @@ pub enum ExprKind {
     Reduce(Reduction, ExprId),
     /// A reduction over all outer axes.
     Fold(Reduction, ExprId),
+    /// What elements up to this one come to, in the order of the inner axes.
+    Scan(Scan, ExprId),
     /// A value as a narrow dtype holds it: an integer wrapped to its width, a float rounded to its precision.
     Narrow(DType, ExprId),
     /// An index that must be in `0..size`: if it is not, the kernel reports `code` and uses 0.
@@ -217,7 +250,7 @@ pub enum ExprKind {
         value: ExprId,
         /// The size of the dim.
         size: i64,
-        /// What the kernel returns if it is out of range.
+        /// What the kernel returns if it is out of range; 0 if another one reports it.
         code: usize,
     },
 }
@@ -240,6 +273,24 @@ pub struct Store {
     pub index: Index,
     /// The value.
     pub value: ExprId,
+    /// Whether it is added to what is there.
+    pub adds: bool,
+}
+
+impl Store {
+    /// Whether the place is computed: another element may go there, too.
+    pub fn is_scatter(&self) -> bool {
+        let mut found = false;
+        self.index.for_each_value(&mut |_| found = true);
+        found
+    }
+
+    /// The value, and what the place is computed from.
+    pub fn operands(&self) -> SmallVec<[ExprId; 2]> {
+        let mut out = SmallVec::from_slice(&[self.value]);
+        self.index.for_each_value(&mut |value| out.push(value));
+        out
+    }
 }
 
 /// A loop.
@@ -330,6 +381,16 @@ impl Kernel {
         self.axes.iter().filter(|a| a.inner == inner).map(|a| a.extent).product()
     }
 
+    /// Whether inner loops must run one step after the other.
+    pub fn is_ordered(&self) -> bool {
+        self.stores.iter().any(Store::is_scatter) || self.has_scans()
+    }
+
+    /// Whether something is carried along the inner axes.
+    pub fn has_scans(&self) -> bool {
+        self.exprs.iter().any(|expr| matches!(expr.kind, ExprKind::Scan(..)))
+    }
+
     /// Direct operands of an expression, those of its index included.
     pub fn operands(&self, expr: ExprId) -> SmallVec<[ExprId; 3]> {
         let mut out = SmallVec::new();
@@ -339,7 +400,10 @@ impl Kernel {
                 index.for_each_value(&mut |v| out.push(v))
             }
             ExprKind::Apply(_, args) => out.extend(args.iter().copied()),
-            ExprKind::Reduce(_, arg) | ExprKind::Fold(_, arg) | ExprKind::Narrow(_, arg) => out.push(*arg),
+            ExprKind::Reduce(_, arg)
+            | ExprKind::Fold(_, arg)
+            | ExprKind::Scan(_, arg)
+            | ExprKind::Narrow(_, arg) => out.push(*arg),
             ExprKind::Bounded { value, .. } => out.push(*value),
         }
         out
@@ -359,6 +423,7 @@ impl Kernel {
                 | ExprKind::Apply(..)
                 | ExprKind::Reduce(..)
                 | ExprKind::Fold(..)
+                | ExprKind::Scan(..)
                 | ExprKind::Narrow(..) => {}
             }
         }
@@ -380,6 +445,7 @@ impl Kernel {
                 | ExprKind::Apply(..)
                 | ExprKind::Reduce(..)
                 | ExprKind::Fold(..)
+                | ExprKind::Scan(..)
                 | ExprKind::Narrow(..) => {}
             }
         }
@@ -394,6 +460,7 @@ impl Kernel {
             | ExprKind::Apply(..)
             | ExprKind::Reduce(..)
             | ExprKind::Fold(..)
+            | ExprKind::Scan(..)
             | ExprKind::Narrow(..)
             | ExprKind::Bounded { .. } => None,
         }
@@ -412,7 +479,10 @@ impl Kernel {
             let is_reduction = matches!(self.exprs[id].kind, ExprKind::Reduce(..));
             let through_outer = operands.iter().any(|&o| outer[o]);
             let through = if is_reduction { through_outer } else { operands.iter().any(|&o| any[o]) };
-            any.push(through || mentions(id, &along));
+            // A scan goes on even where what it adds up stays the same.
+            let is_scan = matches!(self.exprs[id].kind, ExprKind::Scan(..))
+                && (0..self.axes.len()).any(|a| self.axes[a].inner && along(a));
+            any.push(through || is_scan || mentions(id, &along));
             outer.push(through_outer || mentions(id, &|a| along(a) && !self.axes[a].inner));
         }
         any
@@ -429,10 +499,11 @@ impl Kernel {
         out
     }
 
-    /// Bytes per lane of the widest element.
+    /// Bytes per lane of the widest element. What is the same in all lanes takes no room in vectors.
     pub fn widest(&self) -> usize {
-        let exprs = self.exprs.iter().map(|e| e.dtype.size());
-        exprs.chain(self.buffers.iter().map(|b| b.size())).max().unwrap_or(4)
+        let varies = self.varies(|axis| axis == self.vector_axis());
+        let exprs = self.exprs.iter().zip(varies).filter(|(_, varies)| *varies).map(|(e, _)| e.dtype.size());
+        exprs.chain(self.stores.iter().map(|store| self.buffers[store.buffer].size())).max().unwrap_or(4)
     }
 
     /// Drops expressions that nothing needs and numbers the rest anew; buffers and scalars likewise. Returns
@@ -440,8 +511,7 @@ impl Kernel {
     pub fn prune(&mut self) -> (Vec<usize>, Vec<usize>) {
         let mut used = vec![false; self.exprs.len()];
         for store in &self.stores {
-            used[store.value] = true;
-            store.index.for_each_value(&mut |v| used[v] = true);
+            store.operands().into_iter().for_each(|operand| used[operand] = true);
         }
         for id in (0..self.exprs.len()).rev() {
             if used[id] {
@@ -474,6 +544,7 @@ impl Kernel {
                 ExprKind::Apply(op, args) => ExprKind::Apply(*op, args.iter().map(|&a| renamed[a]).collect()),
                 ExprKind::Reduce(r, arg) => ExprKind::Reduce(*r, renamed[*arg]),
                 ExprKind::Fold(r, arg) => ExprKind::Fold(*r, renamed[*arg]),
+                ExprKind::Scan(scan, arg) => ExprKind::Scan(*scan, renamed[*arg]),
                 ExprKind::Narrow(dtype, arg) => ExprKind::Narrow(*dtype, renamed[*arg]),
                 ExprKind::Bounded { value, size, code } => {
                     ExprKind::Bounded { value: renamed[*value], size: *size, code: *code }
@@ -524,13 +595,15 @@ impl fmt::Display for Kernel {
                 }
                 ExprKind::Reduce(reduction, arg) => write!(f, "{}(%{arg})", reduction.name())?,
                 ExprKind::Fold(reduction, arg) => write!(f, "fold_{}(%{arg})", reduction.name())?,
+                ExprKind::Scan(scan, arg) => write!(f, "{}(%{arg})", scan.name())?,
                 ExprKind::Narrow(dtype, arg) => write!(f, "narrow(%{arg}, {dtype})")?,
                 ExprKind::Bounded { value, size, code } => write!(f, "bounded(%{value}, {size}, {code})")?,
             }
             writeln!(f, " : {}", expr.dtype)?;
         }
         for store in &self.stores {
-            writeln!(f, "  store b{}[{}] <- %{}", store.buffer, store.index, store.value)?;
+            let how = if store.adds { "+=" } else { "<-" };
+            writeln!(f, "  store b{}[{}] {how} %{}", store.buffer, store.index, store.value)?;
         }
         writeln!(f, "}}")
     }

@@ -18,9 +18,11 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::folds;
 use crate::index::{ExprId, Index, Split};
-use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction};
+use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan};
 use crate::plan::CheckText;
 use crate::pooling;
+use crate::scans::Running;
+use crate::scatters::Scatters;
 use crate::{Layout, WhyNot};
 
 /// Kernels of more operations than this are not made.
@@ -31,6 +33,8 @@ pub(crate) const MOST_EXPRS: usize = 600;
 pub(crate) struct Segment {
     pub count: i64,
     pub inner: bool,
+    /// Whether it is gone through from the end.
+    pub reversed: bool,
 }
 
 /// The iteration space of a kernel: segments in the order of the tensors' dims, none of count 1.
@@ -45,10 +49,20 @@ impl Space {
             let inner = dims.contains(&d);
             match segments.last_mut() {
                 Some(last) if last.inner == inner => last.count *= size as i64,
-                _ => segments.push(Segment { count: size as i64, inner }),
+                _ => segments.push(Segment { count: size as i64, inner, reversed: false }),
             }
         }
         Space(segments)
+    }
+
+    /// The same, its inner dims gone through from the end.
+    pub fn reversed(mut self) -> Space {
+        self.0.iter_mut().for_each(|segment| segment.reversed = segment.inner);
+        self
+    }
+
+    pub fn is_reversed(&self) -> bool {
+        self.0.iter().any(|segment| segment.reversed)
     }
 
     pub fn has_inner(&self) -> bool {
@@ -96,6 +110,8 @@ pub(crate) struct Context<'a> {
     pub layouts: &'a [Layout],
     /// Values that are stored, dense, by some kernel or library step.
     pub stored: &'a FxHashSet<Value>,
+    /// Where values go whose places are computed.
+    pub scatters: &'a Scatters,
 }
 
 /// A root of a kernel: its value, and the index at which it is computed.
@@ -103,6 +119,8 @@ pub(crate) struct LoweredRoot {
     pub value: Value,
     pub expr: ExprId,
     pub index: Vec<Index>,
+    /// Where it goes along the dim of a scatter.
+    pub place: Option<Index>,
 }
 
 /// A group of values as one kernel, without stores.
@@ -131,7 +149,7 @@ pub(crate) enum Refusal {
 
 /// A part of the iteration space.
 #[derive(Copy, Clone, PartialEq, Eq)]
-enum Part {
+pub(crate) enum Part {
     Whole,
     Outer,
     Inner,
@@ -234,6 +252,8 @@ pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
                 | Op::Gather { .. }
                 | Op::Sum { .. }
                 | Op::Amax { .. }
+                | Op::Cumsum { .. }
+                | Op::Cumprod { .. }
         )
 }
 
@@ -336,7 +356,7 @@ pub(crate) fn operand_dtype<'a>(op: &Op, tys: impl Iterator<Item = &'a Ty>, row:
 
 pub(crate) struct Lowering<'a> {
     pub(crate) cx: &'a Context<'a>,
-    space: &'a Space,
+    pub(crate) space: &'a Space,
     axes: &'a [Axis],
     pub(crate) extents: Vec<i64>,
     places: FxHashMap<Value, Vec<Index>>,
@@ -344,12 +364,12 @@ pub(crate) struct Lowering<'a> {
     known: FxHashMap<(Value, Vec<Index>), ExprId>,
     loads: Vec<Value>,
     checks: Vec<CheckText>,
-    nodes: FxHashSet<u32>,
-    reductions: Vec<Value>,
+    pub(crate) nodes: FxHashSet<u32>,
+    pub(crate) reductions: Vec<Value>,
     /// Inside the operand of a reduction, or in a root over the whole space.
     inside: bool,
     /// In a root that is a fold, and not inside the operand of a reduction.
-    folding: bool,
+    pub(crate) folding: bool,
 }
 
 impl<'a> Lowering<'a> {
@@ -391,12 +411,15 @@ impl<'a> Lowering<'a> {
             this.places.insert(root, index);
         }
         let mut lowered = Vec::new();
+        let mut scatters = false;
         for &root in roots {
             let index = this.places[&root].clone();
             this.inside = space.has_inner() && this.tensor(root).shape.numel() as i64 == space.total();
             this.folding = folds.contains(&root);
             let expr = this.compute(root, &index)?;
-            lowered.push(LoweredRoot { value: root, expr, index });
+            let place = this.scattered(root, &index)?;
+            scatters |= place.is_some();
+            lowered.push(LoweredRoot { value: root, expr, index, place });
         }
         let mut kernel = Kernel::empty(Mode::Map);
         kernel.axes = axes.to_vec();
@@ -406,14 +429,22 @@ impl<'a> Lowering<'a> {
         if let Some(root) = folds::needed_too_early(&kernel, &lowered, folds) {
             return Err(Stop::Refuse(Refusal::Apart(WhyNot::OtherPlace { value: root })));
         }
+        let is_ordered = scatters || kernel.has_scans();
+        if is_ordered && !folds.is_empty() {
+            return Err(apart(roots[0], folds[0]));
+        }
         if space.is_tall() {
+            let why = WhyNot::FewRows { value: roots[0], rows: space.outer(), length: space.inner() };
+            // What runs in order can't be cut at all, and would keep reductions from it.
+            if is_ordered && (scatters || !kernel.depths().iter().all(|&depth| depth == 0)) {
+                return Err(Stop::Refuse(Refusal::Apart(why)));
+            }
             // Only one pass can be cut into chunks.
             let depths = kernel.depths();
             let whole = |r: &LoweredRoot| {
                 this.cx.graph.ty(r.value).as_tensor().is_some_and(|t| t.shape.numel() as i64 == space.total())
             };
             if depths.iter().any(|&d| d > 1) || lowered.iter().any(|r| whole(r) && depths[r.expr] > 0) {
-                let why = WhyNot::FewRows { value: roots[0], rows: space.outer(), length: space.inner() };
                 return Err(Stop::Refuse(Refusal::Apart(why)));
             }
         }
@@ -445,7 +476,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// The index of a tensor of this shape that covers a part of the space, in order.
-    fn place(&self, shape: &Shape, part: Part) -> Result<Vec<Index>, Stop> {
+    pub(crate) fn place(&self, shape: &Shape, part: Part) -> Result<Vec<Index>, Stop> {
         let (mut linear, mut step) = (Index::default(), 1);
         let wanted = |axis: &Axis| match part {
             Part::Whole => true,
@@ -456,7 +487,20 @@ impl<'a> Lowering<'a> {
             linear.add_scaled(&Index::axis(a), step);
             step *= axis.extent;
         }
-        self.unfold(linear, shape)
+        let mut place = self.unfold(linear, shape)?;
+        if self.space.is_reversed() {
+            let turned = |a: usize| match self.axes[a] {
+                Axis { inner: true, extent } => Index::axis(a).scaled(-1, extent - 1),
+                Axis { inner: false, .. } => Index::axis(a),
+            };
+            place.iter_mut().for_each(|index| *index = index.map(&turned, &|value| value));
+        }
+        Ok(place)
+    }
+
+    /// Whether all roots have an element for each of the space.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.places.keys().all(|&root| self.tensor(root).shape.numel() as i64 == self.space.total())
     }
 
     /// A linear index as one index per dim.
@@ -639,6 +683,12 @@ impl<'a> Lowering<'a> {
             }
             Op::Sum { dims, .. } => self.reduce(value, x, dims, Reduction::Sum, result.dtype, index),
             Op::Amax { dims, .. } => self.reduce(value, x, dims, Reduction::Max, result.dtype, index),
+            Op::Cumsum { dim, reverse } => {
+                self.scan(value, x, Running { scan: Scan::Sum, dim: *dim, reverse: *reverse }, index)
+            }
+            Op::Cumprod { dim } => {
+                self.scan(value, x, Running { scan: Scan::Product, dim: *dim, reverse: false }, index)
+            }
             op => {
                 let operands = operand_dtype(op, node.args.iter().map(|&v| graph.ty(v)), 0);
                 let mut exprs: SmallVec<[ExprId; 3]> = SmallVec::new();
@@ -669,7 +719,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn check(&mut self, op: &'static str, size: i64, loc: Loc) -> usize {
+    pub(crate) fn check(&mut self, op: &'static str, size: i64, loc: Loc) -> usize {
         let text = CheckText { op, size, loc };
         let at = self.checks.iter().position(|c| *c == text).unwrap_or_else(|| {
             self.checks.push(text);
@@ -748,6 +798,6 @@ impl<'a> Lowering<'a> {
     }
 }
 
-fn apart(left: Value, right: Value) -> Stop {
+pub(crate) fn apart(left: Value, right: Value) -> Stop {
     Stop::Refuse(Refusal::Apart(WhyNot::Spaces { left, right }))
 }

@@ -243,6 +243,7 @@ fn needs(fusion: &Fusion<'_>, late: &FxHashSet<usize>) -> Needs {
     let mut items: FxHashMap<Value, Option<u32>> = FxHashMap::default();
     // Where a value that units read is kept.
     let mut item = |needs: &mut Needs, value: Value| {
+        let value = fusion.scatters.last(value);
         *items.entry(value).or_insert_with(|| {
             let bytes = graph.ty(value).as_tensor().map_or(0, |ty| ty.bytes());
             let targets = fusion.targets.get(&value).map_or(&[][..], |targets| targets);

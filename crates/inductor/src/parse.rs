@@ -5,7 +5,7 @@ use std::str::FromStr;
 use kiln_ir::{DType, ScalarKind};
 
 use crate::index::{Index, Term};
-use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Store};
+use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan, Store};
 
 /// Text that is not a kernel.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -168,9 +168,12 @@ impl<'a> Reader<'a> {
                 let buffer = self.numbered("b")?;
                 self.expect("[")?;
                 let index = self.index("]")?;
-                self.expect("<-")?;
+                let adds = self.eat("+=");
+                if !adds {
+                    self.expect("<-")?;
+                }
                 let value = self.numbered("%")?;
-                kernel.stores.push(Store { buffer, index, value });
+                kernel.stores.push(Store { buffer, index, value, adds });
                 continue;
             }
             self.numbered("%")?;
@@ -224,6 +227,9 @@ impl<'a> Reader<'a> {
             name => {
                 let fold = name.strip_prefix("fold_").and_then(Reduction::from_name);
                 let args = self.list(|r, _| r.numbered("%"));
+                if let Some(scan) = Scan::from_name(name) {
+                    return Ok(ExprKind::Scan(scan, self.only(&args?)?));
+                }
                 match (Reduction::from_name(name), fold, Operation::from_name(name)) {
                     (Some(reduction), _, _) => ExprKind::Reduce(reduction, self.only(&args?)?),
                     (_, Some(reduction), _) => ExprKind::Fold(reduction, self.only(&args?)?),
@@ -275,6 +281,17 @@ rows parts 16 (i0: outer 512, i1: inner 64) (b0: f32, b1: f32) () {
 ";
         let kernel: Kernel = text.parse().unwrap();
         assert_eq!((kernel.parts, kernel.to_string().as_str()), (Some(16), text));
+        let text = "\
+columns (i0: outer 64, i1: inner 9) (b0: i64, b1: f32, b2: f32) () {
+  %0 = load b0[i1] : i64
+  %1 = bounded(%0, 7, 1) : i64
+  %2 = load b1[i0 + i1*64] : f32
+  %3 = scan_product(%2) : f32
+  store b2[i0 + %1<7*64] += %3
+}
+";
+        let kernel: Kernel = text.parse().unwrap();
+        assert_eq!((kernel.is_ordered(), kernel.to_string().as_str()), (true, text));
     }
 
     #[test]

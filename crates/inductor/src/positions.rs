@@ -24,8 +24,8 @@ impl Lowering<'_> {
         index.constant > -EXACT && index.largest(&self.extents).is_some_and(|most| most < EXACT)
     }
 
-    /// A comparison of positions, in single precision if that is exact: vectors then are as wide as those of the
-    /// numbers that the mask is for.
+    /// A comparison of positions, or whether an index is one, in single precision if that is exact: vectors then are
+    /// as wide as those of the numbers that the mask is for.
     pub(crate) fn compared_positions(&mut self, op: &Op, exprs: &[ExprId]) -> Option<ExprId> {
         let operation = match op {
             Op::Eq {} => Operation::Eq,
@@ -36,9 +36,24 @@ impl Lowering<'_> {
             Op::Ge {} => Operation::Ge,
             _ => return None,
         };
+        let is_position = |&expr: &ExprId| {
+            matches!(self.builder.exprs.get(expr).map(|expr| &expr.kind), Some(ExprKind::Position(_)))
+        };
+        let is_equality = matches!(operation, Operation::Eq | Operation::Ne);
+        let fits = exprs.iter().all(is_position) || is_equality && exprs.iter().any(is_position);
+        if !fits {
+            return None;
+        }
         let mut positions: SmallVec<[ExprId; 3]> = SmallVec::new();
         for &expr in exprs {
-            let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else { return None };
+            let ExprKind::Position(index) = &self.builder.exprs.get(expr)?.kind else {
+                // Whatever is not exact is no position: those are all below.
+                if self.builder.exprs[expr].dtype != DType::I64 {
+                    return None;
+                }
+                positions.push(self.builder.convert(expr, DType::F32));
+                continue;
+            };
             let index = index.clone();
             self.is_exact(&index).then_some(())?;
             positions.push(self.builder.push(DType::F32, ExprKind::Position(index)));

@@ -96,6 +96,7 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
     let size = |index: &Index| -> f64 {
         (0..kernel.axes.len()).filter(|&a| index.mentions(a)).map(|a| kernel.axes[a].extent as f64).product()
     };
+    let has_scans = kernel.has_scans();
     let score = |axis: AxisId| -> f64 {
         let sum: f64 = accesses
             .iter()
@@ -106,6 +107,8 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
                 };
                 let share = match step {
                     Some(1) => 1.0,
+                    // A scan from the end goes along its rows, too.
+                    Some(-1) if has_scans => 1.0,
                     // Half of what is loaded is used.
                     Some(2) => 0.5,
                     Some(0) => 0.0,
@@ -123,7 +126,10 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
         best = (0..kernel.axes.len()).rev().find(|&a| kernel.axes[a].inner).unwrap_or(best);
     }
     let mut best_score = score(best);
-    for axis in (0..kernel.axes.len()).rev() {
+    // In vectors along another inner axis than the last, elements would come in another order.
+    let keeps_order = |axis: AxisId| !kernel.axes[axis].inner || axis == best || !kernel.is_ordered();
+    let axes: Vec<AxisId> = (0..kernel.axes.len()).rev().filter(|&axis| keeps_order(axis)).collect();
+    for axis in axes {
         let s = score(axis);
         if s > best_score {
             (best, best_score) = (axis, s);
@@ -218,7 +224,7 @@ fn fold(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     first.stores.retain(is_of_row);
     for (n, &e) in folds.iter().enumerate() {
         first.buffers.push(kernel.exprs[e].dtype);
-        first.stores.push(Store { buffer: base + n, index: place.clone(), value: e });
+        first.stores.push(Store { buffer: base + n, index: place.clone(), value: e, adds: false });
     }
     let mut first = pruned(first);
     first.kernel.parts = Some(parts);
@@ -251,7 +257,7 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     let has_inner = kernel.axes.iter().any(|a| a.inner);
     let one_pass = depths.iter().all(|&d| d <= 1)
         && kernel.stores.iter().all(|s| depths[s.value] == 0 || !is_whole(kernel, s));
-    if !has_inner || outer > 16 || inner < 32768 || !one_pass {
+    if !has_inner || outer > 16 || inner < 32768 || !one_pass || kernel.is_ordered() {
         return None;
     }
     let reductions: Vec<ExprId> =
@@ -267,7 +273,7 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     first.stores.retain(|s| is_whole(kernel, s));
     for (n, &e) in reductions.iter().enumerate() {
         first.buffers.push(kernel.exprs[e].dtype);
-        first.stores.push(Store { buffer: base + n, index: place.clone(), value: e });
+        first.stores.push(Store { buffer: base + n, index: place.clone(), value: e, adds: false });
     }
     let mut first = pruned(first);
     let k = &mut first.kernel;
@@ -343,6 +349,7 @@ fn sort_operands(kernel: &mut Kernel) {
                 ExprKind::Apply(op, args) => ExprKind::Apply(op, args.iter().map(|&a| places[a]).collect()),
                 ExprKind::Reduce(r, arg) => ExprKind::Reduce(r, places[arg]),
                 ExprKind::Fold(r, arg) => ExprKind::Fold(r, places[arg]),
+                ExprKind::Scan(scan, arg) => ExprKind::Scan(scan, places[arg]),
                 ExprKind::Narrow(narrow, arg) => ExprKind::Narrow(narrow, places[arg]),
                 ExprKind::Bounded { value, size, code } => {
                     ExprKind::Bounded { value: places[value], size, code }

@@ -179,7 +179,12 @@ impl Table {
         kernel.scalars = builder.scalars.iter().map(|(_, kind)| *kind).collect();
         kernel.exprs = builder.exprs;
         for (r, root) in self.roots.iter().enumerate() {
-            kernel.stores.push(Store { buffer: packs.len() + r, index: Index::axis(0), value: exprs[root] });
+            kernel.stores.push(Store {
+                buffer: packs.len() + r,
+                index: Index::axis(0),
+                value: exprs[root],
+                adds: false,
+            });
         }
         TableKernel { kernel, packs, scalars: builder.scalars, rows, nodes }
     }

@@ -83,6 +83,14 @@ pub enum WhyNot {
         /// Number of the graph input.
         input: usize,
     },
+    /// Elements that are put where an index says by a library step.
+    #[error("{} is made by a library step: {reason}", name(.value))]
+    Scatter {
+        /// The result.
+        value: Value,
+        /// What is in the way of loops.
+        reason: &'static str,
+    },
     /// A row of a list whose tensors lie differently in memory.
     #[error("element {row} of a list: its tensors have different layouts, so it has kernels of its own")]
     Layouts {

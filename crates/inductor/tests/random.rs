@@ -93,7 +93,7 @@ impl Generator {
     fn step(&mut self) {
         let x = self.pick();
         let (dtype, shape) = self.ty(x);
-        let made = match self.random.below(24) {
+        let made = match self.random.below(28) {
             0..=5 => {
                 let y = self.like(dtype, &shape);
                 match (self.random.below(5), dtype) {
@@ -211,6 +211,40 @@ impl Generator {
                 let index = self.graph.maximum(index, zero).unwrap();
                 let index = self.graph.minimum(index, most).unwrap();
                 self.graph.gather(x, index, dim)
+            }
+            24 | 25 if shape.rank() > 0 && shape.numel() > 0 => {
+                let (dim, reverse) = (self.random.below(shape.rank()), self.random.below(2) == 0);
+                let x = if dtype.is_float() { self.graph.tanh(x).unwrap() } else { x };
+                match (self.random.below(3), dtype.is_float()) {
+                    (0, false) => self.graph.cumprod(x, dim),
+                    (0, true) => {
+                        // Near one: products of many stay what numbers can be.
+                        let small = self.graph.number(0.01).unwrap();
+                        let one = self.graph.number(1.0).unwrap();
+                        let near = self.graph.mul(x, small).unwrap();
+                        let near = self.graph.add(near, one).unwrap();
+                        self.graph.cumprod(near, dim)
+                    }
+                    _ => self.graph.cumsum(x, dim, reverse),
+                }
+            }
+            26 | 27 if shape.rank() > 0 && shape.numel() > 0 && dtype != DType::Bool => {
+                let dim = self.random.below(shape.rank());
+                let mut from = shape.clone();
+                from[dim] = 1 + self.random.below(2 * shape[dim]);
+                let is_slice = self.random.below(2) == 0;
+                let places = if is_slice { Shape::from([from[dim]]) } else { from.clone() };
+                let index = self.like(DType::I64, &places);
+                let zero = self.graph.number(Scalar::Int(0)).unwrap();
+                let most = self.graph.number(Scalar::Int(shape[dim] as i64 - 1)).unwrap();
+                let index = self.graph.maximum(index, zero).unwrap();
+                let index = self.graph.minimum(index, most).unwrap();
+                let src = self.like(dtype, &from);
+                match (is_slice, self.random.below(3)) {
+                    (true, _) => self.graph.index_add(x, index, src, dim),
+                    (false, 0) => self.graph.scatter(x, index, src, dim),
+                    (false, _) => self.graph.scatter_add(x, index, src, dim),
+                }
             }
             20 => {
                 let n = shape.numel();

@@ -1,12 +1,13 @@
 //! From many ways to say something to few: decomposition to prims, then clean-up by named rewrite rules.
 //!
 //! ```text
-//! functional graph ──► decompose ──► simplify ──► what inductor lowers
+//! functional graph ──► decompose ──► simplify ──► accumulate ──► what inductor lowers
 //! ```
 //!
 //! Passes are functions from graph to graph; each leaves a graph that passes the verifier. This crate knows
 //! nothing of devices or loops.
 
+mod accumulate;
 mod dead;
 mod decompose;
 mod rewrite;
@@ -57,10 +58,15 @@ pub fn lower_rounding(graph: &Graph, rounding: Rounding) -> Result<Graph> {
 
 fn run(graph: &Graph, rounding: Rounding, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
     type Pass<'a> = (&'a str, &'a dyn Fn(&Graph) -> Result<Graph>);
-    let passes: [Pass<'_>; 2] =
-        [("decompose", &|graph| decompose_rounding(graph, rounding)), ("simplify", &simplify)];
+    let passes: [Pass<'_>; 3] = [
+        ("decompose", &|graph| decompose_rounding(graph, rounding)),
+        ("simplify", &simplify),
+        ("accumulate", &accumulate::accumulate),
+    ];
+    // Eager's bits are not those of sums in another order.
+    let count = if matches!(rounding, Rounding::Stored) { passes.len() } else { 2 };
     let mut graph = Cow::Borrowed(graph);
-    for (name, pass) in passes {
+    for (name, pass) in passes.into_iter().take(count) {
         graph = Cow::Owned(pass(&graph)?);
         if cfg!(debug_assertions) {
             graph.verify(Stage::Prims, name)?;

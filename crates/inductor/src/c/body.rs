@@ -174,8 +174,7 @@ impl Emitter<'_> {
         }
         out.push_str(&self.item_statements(passes));
         for s in 0..self.kernel.stores.len() {
-            let store = &self.kernel.stores[s];
-            if !self.is_fold(s) && !self.is_whole(&store.index, store.value) {
+            if !self.is_fold(s) && !self.is_whole(s) {
                 let text = self.store_one(s, "        ");
                 out.push_str(&text);
             }
@@ -211,11 +210,7 @@ impl Emitter<'_> {
 
     fn row_pass(&mut self, pass: usize, passes: usize, declared: &mut BTreeSet<String>) -> String {
         let (reductions, stores) = self.sinks(pass);
-        let roots: Vec<ExprId> = reductions
-            .iter()
-            .map(|r| r.2)
-            .chain(stores.iter().map(|&s| self.kernel.stores[s].value))
-            .collect();
+        let roots: Vec<ExprId> = reductions.iter().map(|r| r.2).chain(self.stored(&stores)).collect();
         let kept_before = |id: ExprId| self.saved.get(&id).is_some_and(|&at| at < pass);
         let known = |id: ExprId| self.levels[id] != Level::Body || kept_before(id);
         let (ids, take) = self.needed(roots, &known);
@@ -263,6 +258,12 @@ impl Emitter<'_> {
             more.push(format!("{ty} *a{id}"));
         }
         let mut out = self.pointers(&ids, &stores, declared);
+        let scans = self.scans(&ids);
+        for &(id, scan) in &scans {
+            let ty = memory_type(self.kernel.exprs[id].dtype);
+            more.push(format!("{ty} *s{id}"));
+            let _ = writeln!(out, "        {ty} s{id}_{pass} = {};", scan.start());
+        }
         let body = self.body(&format!("pass{pass}"), &text, &locals, &more);
 
         let unroll = if reductions.is_empty() { 1 } else { self.unroll(&ids) };
@@ -280,8 +281,10 @@ impl Emitter<'_> {
             _ => ("0".to_string(), format!("n{last}")),
         };
         out.push_str(&open);
-        let addresses =
-            |u: usize| -> Vec<String> { reductions.iter().map(|r| format!("&a{}_{u}", r.0)).collect() };
+        let addresses = |u: usize| -> Vec<String> {
+            let accumulators = reductions.iter().map(|r| format!("&a{}_{u}", r.0));
+            accumulators.chain(scans.iter().map(|s| format!("&s{}_{pass}", s.0))).collect()
+        };
         // Blocks of sums are added up separately: rounding errors grow with the block, not with the row.
         let _ = match has_sum {
             true => writeln!(

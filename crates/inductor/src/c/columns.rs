@@ -68,10 +68,12 @@ impl Emitter<'_> {
                 }
             }
         }
-        for store in &kernel.stores {
-            let late = self.is_whole(&store.index, store.value) || self.depths[store.value] != passes;
-            if self.levels[store.value] == Level::Column && late {
-                kept.insert(store.value);
+        for (s, store) in kernel.stores.iter().enumerate() {
+            let late = self.is_whole(s) || self.store_depth(s) != passes;
+            for value in store.operands() {
+                if self.levels[value] == Level::Column && late {
+                    kept.insert(value);
+                }
             }
         }
         kept
@@ -99,9 +101,7 @@ impl Emitter<'_> {
         let ids: Vec<ExprId> =
             kept.iter().copied().filter(|&id| self.depths[id] == depth && !self.is_reduction(id)).collect();
         let stores: Vec<usize> = match last {
-            true => (0..self.kernel.stores.len())
-                .filter(|&s| !self.is_whole(&self.kernel.stores[s].index, self.kernel.stores[s].value))
-                .collect(),
+            true => (0..self.kernel.stores.len()).filter(|&s| !self.is_whole(s)).collect(),
             false => Vec::new(),
         };
         if ids.is_empty() && stores.is_empty() {
@@ -140,11 +140,7 @@ impl Emitter<'_> {
 
     fn column_pass(&mut self, pass: usize, declared: &mut BTreeSet<String>) -> String {
         let (reductions, stores) = self.sinks(pass);
-        let roots: Vec<ExprId> = reductions
-            .iter()
-            .map(|r| r.2)
-            .chain(stores.iter().map(|&s| self.kernel.stores[s].value))
-            .collect();
+        let roots: Vec<ExprId> = reductions.iter().map(|r| r.2).chain(self.stored(&stores)).collect();
         let (ids, take) = self.needed(roots, &|id| self.levels[id] != Level::Body);
         let mut locals: BTreeSet<String> = ids.iter().map(|id| format!("v{id}")).collect();
         let mut text = String::new();
@@ -168,19 +164,35 @@ impl Emitter<'_> {
             more.push(format!("{} *w{id}", vector_type(dtype, self.mask)));
         }
         let mut out = self.pointers(&ids, &stores, declared);
+        let scans = self.scans(&ids);
+        for &(id, scan) in &scans {
+            let dtype = self.kernel.exprs[id].dtype;
+            more.push(format!("{} *s{id}", vector_type(dtype, self.mask)));
+            let text = self.column(&format!("s{id}_{pass}"), id);
+            out.push_str(&text);
+            let start = self.scan_start(scan, dtype);
+            let target = self.column_load(&format!("s{id}_{pass}"), id);
+            let _ = writeln!(out, "        for (long j = lo; j < hi; j += KILN_LANES) {target} = {start};");
+        }
         let last = self.kernel.axes.len() - 1;
-        let unroll = if reductions.is_empty() { 1 } else { self.unroll(&ids) };
+        let unroll = if reductions.is_empty() && scans.is_empty() { 1 } else { self.unroll(&ids) };
         let body = self.body(&format!("pass{pass}"), &text, &locals, &more);
 
         // Several rows at one go, so that accumulators are loaded and stored less often.
         let steps: Vec<usize> = if unroll > 1 { vec![unroll, 1] } else { vec![1] };
-        let addresses: Vec<String> = reductions.iter().map(|r| format!("&w{}", r.0)).collect();
+        let accumulators = reductions.iter().map(|r| format!("&w{}", r.0));
+        let addresses: Vec<String> = accumulators.chain(scans.iter().map(|s| format!("&s{}", s.0))).collect();
         let mut groups = Vec::new();
         for &rows in &steps {
             let mut text = String::new();
             for &(id, _, _) in &reductions {
                 let ty = vector_type(self.kernel.exprs[id].dtype, self.mask);
                 let _ = writeln!(text, "    {ty} w{id} = {};", self.column_load(&format!("a{id}"), id));
+            }
+            for &(id, _) in &scans {
+                let ty = vector_type(self.kernel.exprs[id].dtype, self.mask);
+                let state = self.column_load(&format!("s{id}_{pass}"), id);
+                let _ = writeln!(text, "    {ty} s{id} = {state};");
             }
             let names = body.call("j", "count", &addresses);
             for u in 0..rows {
@@ -191,6 +203,10 @@ impl Emitter<'_> {
             }
             for &(id, _, _) in &reductions {
                 let _ = writeln!(text, "    {} = w{id};", self.column_load(&format!("a{id}"), id));
+            }
+            for &(id, _) in &scans {
+                let state = self.column_load(&format!("s{id}_{pass}"), id);
+                let _ = writeln!(text, "    {state} = s{id};");
             }
             groups.push(self.body(&format!("pass{pass}_rows{rows}"), &text, &BTreeSet::new(), &[]));
         }

@@ -7,13 +7,23 @@ use super::narrow::{memory_vector, narrowed};
 use super::windows::has_second;
 use super::{Emitter, Level, memory_type, suffix, vector_type};
 use crate::index::{ExprId, Index, Term};
-use crate::loops::{ExprKind, Operation, Reduction};
+use crate::loops::{ExprKind, Mode, Operation, Reduction, Scan};
 
 fn width(dtype: DType) -> Option<Width> {
     match dtype.computing() {
         DType::F32 => Some(Width::F32),
         DType::F64 => Some(Width::F64),
         _ => None,
+    }
+}
+
+impl Scan {
+    /// What it begins with, as C.
+    pub(super) const fn start(self) -> &'static str {
+        match self {
+            Scan::Sum => "0",
+            Scan::Product => "1",
+        }
     }
 }
 
@@ -277,14 +287,22 @@ impl<'k> Emitter<'k> {
                 self.apply(*op, dtype, operands, &names)
             }
             ExprKind::Reduce(..) | ExprKind::Fold(..) => format!("v{id}"),
+            ExprKind::Scan(scan, arg) => self.scan(id, *scan, *arg, before, indent),
             ExprKind::Bounded { value, size, code } => {
                 let size = self.stride(id, usize::MAX, size);
                 let name = format!("x{id}");
-                let lanes = if self.lane_varies[id] { "count" } else { "1" };
+                // Another kernel reports it.
+                let report = if *code == 0 { String::new() } else { format!(" *status = {code};") };
+                if !self.lane_varies[id] {
+                    before.push_str(&format!(
+                        "{indent}long long {name} = v{value}[0];\n{indent}if ((unsigned long){name} >= (unsigned long){size}) {{ {name} = 0;{report} }}\n"
+                    ));
+                    return format!("kiln_splat_i64({name})");
+                }
                 before.push_str(&format!(
-                    "{indent}i64v {name} = v{value};\n{indent}for (long l = 0; l < {lanes}; l++) if ((unsigned long){name}[l] >= (unsigned long){size}) {{ {name}[l] = 0; *status = {code}; }}\n"
+                    "{indent}i64v {name} = v{value};\n{indent}for (long l = 0; l < count; l++) if ((unsigned long){name}[l] >= (unsigned long){size}) {{ {name}[l] = 0;{report} }}\n"
                 ));
-                if self.lane_varies[id] { name } else { format!("kiln_splat_i64({name}[0])") }
+                name
             }
         }
     }
@@ -401,20 +419,79 @@ impl<'k> Emitter<'k> {
     pub(super) fn store(&mut self, store: usize, indent: &str) -> String {
         let s = &self.kernel.stores[store];
         let (dtype, access) = (self.kernel.buffers[s.buffer], self.store_access(store));
-        let value = self.as_memory(dtype, &format!("v{}", s.value));
         let (text, class) = self.moving(access, &s.index, true);
+        let name = format!("v{}", s.value);
+        let (value, suffix) = (self.as_memory(dtype, &name), suffix(dtype));
         match class {
-            Class::Next => {
-                format!("{indent}kiln_write_{}(q{store} + {text}, {value}, count);\n", suffix(dtype))
+            Class::Next if s.adds => {
+                let old = self.as_value(dtype, &format!("kiln_read_{suffix}(q{store} + {text}, count)"));
+                let sum = self.combine(Reduction::Sum, dtype.computing(), &old, &name);
+                let sum = self.as_memory(dtype, &sum);
+                format!("{indent}kiln_write_{suffix}(q{store} + {text}, {sum}, count);\n")
             }
+            Class::Next => format!("{indent}kiln_write_{suffix}(q{store} + {text}, {value}, count);\n"),
             Class::Same | Class::Second | Class::Scattered => {
                 let text = self.lane_text(access, &s.index);
-                let ty = memory_vector(dtype);
+                let (ty, place) = (memory_vector(dtype), format!("q{store}[{text}]"));
+                // One after the other: lanes may meet.
+                let value_of_lane = if s.adds { self.lane_sum(dtype, &place) } else { "x[l]".into() };
                 format!(
-                    "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) q{store}[{text}] = x[l]; }}\n"
+                    "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) {place} = {value_of_lane}; }}\n"
                 )
             }
         }
+    }
+
+    /// What is at a place and lane `l` of `x`, added.
+    fn lane_sum(&self, dtype: DType, place: &str) -> String {
+        match dtype.is_float() {
+            true => format!("{place} + x[l]"),
+            false => {
+                format!("({})((unsigned long long){place} + (unsigned long long)x[l])", memory_type(dtype))
+            }
+        }
+    }
+
+    /// The scans among these expressions.
+    pub(super) fn scans(&self, ids: &[ExprId]) -> Vec<(ExprId, Scan)> {
+        let scan = |&id: &ExprId| match self.kernel.exprs[id].kind {
+            ExprKind::Scan(scan, _) => Some((id, scan)),
+            _ => None,
+        };
+        ids.iter().filter_map(scan).collect()
+    }
+
+    /// What a scan begins with, in every column.
+    pub(super) fn scan_start(&self, scan: Scan, dtype: DType) -> String {
+        self.splat(dtype, scan.start())
+    }
+
+    /// One step of a scan. What it carries along is `*s`: a vector with a lane for each column, or, along rows, a
+    /// number that goes from lane to lane.
+    fn scan(&mut self, id: ExprId, scan: Scan, arg: ExprId, before: &mut String, indent: &str) -> String {
+        let dtype = self.kernel.exprs[id].dtype;
+        let operation = match scan {
+            Scan::Sum => Operation::Add,
+            Scan::Product => Operation::Mul,
+        };
+        if self.kernel.mode == Mode::Columns {
+            let next = self.apply(operation, dtype, dtype, &[format!("*s{id}"), format!("v{arg}")]);
+            before.push_str(&format!("{indent}*s{id} = {next};\n"));
+            return format!("*s{id}");
+        }
+        let symbol = if scan == Scan::Sum { "+" } else { "*" };
+        let next = match dtype.is_float() {
+            true => format!("carried {symbol} x{id}[l]"),
+            false => {
+                format!("(long long)((unsigned long long)carried {symbol} (unsigned long long)x{id}[l])")
+            }
+        };
+        before.push_str(&format!(
+            "{indent}{} x{id} = v{arg};\n{indent}{{ {} carried = *s{id}; for (long l = 0; l < count; l++) x{id}[l] = carried = {next}; *s{id} = carried; }}\n",
+            self.ty(dtype),
+            memory_type(dtype)
+        ));
+        format!("x{id}")
     }
 
     /// The store of a value that is the same in all lanes.

@@ -29,7 +29,7 @@ use kiln_ir::math::{Function, Width};
 
 use crate::Options;
 use crate::index::{AxisId, ExprId, Index, Term};
-use crate::loops::{ExprKind, Kernel, Mode, Reduction};
+use crate::loops::{Expr, ExprKind, Kernel, Mode, Reduction, Store};
 
 pub(crate) use arguments::{Arguments, CHUNK, Launch};
 pub(crate) use helpers::helpers;
@@ -134,9 +134,27 @@ fn suffix(dtype: DType) -> &'static str {
     dtype.name()
 }
 
+/// Whether a kernel goes along its rows element by element: a scan does so anyway, and where there is little else to
+/// compute, taking vectors apart and putting them together would take longer than the scan.
+fn runs_by_elements(kernel: &Kernel) -> bool {
+    let is_plain = |dtype: DType| matches!(dtype, DType::F32 | DType::F64 | DType::I64);
+    let is_cheap = |expr: &Expr| match &expr.kind {
+        ExprKind::Apply(op, _) => op.cost() == 0 && is_plain(expr.dtype),
+        ExprKind::Reduce(..) => false,
+        _ => is_plain(expr.dtype),
+    };
+    kernel.mode == Mode::Rows
+        && kernel.has_scans()
+        && kernel.exprs.iter().all(is_cheap)
+        && kernel.buffers.iter().all(|&dtype| is_plain(dtype))
+}
+
 /// Writes a kernel.
 pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
-    let lanes = options.isa.lanes(kernel.widest().max(4));
+    let lanes = match runs_by_elements(kernel) {
+        true => 1,
+        false => options.isa.lanes(kernel.widest().max(4)),
+    };
     let has_f32 = kernel.exprs.iter().any(|e| e.dtype == DType::F32) || kernel.buffers.contains(&DType::F32);
     let wide = kernel.exprs.iter().any(|e| e.dtype.size() == 8);
     let mut this = Emitter {
@@ -158,7 +176,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         inner_names: options.general.then(BTreeMap::new),
         last_names: BTreeMap::new(),
         bodies: String::new(),
-        uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { .. })),
+        uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { code: 1.., .. })),
         streams: false,
         read: Vec::new(),
         ahead: Vec::new(),
@@ -224,8 +242,9 @@ impl<'k> Emitter<'k> {
             .kernel
             .stores
             .iter()
-            .filter(|s| !matches!(self.kernel.exprs[s.value].kind, ExprKind::Fold(..)))
-            .map(|s| self.depths[s.value] + usize::from(self.is_whole(&s.index, s.value)));
+            .enumerate()
+            .filter(|(_, s)| !matches!(self.kernel.exprs[s.value].kind, ExprKind::Fold(..)))
+            .map(|(s, _)| self.store_depth(s) + usize::from(self.is_whole(s)));
         let reductions =
             (0..self.kernel.exprs.len()).filter(|&e| self.is_reduction(e)).map(|e| self.depths[e]);
         stores.chain(reductions).max().unwrap_or(0)
@@ -235,10 +254,23 @@ impl<'k> Emitter<'k> {
         matches!(self.kernel.exprs[expr].kind, ExprKind::Reduce(..))
     }
 
-    /// Whether a store happens inside the inner loops.
-    fn is_whole(&self, index: &Index, value: ExprId) -> bool {
+    /// Whether a store happens inside the inner loops. A scatter does, whatever it puts where.
+    fn is_whole(&self, store: usize) -> bool {
+        let Store { index, value, .. } = &self.kernel.stores[store];
         let inner = (0..self.kernel.axes.len()).any(|a| self.kernel.axes[a].inner && index.mentions(a));
-        inner || self.levels[value] == Level::Body && self.kernel.mode != Mode::Columns
+        let is_body = self.levels[*value] == Level::Body && self.kernel.mode != Mode::Columns;
+        inner || is_body || self.kernel.stores[store].is_scatter()
+    }
+
+    /// The passes that must be complete before a store.
+    fn store_depth(&self, store: usize) -> usize {
+        let operands = self.kernel.stores[store].operands();
+        operands.into_iter().map(|operand| self.depths[operand]).max().unwrap_or(0)
+    }
+
+    /// What stores need to be computed.
+    fn stored(&self, stores: &[usize]) -> Vec<ExprId> {
+        stores.iter().flat_map(|&s| self.kernel.stores[s].operands()).collect()
     }
 
     /// The reductions and stores of a pass.
@@ -252,12 +284,7 @@ impl<'k> Emitter<'k> {
             }
         }
         let stores = (0..self.kernel.stores.len())
-            .filter(|&s| {
-                let store = &self.kernel.stores[s];
-                !self.is_fold(s)
-                    && self.is_whole(&store.index, store.value)
-                    && self.depths[store.value] == pass
-            })
+            .filter(|&s| !self.is_fold(s) && self.is_whole(s) && self.store_depth(s) == pass)
             .collect();
         (reductions, stores)
     }
@@ -301,8 +328,7 @@ impl<'k> Emitter<'k> {
         let mut first: BTreeMap<ExprId, usize> = BTreeMap::new();
         for pass in 0..=passes {
             let (reductions, stores) = self.sinks(pass);
-            let roots =
-                reductions.iter().map(|r| r.2).chain(stores.iter().map(|&s| self.kernel.stores[s].value));
+            let roots = reductions.iter().map(|r| r.2).chain(self.stored(&stores));
             // What is folded is computed when everything else of a row is.
             let roots: Vec<ExprId> = if pass < passes { roots.collect() } else { self.folded() };
             let known =

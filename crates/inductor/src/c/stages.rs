@@ -64,7 +64,7 @@ impl Emitter<'_> {
     /// The loops of a kernel over independent elements.
     pub(super) fn map_loops(&mut self) -> String {
         let stores: Vec<usize> = (0..self.kernel.stores.len()).collect();
-        let results: Vec<ExprId> = self.kernel.stores.iter().map(|s| s.value).collect();
+        let results = self.stored(&stores);
         let (all, _) = self.needed(results.iter().copied(), &|id| self.levels[id] != Level::Body);
         // Which stage computes a value that a later one needs.
         let kept = self.crossing(&all, &results);

@@ -243,6 +243,42 @@ fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, St
             }
             Scalar::Int(best.map_or(0, |(_, place)| place as i64))
         }),
+        Op::IndexAdd { dim } | Op::ScatterAdd { dim } | Op::IndexCopy { dim } | Op::Scatter { dim } => {
+            let adds = matches!(node.op, Op::IndexAdd { .. } | Op::ScatterAdd { .. });
+            let mut made = t(0).clone();
+            for n in 0..t(2).data.len() {
+                let mut at = unfold(n, &t(2).shape);
+                let index = if t(1).shape.rank() == at.len() { t(1).get(&at) } else { t(1).get(&[at[*dim]]) };
+                if !(0..shape[*dim] as i64).contains(&index.as_i64()) {
+                    return Err(node.op.name().into());
+                }
+                at[*dim] = index.as_i64() as usize;
+                let (old, new) = (made.get(&at), t(2).data[n]);
+                made.data[fold(&at, shape)] = match (adds, dtype.is_float()) {
+                    (false, _) => new,
+                    (true, true) => Scalar::Float(old.as_f64() + new.as_f64()),
+                    (true, false) => Scalar::Int(old.as_i64().wrapping_add(new.as_i64())),
+                };
+            }
+            make(dtype, shape, |i| made.get(i))
+        }
+        Op::Cumsum { dim, .. } | Op::Cumprod { dim } => make(dtype, shape, |i| {
+            let from_end = matches!(node.op, Op::Cumsum { reverse: true, .. });
+            let up_to = if from_end { i[*dim]..shape[*dim] } else { 0..i[*dim] + 1 };
+            let elements = up_to.map(|n| {
+                let mut at = i.to_vec();
+                at[*dim] = n;
+                t(0).get(&at)
+            });
+            match (&node.op, dtype.is_float()) {
+                (Op::Cumsum { .. }, true) => Scalar::Float(elements.map(|x| x.as_f64()).sum()),
+                (Op::Cumsum { .. }, false) => {
+                    Scalar::Int(elements.fold(0i64, |a, x| a.wrapping_add(x.as_i64())))
+                }
+                (_, true) => Scalar::Float(elements.map(|x| x.as_f64()).product()),
+                (_, false) => Scalar::Int(elements.fold(1i64, |a, x| a.wrapping_mul(x.as_i64()))),
+            }
+        }),
         Op::Full { .. } => make(dtype, shape, |_| s(0)),
         Op::Arange { .. } => make(dtype, shape, |i| match dtype {
             dtype if !dtype.is_float() => Scalar::Int(s(0).as_i64() + i[0] as i64 * s(1).as_i64()),
