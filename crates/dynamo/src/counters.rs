@@ -77,6 +77,8 @@ counters! {
     cache_hits CacheHit "kernels found in memory or on disk",
     /// Kernels that had to be compiled.
     cache_misses CacheMiss "kernels that had to be compiled",
+    /// Kernels that the C compiler failed on: their ops run one by one.
+    refused RefusedKernel "kernels that the C compiler failed on",
 }
 
 pub(crate) fn count(what: Count) {

@@ -145,6 +145,7 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
             }
         }
     }
+    counters::add(Count::RefusedKernel, refused.len());
     if let Some((_, reason)) = refused.first() {
         let text = warn_once(reason);
         if refused.len() == lowered.kernels.len() {

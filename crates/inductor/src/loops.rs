@@ -499,10 +499,12 @@ impl Kernel {
         out
     }
 
-    /// Bytes per lane of the widest element. What is the same in all lanes takes no room in vectors.
+    /// Bytes per lane of the widest element. An integer that is the same in all lanes takes no room in vectors; a
+    /// float does, since its functions work on registers.
     pub fn widest(&self) -> usize {
         let varies = self.varies(|axis| axis == self.vector_axis());
-        let exprs = self.exprs.iter().zip(varies).filter(|(_, varies)| *varies).map(|(e, _)| e.dtype.size());
+        let exprs = self.exprs.iter().zip(varies).filter(|(e, varies)| *varies || e.dtype.is_float());
+        let exprs = exprs.map(|(e, _)| e.dtype.size());
         exprs.chain(self.stores.iter().map(|store| self.buffers[store.buffer].size())).max().unwrap_or(4)
     }
 

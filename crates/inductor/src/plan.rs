@@ -365,6 +365,8 @@ impl KernelSource {
     /// One C source for several kernels, which must have equal lanes.
     pub fn shard(kernels: &[&KernelSource], isa: CIsa) -> String {
         let lanes = kernels.first().map_or(4, |k| k.lanes);
+        // No instruction written out works on vectors of one lane.
+        let isa = if lanes == 1 { CIsa::Plain } else { isa };
         let mut out = c::prelude(lanes, isa);
         out.push_str(&crate::c::helpers(lanes, isa, kernels));
         let mut functions: Vec<(Function, Width)> =

@@ -198,6 +198,8 @@ fn check_as(options: Compile, usual: Range<u64>, generate: impl Fn(u64) -> Progr
     }
     assert!(failures.is_empty(), "{count} programs disagree\n{failures}");
     assert!(ran > 0, "no program ran");
+    // They would run op by op, and be right all the same.
+    assert_eq!(kiln_dynamo::counters().refused, 0, "kernels that the C compiler fails on");
 }
 
 #[test]
