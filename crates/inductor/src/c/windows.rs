@@ -11,6 +11,7 @@ use kiln_ir::math::c::CIsa;
 use super::narrow::memory_vector;
 use super::{Emitter, suffix};
 use crate::index::{ExprId, Index, Term};
+use crate::loops::ExprKind;
 
 /// Whether every second element of a dtype is had by loading all and taking half.
 pub(super) fn has_second(dtype: DType) -> bool {
@@ -23,6 +24,14 @@ impl<'k> Emitter<'k> {
         let (inner, most) = index.border(self.kernel.vector_axis())?;
         let is_same = |term: &Term| !matches!(term, Term::Value(v, _) if self.lane_varies[*v]);
         index.terms.iter().all(|(term, _)| is_same(term)).then_some((inner, most))
+    }
+
+    /// Whether some of the loads are clamped along the lanes.
+    pub(super) fn has_borders(&self, ids: &[ExprId]) -> bool {
+        ids.iter().any(|&id| match &self.kernel.exprs[id].kind {
+            ExprKind::Load { index, .. } => self.lane_varies[id] && self.border(index).is_some(),
+            _ => false,
+        })
     }
 
     /// A load whose position along the lanes is `inner`, clamped to `most`.
