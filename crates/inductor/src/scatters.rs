@@ -154,9 +154,10 @@ fn computed_whole(graph: &Graph) -> Vec<bool> {
             continue;
         }
         let read = match node.op {
-            Op::Gather { .. } => &node.args[1..],
+            Op::Gather { .. } | Op::SliceScatter { .. } => &node.args[1..],
             Op::Reshape { .. } | Op::Expand { .. } | Op::Permute { .. } | Op::Flip { .. } => &node.args[..],
             Op::Sum { .. } | Op::Amax { .. } | Op::Cumsum { .. } | Op::Cumprod { .. } => &node.args[..],
+            Op::Cat { .. } => &node.args[..],
             ref op if is_step || op.row().class == Class::Pointwise || Call::of(node).is_some() => {
                 &node.args[..]
             }
@@ -187,12 +188,16 @@ pub(crate) fn take_apart<'g>(graph: Cow<'g, Graph>, layouts: &[Layout]) -> Cow<'
         return graph;
     }
     let windows = into_inputs(&graph, layouts);
-    let known = checks(&graph);
+    let (known, whole) = (checks(&graph), computed_whole(&graph));
     let found = |node: &Node| {
         let call = Call::of(node).filter(|_| !windows.contains_key(&node.outs[0]))?;
         let form = call.form(&graph, node).ok()?;
         let to = graph.ty(node.outs[0]).as_tensor()?;
         let is_checked = known.contains(&(bare(&graph, call.index), to.shape[call.dim]));
+        // Of choices of which only a part is needed, only that part's indices would be checked.
+        if form == Form::Choice && !is_checked && !whole[node.outs[0].index()] {
+            return None;
+        }
         Some((call, form, is_checked))
     };
     let emit =
