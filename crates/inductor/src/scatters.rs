@@ -150,7 +150,8 @@ fn computed_whole(graph: &Graph) -> Vec<bool> {
         let of = node.outs[0];
         let has_elements = graph.ty(of).as_tensor().is_some_and(|ty| ty.shape.numel() > 0);
         let is_step = live && is_library(graph, node) && Call::of(node).is_none();
-        if !is_step && !(whole[of.index()] && has_elements) {
+        let is_needed = whole[of.index()] && has_elements;
+        if !is_step && !is_needed {
             continue;
         }
         let read = match node.op {
