@@ -280,6 +280,30 @@ fn a_bad_index_changes_nothing() -> Result<()> {
     Ok(())
 }
 
+/// An index of which a gather reads only a part is not checked by it.
+#[test]
+fn a_bad_index_is_seen_behind_a_gather_of_a_part() -> Result<()> {
+    let (x, y) = (numbers(&[6, 70], DType::F32, 1), numbers(&[6, 70], DType::F32, 2));
+    let src = numbers(&[8, 70], DType::F32, 3);
+    let (region, apart) = (Compile::new().region(), Compile::new().region());
+    for last in [5i64, 6, -1, 2] {
+        let index = Tensor::new(&[0i64, 1, 2, 3, 4, 5, 0, last], &CPU)?;
+        let program = || -> Result<Vec<f32>> {
+            let part = x.index_select(0, &index)?.narrow(0, 0, 2)?.exp()?;
+            let made = y.index_add(0, &index, &src.exp()?)?;
+            part.sum()?.add(&made)?.to_vec()
+        };
+        assert_eq!(region.run(program).is_ok(), program().is_ok(), "{last}");
+        let lines = index.reshape([1, 8])?;
+        let of_a_part = || -> Result<Vec<f32>> {
+            let made = x.narrow(1, 0, 8)?.scatter(0, &lines, &src.narrow(0, 0, 1)?.narrow(1, 0, 8)?)?;
+            made.narrow(1, 0, 2)?.exp()?.to_vec()
+        };
+        assert_eq!(apart.run(of_a_part).is_ok(), of_a_part().is_ok(), "{last}");
+    }
+    Ok(())
+}
+
 #[test]
 fn scans_are_loops_and_bits_are_eagers() {
     let shapes: [(&[usize], i64); 9] = [

@@ -26,7 +26,7 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{DType, Def, Graph, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value};
+use kiln_ir::{Class, DType, Def, Graph, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::fuse::live_nodes;
@@ -141,19 +141,46 @@ fn bare(graph: &Graph, mut value: Value) -> Value {
     value
 }
 
-/// What is gathered by: an index, and the size it is checked against.
+/// By value, whether all of its elements are computed for certain: somebody needs it as a whole, and not a slice of it.
+fn computed_whole(graph: &Graph) -> Vec<bool> {
+    let mut whole = vec![false; graph.value_count()];
+    let leaving = graph.outputs.iter().chain(graph.writes.iter().map(|write| &write.value));
+    leaving.for_each(|value| whole[value.index()] = true);
+    for (node, live) in graph.nodes.iter().zip(live_nodes(graph)).rev() {
+        let of = node.outs[0];
+        let has_elements = graph.ty(of).as_tensor().is_some_and(|ty| ty.shape.numel() > 0);
+        let is_step = live && is_library(graph, node) && Call::of(node).is_none();
+        let is_needed = whole[of.index()] && has_elements;
+        if !is_step && !is_needed {
+            continue;
+        }
+        let read = match node.op {
+            Op::Gather { .. } | Op::SliceScatter { .. } => &node.args[1..],
+            Op::Reshape { .. } | Op::Expand { .. } | Op::Permute { .. } | Op::Flip { .. } => &node.args[..],
+            Op::Sum { .. } | Op::Amax { .. } | Op::Cumsum { .. } | Op::Cumprod { .. } => &node.args[..],
+            Op::Cat { .. } => &node.args[..],
+            ref op if is_step || op.row().class == Class::Pointwise || Call::of(node).is_some() => {
+                &node.args[..]
+            }
+            _ => continue,
+        };
+        read.iter().for_each(|arg| whole[arg.index()] = true);
+    }
+    whole
+}
+
+/// What is gathered by for certain: an index, and the size it is checked against.
 fn checks(graph: &Graph) -> FxHashSet<(Value, usize)> {
-    let live = live_nodes(graph);
-    let gathers = graph.nodes.iter().zip(live).filter(|(_, live)| *live);
-    let check = |(node, _): (&Node, bool)| match node.op {
-        Op::Gather { dim } => {
+    let whole = computed_whole(graph);
+    let check = |node: &Node| match node.op {
+        Op::Gather { dim } if whole[node.outs[0].index()] => {
             let size = *graph.ty(node.args[0]).as_tensor()?.shape.get(dim)?;
             let some = graph.ty(node.outs[0]).as_tensor()?.shape.numel() > 0;
             some.then(|| (bare(graph, node.args[1]), size))
         }
         _ => None,
     };
-    gathers.filter_map(check).collect()
+    graph.nodes.iter().filter_map(check).collect()
 }
 
 /// Makes choices of the scatters that are some, and values of their own of what others scatter.
@@ -162,12 +189,16 @@ pub(crate) fn take_apart<'g>(graph: Cow<'g, Graph>, layouts: &[Layout]) -> Cow<'
         return graph;
     }
     let windows = into_inputs(&graph, layouts);
-    let known = checks(&graph);
+    let (known, whole) = (checks(&graph), computed_whole(&graph));
     let found = |node: &Node| {
         let call = Call::of(node).filter(|_| !windows.contains_key(&node.outs[0]))?;
         let form = call.form(&graph, node).ok()?;
         let to = graph.ty(node.outs[0]).as_tensor()?;
         let is_checked = known.contains(&(bare(&graph, call.index), to.shape[call.dim]));
+        // Of choices of which only a part is needed, only that part's indices would be checked.
+        if form == Form::Choice && !is_checked && !whole[node.outs[0].index()] {
+            return None;
+        }
         Some((call, form, is_checked))
     };
     let emit =

@@ -133,7 +133,7 @@ impl Convolution {
             Some((number, kept)) => {
                 // SAFETY: the caller's promise about the kernels.
                 let make = || unsafe { convolution::transformed(&self.geometry, weight) };
-                kept.get(contents[*number], make).map_err(Failed::Memory)?
+                kept.get(contents[*number], weight.addr(), make).map_err(Failed::Memory)?
             }
             None => None,
         };

@@ -60,21 +60,22 @@ pub struct Kept(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of the operand, as it was seen last.
-    contents: Option<Contents>,
+    /// Of the operand, as it was seen last, and where it began: others may lie in the same memory.
+    seen: Option<(Contents, usize)>,
     made: Option<Arc<Made>>,
 }
 
 impl Kept {
-    /// What is made from these contents, if they were seen before and anything is.
+    /// What is made from these contents from an address on, if they were seen before and anything is.
     pub fn get(
         &self,
         contents: Contents,
+        address: usize,
         make: impl FnOnce() -> Result<Option<Buffer>, AllocError>,
     ) -> Result<Option<Arc<Made>>, AllocError> {
         let mut state = self.0.lock();
-        if state.contents != Some(contents) {
-            *state = State { contents: Some(contents), made: None };
+        if state.seen != Some((contents, address)) {
+            *state = State { seen: Some((contents, address)), made: None };
             return Ok(None);
         }
         if state.made.is_none() {
@@ -91,16 +92,19 @@ mod tests {
     #[test]
     fn kept_from_the_second_time_on_until_something_changes() {
         let (kept, mut made) = (Kept::default(), 0);
-        let mut get = |memory, version| {
+        let mut get_at = |memory, version, address| {
             let before = made;
-            let there = kept.get(Contents { memory, version }, || {
+            let there = kept.get(Contents { memory, version }, address, || {
                 made += 1;
                 Buffer::alloc(8).map(Some)
             });
             (there.unwrap().is_some(), made - before)
         };
+        let mut get = |memory, version| get_at(memory, version, 64);
         assert_eq!([get(1, 1), get(1, 1), get(1, 1)], [(false, 0), (true, 1), (true, 0)]);
         assert_eq!([get(1, 2), get(1, 3), get(1, 3)], [(false, 0), (false, 0), (true, 1)]);
         assert_eq!([get(2, 3), get(1, 3), get(1, 3)], [(false, 0), (false, 0), (true, 1)]);
+        // Another part of the same memory.
+        assert_eq!([get_at(1, 3, 128), get_at(1, 3, 128)], [(false, 0), (true, 1)]);
     }
 }

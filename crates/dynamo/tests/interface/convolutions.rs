@@ -143,6 +143,17 @@ fn kept_kernels_follow_every_change() -> Result<()> {
     }
     check(&w, "changed by the program that reads it")?;
     drop(w);
+    // Parts of one tensor: the same memory, unchanged.
+    let all = waves(&[3, 32, 32, 3, 3], 0.83, DType::F32)?;
+    for _ in 0..3 {
+        for part in 0..3 {
+            let w = all.select(0, part)?;
+            let (got, want) = (numbers(&region.run(|| layer(&w))?)?, numbers(&layer(&w)?)?);
+            let far = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(far < 1e-4, "part {part}: {far}");
+        }
+        check(&all.select(0, 1)?, "a part")?;
+    }
     // Others come to lie where they were.
     for seed in 0..20 {
         check(&fresh(0.1 + f64::from(seed) * 0.01)?, "others")?;
