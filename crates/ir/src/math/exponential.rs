@@ -42,6 +42,25 @@ const fn expm1_coefficients(width: Width) -> &'static [f64] {
     }
 }
 
+/// −Q(−r), coefficient by coefficient.
+const fn mirrored(width: Width) -> &'static [f64] {
+    const fn mirror<const N: usize>(coefficients: &[f64]) -> [f64; N] {
+        let mut out = [0.0; N];
+        let mut k = 0;
+        while k < N {
+            out[k] = if k % 2 == 0 { -coefficients[k] } else { coefficients[k] };
+            k += 1;
+        }
+        out
+    }
+    const F32: [f64; 5] = mirror(expm1_coefficients(Width::F32));
+    const F64: [f64; 10] = mirror(expm1_coefficients(Width::F64));
+    match width {
+        Width::F32 => &F32,
+        Width::F64 => &F64,
+    }
+}
+
 /// x = n·ln 2 + r.
 #[inline(always)]
 fn reduce<L: Lane>(cx: &mut L, x: L::F) -> (Whole<L::F, L::I>, L::F) {
@@ -74,15 +93,25 @@ fn expm1_reduced<L: Lane>(cx: &mut L, r: L::F) -> L::F {
     cx.name("p", p)
 }
 
-/// exp(x) for x whose exponential is a normal number; two integer operations scale it.
+/// 1 − e⁻ˣ for x in [0, 50], accurate relative to the result: (1 − 2ⁿ) + 2ⁿ·(1 − e⁻ʳ) with x = r − n·ln 2.
 #[inline(always)]
-pub(super) fn exp_normal<L: Lane>(cx: &mut L, x: L::F) -> L::F {
-    let (n, r) = reduce(cx, x);
-    let p = exp_reduced(cx, r);
-    let shift = cx.shl(n.int, L::WIDTH.mantissa_bits());
-    let p = cx.bits(p);
-    let bits = cx.int_add(p, shift);
-    cx.bits_to_float(bits)
+pub(super) fn one_minus_exp_minus<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let minus_log2_e = cx.constant(-LOG2_E);
+    let n = cx.nearest(x, minus_log2_e);
+    // One part of ln 2 is enough: what n times its error amounts to is scaled by 2ⁿ.
+    let ln2 = cx.constant(std::f64::consts::LN_2);
+    let r = cx.fma(n.float, ln2, x);
+    let r = cx.name("r", r);
+    // 1 − e⁻ʳ = r − r²·Q(−r), without a negation at run time.
+    let q = cx.polynomial("q", r, mirrored(L::WIDTH));
+    let square = cx.mul(r, r);
+    let p = cx.fma(q, square, r);
+    let p = cx.name("p", p);
+    let s = cx.power_of_two(n.int);
+    let s = cx.name("s", s);
+    let one = cx.constant(1.0);
+    let rest = cx.sub(one, s);
+    cx.fma(s, p, rest)
 }
 
 /// Below the first everything rounds to 0 (and is scaled by less than [`Width::vanishing`]), above the second to
