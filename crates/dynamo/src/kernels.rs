@@ -250,6 +250,14 @@ pub(crate) fn bind(
         ty: TensorTy::new(buffers[v.at.buffer.index()].ty.dtype, v.shape.clone()),
         layout: Layout { shape: v.shape.clone(), strides: v.strides.clone(), offset: v.at.offset as usize },
     };
+    let watched = |constants: &mut Vec<usize>, buffer: usize, is_kept: bool| match buffers[buffer].place {
+        Place::Input(input) if is_kept => {
+            // Sorted below, when all are known.
+            constants.push(input);
+            Some((input, Kept::default()))
+        }
+        _ => None,
+    };
     for step in &lowered.steps {
         steps.push(match step {
             Step::Kernel { kernel, bufs, ints, scalars, items, grain, scratch_bytes, checks: _ } => {
@@ -267,15 +275,23 @@ pub(crate) fn bind(
                     scratch_bytes: *scratch_bytes,
                 }
             }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, epilogue } => program::Step::Gemm {
-                shape: gemm::Shape { m: *m, n: *n, k: *k },
-                dst: matrix(dst),
-                lhs: matrix(lhs),
-                rhs: matrix(rhs),
-                accumulate: *accumulate,
-                element: element(*dtype),
-                epilogue: epilogue.map(|epilogue| (epilogue.rows, epilogue.items)),
-            },
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, constant, epilogue } => {
+                let shape = gemm::Shape { m: *m, n: *n, k: *k };
+                let (element, rhs) = (element(*dtype), matrix(rhs));
+                let is_kept = *constant
+                    && element != program::Element::I64
+                    && gemm::is_kept(shape, rhs.row, rhs.column);
+                program::Step::Gemm {
+                    shape,
+                    dst: matrix(dst),
+                    lhs: matrix(lhs),
+                    rhs,
+                    accumulate: *accumulate,
+                    element,
+                    constant: watched(&mut constants, rhs.buffer, is_kept),
+                    epilogue: epilogue.map(|epilogue| (epilogue.rows, epilogue.items)),
+                }
+            }
             Step::Bmm { batch: count, m, n, k, lhs, rhs, dst, dtype } => program::Step::Bmm {
                 batch: *count,
                 shape: gemm::Shape { m: *m, n: *n, k: *k },
@@ -288,15 +304,8 @@ pub(crate) fn bind(
                 let (x, weight) = (operand(x), operand(weight));
                 let geometry = geometry(op, &x.ty, &weight.ty).ok_or("a convolution of other tensors")?;
                 let element = element(*dtype);
-                let constant = match buffers[weight.buffer].place {
-                    Place::Input(input) if *constant && convolve::is_kept(&geometry, element) => Some(input),
-                    _ => None,
-                };
-                let constant = constant.map(|input| {
-                    // Sorted below, when all are known.
-                    constants.push(input);
-                    (input, Kept::default())
-                });
+                let is_kept = *constant && convolve::is_kept(&geometry, element);
+                let constant = watched(&mut constants, weight.buffer, is_kept);
                 places.push(program::Place::Arena(free.start));
                 let bytes = |slot: usize, step: i64| match &lowered.steps.get(steps.len() + 1) {
                     Some(Step::Kernel { bufs, .. }) => {
@@ -376,9 +385,12 @@ pub(crate) fn bind(
     constants.sort_unstable();
     constants.dedup();
     for step in &mut steps {
-        if let program::Step::Convolution(step) = step
-            && let Some((number, _)) = &mut step.constant
-        {
+        let constant = match step {
+            program::Step::Convolution(step) => &mut step.constant,
+            program::Step::Gemm { constant, .. } => constant,
+            _ => continue,
+        };
+        if let Some((number, _)) = constant {
             *number = constants.partition_point(|input| *input < *number);
         }
     }

@@ -60,7 +60,7 @@ struct Product {
 
 fn product(step: &Step) -> Option<Product> {
     match step {
-        Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype, epilogue: _ } => {
+        Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype, constant: _, epilogue: _ } => {
             let whole = dst.at.offset == 0 && dst.row == *n as i64 && dst.column == 1;
             (whole && matches!(dtype, DType::F32 | DType::F64)).then_some(Product {
                 batch: 1,

@@ -377,7 +377,7 @@ enums! {
         }
         1 Gemm {
             m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, accumulate: accumulate, dtype: dtype,
-            epilogue: epilogue
+            constant: constant, epilogue: epilogue
         }
         2 Random { distribution: distribution, buffer: buffer, seed: seed, offset: offset }
         3 Copy { src: src, dst: dst }

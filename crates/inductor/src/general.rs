@@ -165,7 +165,7 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
                     }
                 }
             }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: _, dtype: _, epilogue: _ } => {
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: _, dtype: _, constant: _, epilogue: _ } => {
                 [m, n, k].into_iter().for_each(|size| change_size(size, numbers));
                 [lhs, rhs, dst].into_iter().for_each(|matrix| change_matrix(matrix, numbers));
             }

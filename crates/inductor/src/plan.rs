@@ -244,6 +244,8 @@ pub enum Step {
         accumulate: bool,
         /// Element type.
         dtype: DType,
+        /// Whether the right operand is an input that is likely to be the same in the next call.
+        constant: bool,
         /// How the next step, a kernel, goes on with rows that are finished.
         epilogue: Option<Epilogue>,
     },

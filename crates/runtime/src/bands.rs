@@ -4,15 +4,18 @@
 //! Kernels don't know: they are given a pointer from which the rows before the band are subtracted, and the items of
 //! the band.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::gemm::{self, Matrix, Product, Shape};
+use crate::kept::{Contents, Made};
 use crate::kernel::Args;
 use crate::panel::Float;
 use crate::pool::AllocError;
-use crate::program::{Element, MatrixAt, Place, Program, Step};
+use crate::program::{self, Element, MatrixAt, Place, Program, Step};
 use crate::scratch;
 use crate::threads::{Shared, parallel_for};
 
@@ -47,6 +50,8 @@ pub(crate) struct Run<'a> {
     pub pointers: Shared<&'a [*mut u8]>,
     /// The run's numbers.
     pub scalars: &'a [u64],
+    /// Those of the program's constants.
+    pub contents: &'a [Contents],
 }
 
 /// A right operand that is turned round once for all bands of a matrix.
@@ -54,9 +59,12 @@ pub(crate) struct Run<'a> {
 struct Turned {
     /// The product.
     step: usize,
-    /// Where the copy begins in the thread's memory.
+    /// Where the copy begins in the thread's memory, unless one is kept.
     offset: usize,
 }
+
+/// Copies of right operands that are kept, by product.
+type KeptCopies = SmallVec<[(usize, Arc<Made>); MOST_TURNED]>;
 
 /// The most of them.
 const MOST_TURNED: usize = 4;
@@ -69,8 +77,10 @@ struct Rows {
     dst: usize,
     lhs: MatrixAt,
     rhs: MatrixAt,
-    /// Room for the right operand, turned round.
+    /// If the right operand is turned round once: room for that.
     copy: Option<*mut u8>,
+    /// Or it is there already.
+    kept: Option<*mut u8>,
 }
 
 /// The rows that are worked on.
@@ -99,7 +109,9 @@ impl Run<'_> {
             Step::Bmm { batch, shape, .. } => (*batch, shape.m),
             Step::Kernel { .. } | Step::Convolution(_) | Step::Random { .. } | Step::Host(_) => return Ok(()),
         };
-        let (turned, turned_end) = self.turned(bytes.next_multiple_of(64));
+        // SAFETY: the caller's promise is passed on.
+        let kept = unsafe { self.kept() };
+        let (turned, turned_end) = self.turned(&kept, bytes.next_multiple_of(64));
         // Kernels' tables of pointers and numbers come last.
         let table = self.members().map(|(_, step)| match step {
             Step::Kernel { bufs, scalars, .. } => bufs.len() + scalars.len(),
@@ -118,7 +130,7 @@ impl Run<'_> {
                     let (before, all) = (matrix * m, batch * m);
                     let band = Band { matrix, from, to, before, all, memory, is_new };
                     // SAFETY: the caller's promise is passed on; the tables lie behind everything else.
-                    unsafe { self.band(band, &turned, memory.wrapping_add(turned_end)) }?;
+                    unsafe { self.band(band, &turned, &kept, memory.wrapping_add(turned_end)) }?;
                 }
                 Ok(())
             });
@@ -131,9 +143,26 @@ impl Run<'_> {
         failed.into_inner().map_or(Ok(()), Err)
     }
 
+    /// # Safety
+    /// As for [`Run::run`].
+    unsafe fn kept(&self) -> KeptCopies {
+        let copies = self.members().filter_map(|(index, step)| match step {
+            Step::Gemm { shape, rhs, element, constant, .. } => {
+                let pointers = self.pointers.get();
+                // SAFETY: the caller's promise is passed on. A constant is no band's.
+                let copy = unsafe {
+                    program::straightened(constant, self.contents, *shape, *element, rhs, pointers)
+                };
+                copy.map(|copy| (index, copy))
+            }
+            _ => None,
+        });
+        copies.collect()
+    }
+
     /// Right operands that each band would turn round, copied once for all bands of a matrix: their copies begin at
     /// this byte; and where they end.
-    fn turned(&self, mut end: usize) -> ([Option<Turned>; MOST_TURNED], usize) {
+    fn turned(&self, kept: &KeptCopies, mut end: usize) -> ([Option<Turned>; MOST_TURNED], usize) {
         let mut found = [None; MOST_TURNED];
         let mut places = found.iter_mut();
         for (step, member) in self.members().filter(|_| self.bands.count > 1) {
@@ -148,7 +177,8 @@ impl Run<'_> {
             };
             if let (Some(bytes), Some(place)) = (bytes, places.next()) {
                 *place = Some(Turned { step, offset: end });
-                end += bytes.next_multiple_of(64);
+                let is_kept = kept.iter().any(|(product, _)| *product == step);
+                end += if is_kept { 0 } else { bytes.next_multiple_of(64) };
             }
         }
         (found, end)
@@ -163,11 +193,18 @@ impl Run<'_> {
     ///
     /// # Safety
     /// As for [`Run::run`].
-    unsafe fn band(&self, band: Band, turned: &[Option<Turned>], table: *mut u8) -> Result<(), Failed> {
+    unsafe fn band(
+        &self,
+        band: Band,
+        turned: &[Option<Turned>],
+        kept: &KeptCopies,
+        table: *mut u8,
+    ) -> Result<(), Failed> {
         let mut kernels = self.bands.kernels.iter();
         for (index, step) in self.members() {
             let copy = turned.iter().flatten().find(|turned| turned.step == index);
             let copy = copy.map(|turned| band.memory.wrapping_add(turned.offset));
+            let kept = kept.iter().find(|(product, _)| *product == index).map(|(_, copy)| copy.as_ptr());
             match step {
                 Step::Kernel { kernel, bufs, ints, scalars, items, grain: _, scratch_bytes } => {
                     let Some(&(rows, per)) = kernels.next() else { continue };
@@ -199,13 +236,13 @@ impl Run<'_> {
                     }
                 }
                 Step::Gemm { shape, dst, lhs, rhs, element, .. } => {
-                    let rows = Rows { shape: *shape, dst: dst.buffer, lhs: *lhs, rhs: *rhs, copy };
+                    let rows = Rows { shape: *shape, dst: dst.buffer, lhs: *lhs, rhs: *rhs, copy, kept };
                     // SAFETY: the caller's promise is passed on.
                     unsafe { self.product(band, rows, *element) }
                 }
                 Step::Bmm { shape, dst, lhs, rhs, element, .. } => {
                     let (lhs, rhs) = (lhs.at(band.matrix), rhs.at(band.matrix));
-                    let rows = Rows { shape: *shape, dst: *dst, lhs, rhs, copy };
+                    let rows = Rows { shape: *shape, dst: *dst, lhs, rhs, copy, kept };
                     // SAFETY: the caller's promise is passed on.
                     unsafe { self.product(band, rows, *element) }
                 }
@@ -230,20 +267,21 @@ impl Run<'_> {
     /// # Safety
     /// As for [`Run::run`]; elements are of type T.
     unsafe fn rows_of<T: Float>(&self, band: Band, rows: Rows) {
-        let Rows { shape, dst, lhs, rhs, copy } = rows;
+        let Rows { shape, dst, lhs, rhs, copy, kept } = rows;
         let dst = MatrixAt { buffer: dst, offset: 0, row: shape.n as isize, column: 1 };
         let matrix = |at: MatrixAt, row: usize| {
             let first = self.buffer(at.buffer, band).cast::<T>().wrapping_offset(at.offset);
             Matrix::new(first, at.row, at.column).at(row, 0)
         };
         let mut rhs = matrix(rhs, 0);
-        if let Some(copy) = copy {
-            let straight = Matrix::new(copy.cast::<T>(), shape.n as isize, 1);
-            if band.is_new {
+        let dense = |pointer: *mut u8| Matrix::new(pointer.cast::<T>(), shape.n as isize, 1);
+        let mut straight = kept.map(dense);
+        if let Some(copy) = copy.map(dense) {
+            if straight.is_none() && band.is_new {
                 // SAFETY: the thread's memory has room for the copy.
-                unsafe { gemm::turn(shape, rhs, straight) }
+                unsafe { gemm::turn(shape, rhs, copy) }
             }
-            rhs = straight;
+            rhs = straight.take().unwrap_or(copy);
         }
         let product = Product {
             shape: Shape { m: band.to - band.from, ..shape },
@@ -251,6 +289,7 @@ impl Run<'_> {
             accumulate: false,
             lhs: matrix(lhs, band.from),
             rhs,
+            straight,
         };
         // SAFETY: the caller's promise is passed on.
         unsafe { gemm::serial(product) }

@@ -11,6 +11,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::panel::Float;
+use crate::pool::{AllocError, Buffer};
 use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
 
@@ -67,18 +68,29 @@ pub(crate) struct Product<T> {
     pub(crate) accumulate: bool,
     pub(crate) lhs: Matrix<T>,
     pub(crate) rhs: Matrix<T>,
+    /// A `rhs` that lies the wrong way, copied the right way round, if such a copy is kept.
+    pub(crate) straight: Option<Matrix<T>>,
 }
 
 impl<T: Copy> Product<T> {
     /// The part that computes `shape` results from `(i, j)` on.
     fn part(&self, i: usize, j: usize, shape: Shape) -> Product<T> {
-        Product { shape, dst: self.dst.at(i, j), lhs: self.lhs.at(i, 0), rhs: self.rhs.at(0, j), ..*self }
+        let straight = self.straight.map(|straight| straight.at(0, j));
+        let (lhs, rhs) = (self.lhs.at(i, 0), self.rhs.at(0, j));
+        Product { shape, dst: self.dst.at(i, j), lhs, rhs, straight, ..*self }
     }
 
     fn transposed(&self) -> Product<T> {
         let Shape { m, n, k } = self.shape;
         let (lhs, rhs) = (self.rhs.transposed(), self.lhs.transposed());
-        Product { shape: Shape { m: n, n: m, k }, dst: self.dst.transposed(), lhs, rhs, ..*self }
+        Product {
+            shape: Shape { m: n, n: m, k },
+            dst: self.dst.transposed(),
+            lhs,
+            rhs,
+            straight: None,
+            ..*self
+        }
     }
 }
 
@@ -97,40 +109,6 @@ impl std::fmt::Debug for Then<'_> {
     }
 }
 
-/// As [`gemm_f32()`]; `then` is called for all rows, once each. False if it was not called at all: the product has
-/// too few bands of rows for that.
-///
-/// # Safety
-/// As for [`gemm_f32()`]; what `then` does to rows of `dst` is right when all their elements are there, and it
-/// changes no operand.
-pub unsafe fn gemm_f32_then(
-    shape: Shape,
-    dst: Matrix<f32>,
-    accumulate: bool,
-    lhs: Matrix<f32>,
-    rhs: Matrix<f32>,
-    then: Then<'_>,
-) -> bool {
-    // SAFETY: the caller's promise is passed on.
-    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, Some(then)) }
-}
-
-/// As [`gemm_f32_then()`] in f64.
-///
-/// # Safety
-/// As for [`gemm_f32_then()`].
-pub unsafe fn gemm_f64_then(
-    shape: Shape,
-    dst: Matrix<f64>,
-    accumulate: bool,
-    lhs: Matrix<f64>,
-    rhs: Matrix<f64>,
-    then: Then<'_>,
-) -> bool {
-    // SAFETY: the caller's promise is passed on.
-    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, Some(then)) }
-}
-
 /// `dst = lhs · rhs` in f32, or `dst += lhs · rhs` with `accumulate`.
 ///
 /// # Safety
@@ -138,7 +116,7 @@ pub unsafe fn gemm_f64_then(
 /// read with `accumulate`). No two elements of `dst` share memory, and none with an operand.
 pub unsafe fn gemm_f32(shape: Shape, dst: Matrix<f32>, accumulate: bool, lhs: Matrix<f32>, rhs: Matrix<f32>) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, None) };
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs, straight: None }, None) };
 }
 
 /// `dst = lhs · rhs` in f64, or `dst += lhs · rhs` with `accumulate`.
@@ -147,7 +125,7 @@ pub unsafe fn gemm_f32(shape: Shape, dst: Matrix<f32>, accumulate: bool, lhs: Ma
 /// As for [`gemm_f32()`].
 pub unsafe fn gemm_f64(shape: Shape, dst: Matrix<f64>, accumulate: bool, lhs: Matrix<f64>, rhs: Matrix<f64>) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs }, None) };
+    unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs, straight: None }, None) };
 }
 
 /// `dst = lhs · rhs` in i64, or `dst += lhs · rhs` with `accumulate`; wraps on overflow.
@@ -194,9 +172,13 @@ const FEW: usize = 16;
 /// The most results the library computes as dot products in one call.
 const DOTS: usize = 256;
 
+/// The product. `then` is called for all rows, once each; false if it was not called at all: the product has too few
+/// bands of rows for that.
+///
 /// # Safety
-/// As for [`gemm_f32()`]; so for all functions below.
-unsafe fn gemm<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
+/// As for [`gemm_f32()`], and so for all functions below; what `then` does to rows of `dst` is right when all their
+/// elements are there, and it changes no operand.
+pub(crate) unsafe fn gemm<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
     let Product { shape: Shape { m, n, k }, dst, accumulate, .. } = product;
     if m == 0 || n == 0 {
         return false;
@@ -221,6 +203,7 @@ const MOST_BANDS: usize = 64;
 /// Cuts `dst` into a grid of tiles and computes them on the pool; whether bands of rows were handed on.
 unsafe fn tiles<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
     let Shape { m, n, k } = product.shape;
+    // Also where a copy is kept: other tiles might be other kernels', with other bits.
     let costs = [product.lhs, product.rhs].map(|operand| if operand.is_turned() { TURNED_COST } else { 1 });
     let (rows, columns) = grid(product.shape, threads::count(), costs);
     let cut = |size: usize, parts: usize| {
@@ -311,7 +294,17 @@ unsafe fn dots<T: Float>(product: Product<T>) {
 
 /// A product whose `rhs` lies the wrong way: block by block it is copied the right way round.
 unsafe fn straight_rhs<T: Float>(product: Product<T>) {
-    let Product { shape: Shape { m, n, k }, accumulate, lhs, rhs, .. } = product;
+    let Product { shape: Shape { m, n, k }, accumulate, lhs, rhs, straight, .. } = product;
+    if let Some(rhs) = straight {
+        // As below, so that no bit is another.
+        for p in (0..k).step_by(BLOCK) {
+            let shape = Shape { m, n, k: BLOCK.min(k - p) };
+            let (lhs, rhs) = (lhs.at(0, p), rhs.at(p, 0));
+            // SAFETY: the block is within the shape.
+            unsafe { T::panel(Product { shape, accumulate: accumulate || p > 0, lhs, rhs, ..product }) };
+        }
+        return;
+    }
     let (width, depth) = (n.min(BLOCK), k.min(BLOCK));
     let copied = scratch::with(depth * width * size_of::<T>(), |copy| {
         let copy = copy.cast::<T>();
@@ -384,7 +377,7 @@ pub(crate) unsafe fn batched<T: Float>(
     let run = |begin: usize, end: usize| {
         for [dst, lhs, rhs] in (begin..end).map(operands) {
             // SAFETY: the caller's promise is passed on.
-            unsafe { gemm(Product { shape, dst, accumulate: false, lhs, rhs }, None) };
+            unsafe { gemm(Product { shape, dst, accumulate: false, lhs, rhs, straight: None }, None) };
         }
     };
     let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
@@ -393,6 +386,27 @@ pub(crate) unsafe fn batched<T: Float>(
     } else {
         run(0, count);
     }
+}
+
+/// Rows from which turning `rhs` round is too little of a product to keep a copy.
+const MANY: usize = 96;
+
+/// Whether a copy of `rhs` the right way round is worth its memory, where `rhs` is the same in many products.
+pub fn is_kept(shape: Shape, row: isize, column: isize) -> bool {
+    let Shape { m, n, k } = shape;
+    row == 1 && column != 1 && m.min(n) > FEW && m <= MANY && k > 0
+}
+
+/// Such a copy: its rows are contiguous.
+///
+/// # Safety
+/// `rhs` is readable for the shape, and its columns are contiguous.
+pub(crate) unsafe fn straightened<T: Float>(shape: Shape, rhs: Matrix<T>) -> Result<Buffer, AllocError> {
+    let Shape { n, k, .. } = shape;
+    let copy = Buffer::alloc(n.saturating_mul(k).saturating_mul(size_of::<T>()).max(1))?;
+    // SAFETY: the caller's promise is passed on; the copy has room for all of it.
+    unsafe { T::straighten(rhs, copy.as_ptr().cast(), n, k, n) };
+    Ok(copy)
 }
 
 /// The most bytes of an operand that is turned round once for several products: they stay in the core's own cache.
@@ -574,6 +588,34 @@ mod tests {
         assert_eq!(grid(Shape { m: 4096, n: 4096, k: 4096 }, 16, [1, 4]), (4, 16));
     }
 
+    #[test]
+    fn kept_copies_change_no_bit() {
+        let mut words = Words(4);
+        let mut kept = 0;
+        for (m, n, k) in [(17, 17, 1), (17, 700, 513), (64, 256, 256), (90, 90, 1200), (96, 1030, 70)] {
+            let shape = Shape { m, n, k };
+            for (layouts, accumulate) in [([0, 1, 0], false), ([4, 3, 2], true), ([1, 1, 0], true)] {
+                let mut value = || words.unit() as f32;
+                let mut lhs = Owned::new(m, k, layouts[0], &mut value);
+                let mut rhs = Owned::new(k, n, layouts[1], &mut value);
+                let mut plain = Owned::new(m, n, layouts[2], &mut value);
+                let mut dst = Owned { values: plain.values.clone(), ..plain };
+                kept += usize::from(is_kept(shape, rhs.row, rhs.column));
+                let (lhs, rhs) = (lhs.matrix(), rhs.matrix());
+                // SAFETY: matrices of these shapes in memory of their own.
+                unsafe {
+                    gemm_f32(shape, plain.matrix(), accumulate, lhs, rhs);
+                    let copy = straightened(shape, rhs).unwrap();
+                    let straight = Some(Matrix::new(copy.as_ptr().cast(), n as isize, 1));
+                    gemm(Product { shape, dst: dst.matrix(), accumulate, lhs, rhs, straight }, None);
+                }
+                let bits = |owned: &Owned<f32>| owned.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert!(bits(&plain) == bits(&dst), "{shape:?} {layouts:?}");
+            }
+        }
+        assert_eq!(kept, 15);
+    }
+
     /// Every row is handed on once, when it is finished, in bands that begin where they may; no bit is another.
     #[test]
     fn finished_rows_are_handed_on() {
@@ -602,10 +644,12 @@ mod tests {
                     }
                 };
                 let then = Then { rows: multiple, run: &run };
+                let (dst_at, lhs, rhs) = (to.get(), lhs.matrix(), rhs.matrix());
                 // SAFETY: matrices of these shapes in memory of their own.
                 let is_done = unsafe {
-                    gemm_f32(shape, plain.matrix(), false, lhs.matrix(), rhs.matrix());
-                    gemm_f32_then(shape, to.get(), false, lhs.matrix(), rhs.matrix(), then)
+                    gemm_f32(shape, plain.matrix(), false, lhs, rhs);
+                    let product = Product { shape, dst: dst_at, accumulate: false, lhs, rhs, straight: None };
+                    gemm(product, Some(then))
                 };
                 handed += usize::from(is_done);
                 assert!(calls.iter().all(|c| c.load(Ordering::Relaxed) == usize::from(is_done)));

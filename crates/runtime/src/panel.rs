@@ -46,7 +46,7 @@ macro_rules! kernels {
         const ZERO: Self = 0.0;
 
         unsafe fn panel(product: Product<Self>) {
-            let Product { shape: Shape { m, n, k }, dst, accumulate, lhs, rhs } = product;
+            let Product { shape: Shape { m, n, k }, dst, accumulate, lhs, rhs, .. } = product;
             let (dst_at, lhs_at, rhs_at) = (dst.pointer, lhs.pointer, rhs.pointer);
             let no = false;
             // The library's kernels are column-major: they are given the transposed product.
@@ -117,7 +117,7 @@ impl Float for f64 {
 /// A row times a matrix with contiguous rows: eight rows at a time are added to `dst`, all read in order.
 #[inline(always)]
 unsafe fn row<T: Float, const FMA: bool>(product: Product<T>) {
-    let Product { shape: Shape { n, k, .. }, dst, accumulate, lhs, rhs } = product;
+    let Product { shape: Shape { n, k, .. }, dst, accumulate, lhs, rhs, .. } = product;
     // SAFETY: `dst` has `n` contiguous elements; they are written before they are read.
     let dst = unsafe {
         if !accumulate {

@@ -1,12 +1,13 @@
 //! Programs: a list of kernel launches and library calls over a table of buffers, ready to run again and
 //! again without asking the allocator for anything.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::bands::{self, Bands, Failed};
 use crate::convolve::{self, Convolution, Epilogue};
-use crate::gemm::{self, Matrix, Then};
-use crate::kept::Contents;
+use crate::gemm::{self, Matrix, Product, Then};
+use crate::kept::{Contents, Kept, Made};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
@@ -57,6 +58,13 @@ pub struct MatrixAt {
     pub row: isize,
     /// From column to column.
     pub column: isize,
+}
+
+impl MatrixAt {
+    /// The matrix, in buffers that are there.
+    fn matrix<T>(&self, pointers: &[*mut u8]) -> Matrix<T> {
+        Matrix::new(pointers[self.buffer].cast::<T>().wrapping_offset(self.offset), self.row, self.column)
+    }
 }
 
 /// A batch of strided matrices in a buffer.
@@ -116,6 +124,8 @@ pub enum Step {
         accumulate: bool,
         /// Element type.
         element: Element,
+        /// If the right operand is a constant of the program: which one, and its copy the right way round.
+        constant: Option<(usize, Kept)>,
         /// Whether the next step, a kernel, may run on rows that are finished: so many rows are so many items.
         epilogue: Option<(usize, i64)>,
     },
@@ -278,6 +288,30 @@ impl Bound {
 // SAFETY: the pointers are scratch, filled and used within one run.
 unsafe impl Send for Workspace {}
 
+/// The copy of a product's right operand that is kept, if there is one. Without memory for it there is none.
+///
+/// # Safety
+/// The operand is readable for the shape, and its contents are those of its constant.
+pub(crate) unsafe fn straightened(
+    constant: &Option<(usize, Kept)>,
+    contents: &[Contents],
+    shape: gemm::Shape,
+    element: Element,
+    rhs: &MatrixAt,
+    pointers: &[*mut u8],
+) -> Option<Arc<Made>> {
+    let (number, kept) = constant.as_ref()?;
+    // SAFETY: the caller's promise is passed on.
+    let make = || unsafe {
+        match element {
+            Element::F64 => gemm::straightened(shape, rhs.matrix::<f64>(pointers)).map(Some),
+            _ => gemm::straightened(shape, rhs.matrix::<f32>(pointers)).map(Some),
+        }
+    };
+    // The step's offset into the buffer is always the same.
+    kept.get(contents[*number], pointers[rhs.buffer].addr(), make).ok().flatten()
+}
+
 /// The pointers of a kernel's buffers: as they were bound, or put together in `room`.
 fn table<'a>(
     bound: &'a Option<Box<Bound>>,
@@ -348,7 +382,8 @@ impl Program {
         for (index, step) in self.steps.iter().enumerate() {
             let begin = times.is_some().then(Instant::now);
             if let Some(bands) = bands.next_if(|bands| bands.first == index) {
-                let run = bands::Run { program: self, bands, pointers: Shared(&pointers[..]), scalars };
+                let pointers = Shared(&pointers[..]);
+                let run = bands::Run { program: self, bands, pointers, scalars, contents };
                 // SAFETY: the caller's promise about the steps is passed on.
                 unsafe { run.run() }.map_err(|failed| match failed {
                     Failed::Memory(error) => Stopped::Memory(error),
@@ -370,15 +405,17 @@ impl Program {
                         return Err(Stopped::Status { step: index, code });
                     }
                 }
-                Step::Gemm { shape, dst, lhs, rhs, accumulate, element, epilogue } => {
+                Step::Gemm { shape, dst, lhs, rhs, accumulate, element, constant, epilogue } => {
+                    // SAFETY: the caller's promise about the steps is passed on.
+                    let copy = unsafe { straightened(constant, contents, *shape, *element, rhs, pointers) };
                     macro_rules! product {
-                        ($gemm:path, $ty:ty $(, $then:expr)?) => {{
-                            let matrix = |m: &MatrixAt| {
-                                let first = pointers[m.buffer].cast::<$ty>().wrapping_offset(m.offset);
-                                Matrix::new(first, m.row, m.column)
-                            };
-                            // SAFETY: the caller's promise about the steps is passed on.
-                            unsafe { $gemm(*shape, matrix(dst), *accumulate, matrix(lhs), matrix(rhs) $(, $then)?) }
+                        ($ty:ty) => {{
+                            let matrix = |m: &MatrixAt| m.matrix::<$ty>(pointers);
+                            let straight = copy
+                                .as_ref()
+                                .map(|copy| Matrix::new(copy.as_ptr().cast::<$ty>(), shape.n as isize, 1));
+                            let (dst, lhs, rhs) = (matrix(dst), matrix(lhs), matrix(rhs));
+                            Product { shape: *shape, dst, accumulate: *accumulate, lhs, rhs, straight }
                         }};
                     }
                     // Steps that are timed run one by one.
@@ -408,20 +445,29 @@ impl Program {
                                 };
                                 launch.part(item(begin), item(end));
                             };
-                            let then = Then { rows: *rows, run: &run };
-                            is_done = match element {
-                                Element::F64 => product!(gemm::gemm_f64_then, f64, then),
-                                _ => product!(gemm::gemm_f32_then, f32, then),
+                            let then = Some(Then { rows: *rows, run: &run });
+                            // SAFETY: the caller's promise about the steps is passed on.
+                            is_done = unsafe {
+                                match element {
+                                    Element::F64 => gemm::gemm(product!(f64), then),
+                                    _ => gemm::gemm(product!(f32), then),
+                                }
                             };
                             let code = launch.status();
                             if code != 0 {
                                 return Err(Stopped::Status { step: index + 1, code });
                             }
                         }
-                        _ => match element {
-                            Element::F32 => product!(gemm::gemm_f32, f32),
-                            Element::F64 => product!(gemm::gemm_f64, f64),
-                            Element::I64 => product!(gemm::gemm_i64, i64),
+                        // SAFETY: the caller's promise about the steps is passed on.
+                        _ => unsafe {
+                            match element {
+                                Element::F32 => _ = gemm::gemm(product!(f32), None),
+                                Element::F64 => _ = gemm::gemm(product!(f64), None),
+                                Element::I64 => {
+                                    let Product { shape, dst, accumulate, lhs, rhs, .. } = product!(i64);
+                                    gemm::gemm_i64(shape, dst, accumulate, lhs, rhs);
+                                }
+                            }
                         },
                     }
                 }
@@ -429,10 +475,7 @@ impl Program {
                     let pointers = Shared(&pointers[..]);
                     macro_rules! products {
                         ($ty:ty) => {{
-                            let place = |m: MatrixAt| {
-                                let first = pointers.get()[m.buffer].cast::<$ty>();
-                                Matrix::new(first.wrapping_offset(m.offset), m.row, m.column)
-                            };
+                            let place = |m: MatrixAt| m.matrix::<$ty>(pointers.get());
                             let product = |number: usize| {
                                 let offset = (number * shape.m * shape.n) as isize;
                                 let dst = MatrixAt { buffer: *dst, offset, row: shape.n as isize, column: 1 };

@@ -6,6 +6,7 @@ mod backends;
 mod convolutions;
 mod explanations;
 mod modes;
+mod products;
 mod stances;
 
 use kiln_tensor::Tensor;

@@ -37,12 +37,13 @@ impl Assembler<'_, '_> {
         is_float && node.args.len() == 2 && node.args.iter().all(is_dense)
     }
 
-    /// Whether a value is an input that is likely to be the same in the next call.
+    /// Whether a value is an input that is likely to be the same in the next call, or a part of one.
     fn constant(&self, value: Value) -> bool {
-        let graph = self.fusion.graph;
+        let Fusion { graph, layouts, stored, .. } = self.fusion;
+        let base = view_of(graph, layouts, stored, value).base;
         self.options.constants
-            && matches!(graph.def(value), Def::Input(_))
-            && graph.writes.iter().all(|write| write.target != value)
+            && matches!(graph.def(base), Def::Input(_))
+            && graph.writes.iter().all(|write| write.target != base)
     }
 
     pub(super) fn library(&mut self, n: usize) {
@@ -61,10 +62,9 @@ impl Assembler<'_, '_> {
                 let (m, n, k) = (ty.shape[0], ty.shape[1], self.tensor(node.args[0]).shape[1]);
                 let (lhs, rhs) = (self.matrix(node.args[0]), self.matrix(node.args[1]));
                 let dst = MatrixRef { at: BufferRef { buffer: dst, offset: 0 }, row: n as i64, column: 1 };
-                (
-                    Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype: ty.dtype, epilogue: None },
-                    "gemm",
-                )
+                let (dtype, constant) = (ty.dtype, self.constant(node.args[1]));
+                let (accumulate, epilogue) = (false, None);
+                (Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, constant, epilogue }, "gemm")
             }
             Op::Bmm {} if self.fusion.is_batched(node) => {
                 let (m, n, k) = (ty.shape[1], ty.shape[2], self.tensor(node.args[0]).shape[2]);

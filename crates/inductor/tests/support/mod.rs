@@ -493,7 +493,7 @@ impl<'p> Run<'p> {
                     code => Err(checks[code as usize - 1].op.to_string()),
                 }
             }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, epilogue: _ } => {
+            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, constant: _, epilogue: _ } => {
                 let at = |x: &MatrixRef, i: usize, j: usize| i as i64 * x.row + j as i64 * x.column;
                 for i in 0..*m {
                     for j in 0..*n {
@@ -584,6 +584,7 @@ fn one_of(product: &Step, b: usize) -> Step {
         dst: MatrixRef { at: dst, row: *n as i64, column: 1 },
         accumulate: false,
         dtype: *dtype,
+        constant: false,
         epilogue: None,
     }
 }
