@@ -592,7 +592,7 @@ mod tests {
     fn kept_copies_change_no_bit() {
         let mut words = Words(4);
         let mut kept = 0;
-        for (m, n, k) in [(17, 17, 1), (17, 700, 513), (64, 256, 256), (90, 90, 1200), (96, 1030, 70)] {
+        for (m, n, k) in [(17, 17, 2), (17, 700, 513), (64, 256, 256), (90, 90, 1200), (96, 1030, 70)] {
             let shape = Shape { m, n, k };
             for (layouts, accumulate) in [([0, 1, 0], false), ([4, 3, 2], true), ([1, 1, 0], true)] {
                 let mut value = || words.unit() as f32;
