@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::contract::Real;
 use crate::convolution::{self, Constant, Finished, Geometry, Then};
-use crate::kept::{Contents, Kept};
+use crate::kept::{Contents, Form, Kept, Operand};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{self, AllocError};
 use crate::program::Element;
@@ -133,7 +133,10 @@ impl Convolution {
             Some((number, kept)) => {
                 // SAFETY: the caller's promise about the kernels.
                 let make = || unsafe { convolution::transformed(&self.geometry, weight) };
-                kept.get(contents[*number], weight.addr(), make).map_err(Failed::Memory)?
+                let Geometry { filters, channels, .. } = self.geometry;
+                let form = Form::Filtering { filters, channels };
+                let operand = Operand { contents: contents[*number], address: weight.addr(), form };
+                kept.get(operand, make).map_err(Failed::Memory)?
             }
             None => None,
         };

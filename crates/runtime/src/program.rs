@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::bands::{self, Bands, Failed};
 use crate::convolve::{self, Convolution, Epilogue};
 use crate::gemm::{self, Matrix, Product, Then};
-use crate::kept::{Contents, Kept, Made};
+use crate::kept::{Contents, Form, Kept, Made, Operand};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
@@ -301,15 +301,21 @@ pub(crate) unsafe fn straightened(
     pointers: &[*mut u8],
 ) -> Option<Arc<Made>> {
     let (number, kept) = constant.as_ref()?;
-    // SAFETY: the caller's promise is passed on.
-    let make = || unsafe {
-        match element {
-            Element::F64 => gemm::straightened(shape, rhs.matrix::<f64>(pointers)).map(Some),
-            _ => gemm::straightened(shape, rhs.matrix::<f32>(pointers)).map(Some),
-        }
+    macro_rules! straightened {
+        ($ty:ty) => {{
+            let matrix = rhs.matrix::<$ty>(pointers);
+            let (size, bytes) = ([shape.k, shape.n], size_of::<$ty>());
+            let form = Form::Straight { size, column: rhs.column, bytes };
+            let operand = Operand { contents: contents[*number], address: matrix.pointer.addr(), form };
+            // SAFETY: the caller's promise is passed on.
+            kept.get(operand, || unsafe { gemm::straightened(shape, matrix).map(Some) })
+        }};
+    }
+    let made = match element {
+        Element::F64 => straightened!(f64),
+        _ => straightened!(f32),
     };
-    // The step's offset into the buffer is always the same.
-    kept.get(contents[*number], pointers[rhs.buffer].addr(), make).ok().flatten()
+    made.ok().flatten()
 }
 
 /// The pointers of a kernel's buffers: as they were bound, or put together in `room`.
