@@ -175,6 +175,49 @@ fn gradients() -> Result<()> {
     Ok(())
 }
 
+/// What elements get back from the windows that hold them.
+#[test]
+fn gradients_of_means() -> Result<()> {
+    manual_seed(6);
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        for (s, shape) in shapes(dtype).iter().enumerate() {
+            let x = Tensor::randn(&shape[..], &CPU)?.to_dtype(dtype)?;
+            let mut pools = fitting(&x, windows());
+            let apart = [
+                Pool::new([3, 2]).stride([4, 5]),
+                Pool::new(4).stride(3).padding(2),
+                Pool::new(5).stride(3).padding(1).ceil_mode(true),
+            ];
+            pools.extend(fitting(&x, apart.into()));
+            let what = format!("{dtype} {shape:?}");
+            let said = agree(&what, &x, |x| {
+                let mut results = Vec::new();
+                for (k, &pool) in pools.iter().enumerate() {
+                    let leaf = || -> Result<Tensor> {
+                        let x = x.detach()?;
+                        x.requires_grad_(true)?;
+                        Ok(x)
+                    };
+                    let (x, pool) = (leaf()?, pool.count_include_pad(k % 2 == s % 2));
+                    let y = x.mul(2.0)?.avg_pool2d(pool)?;
+                    y.mul(&numbers(&y.shape(), dtype, k as u64)?)?.sum()?.backward()?;
+                    results.push(x.grad().unwrap());
+                    // In halves, loops round later.
+                    if !dtype.is_narrow() {
+                        let (x, pool) = (leaf()?, pool.count_include_pad(k % 2 != s % 2));
+                        let y = x.avg_pool2d(pool)?;
+                        y.mul(&y)?.sum()?.backward()?;
+                        results.push(x.grad().unwrap());
+                    }
+                }
+                Ok(results)
+            });
+            assert!(!said.contains("avg_pool2d_backward runs eagerly"), "{what}\n{said}");
+        }
+    }
+    Ok(())
+}
+
 /// One graph for many sizes: of batches, and of planes with windows that divide them or don't.
 #[test]
 fn many_sizes() -> Result<()> {

@@ -15,6 +15,8 @@
 //! and so do those that may have no tap in the plane at all, or whose nearest element is none of them (dilation with
 //! padding).
 
+mod gradients;
+
 use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};
 use smallvec::smallvec;
 
@@ -29,6 +31,9 @@ const MOST_TAPS: usize = 25;
 /// Averages of windows that overlap have no more taps than this, and lines of no fewer windows.
 const MOST_SHARED_TAPS: usize = 9;
 const SHORTEST_LINE: usize = 12;
+
+/// Gradients are added up from no more windows than this.
+const MOST_HOLDERS: usize = 25;
 
 /// What is pooled is computed at every tap if that is no more than so many operations for each window.
 const MOST_OPERATIONS: usize = 72;
@@ -47,13 +52,22 @@ pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
             let (most, least) = if overlap { (MOST_SHARED_TAPS, SHORTEST_LINE) } else { (MOST_TAPS, 0) };
             kernel.iter().product::<usize>() <= most && width >= least
         }
+        Op::AvgPool2dBackward { kernel, stride, .. } => {
+            let holders = |(kernel, stride): (&usize, &usize)| kernel.div_ceil(*stride);
+            kernel.iter().zip(stride.iter()).map(holders).product::<usize>() <= MOST_HOLDERS
+        }
         _ => false,
     }
 }
 
 /// Whether what a pooling reads is cheap enough to be computed at every tap. `is_there` says what is in memory.
 pub(crate) fn is_cheap(graph: &Graph, node: &Node, is_there: &dyn Fn(Value) -> bool) -> bool {
-    let (Op::MaxPool2dIndices { kernel, .. } | Op::AvgPool2d { kernel, .. }) = &node.op else { return true };
+    let (Op::MaxPool2dIndices { kernel, .. }
+    | Op::AvgPool2d { kernel, .. }
+    | Op::AvgPool2dBackward { kernel, .. }) = &node.op
+    else {
+        return true;
+    };
     let taps: usize = kernel.iter().product();
     let (mut todo, mut operations) = (vec![node.args[0]], 0);
     while let Some(value) = todo.pop() {
@@ -182,26 +196,42 @@ impl Lowering<'_> {
 
     /// What each tap along a dim counts for.
     fn weight(&mut self, along: &Along<'_>, is_counted: bool, dtype: DType) -> ExprId {
-        let literal =
-            |this: &mut Self, number: usize| this.builder.push(dtype, ExprKind::Literal(number as i64));
-        let one = literal(self, 1);
-        let is_whole = !along.ceil_mode && (is_counted || along.padding == 0);
-        let count = if is_whole {
-            literal(self, along.kernel)
-        } else {
-            // Positions are counted from the first element of the padding.
-            let begin = along.window.scaled(along.stride as i64, 0);
-            let end = begin.scaled(1, along.kernel as i64);
-            let padding = literal(self, along.padding);
-            let behind = along.size + along.padding + if is_counted { along.padding } else { 0 };
-            let (mut begin, end) = (self.number_at(begin, dtype), self.number_at(end, dtype));
-            let behind = self.number_at(Index::constant(behind as i64), dtype);
-            let end = self.operate(Operation::Minimum, dtype, [end, behind]);
-            if !is_counted {
-                begin = self.operate(Operation::Maximum, dtype, [begin, padding]);
-            }
-            self.operate(Operation::Sub, dtype, [end, begin])
-        };
+        if !along.ceil_mode && (is_counted || along.padding == 0) {
+            return self.whole_share(along.kernel, dtype);
+        }
+        // Positions are counted from the first element of the padding.
+        let begin = along.window.scaled(along.stride as i64, 0);
+        let end = begin.scaled(1, along.kernel as i64);
+        let (begin, end) = (self.number_at(begin, dtype), self.number_at(end, dtype));
+        self.share_of(begin, end, along.size, along.padding, is_counted)
+    }
+
+    /// What an element counts for in a window that lies in the plane.
+    fn whole_share(&mut self, kernel: usize, dtype: DType) -> ExprId {
+        let [one, count] =
+            [1, kernel].map(|number| self.builder.push(dtype, ExprKind::Literal(number as i64)));
+        self.operate(Operation::Div, dtype, [one, count])
+    }
+
+    /// What an element counts for in a window from `begin` to `end`, counted from the first element of the padding.
+    fn share_of(
+        &mut self,
+        mut begin: ExprId,
+        end: ExprId,
+        size: usize,
+        padding: usize,
+        is_counted: bool,
+    ) -> ExprId {
+        let dtype = self.builder.exprs[begin].dtype;
+        let [one, before] =
+            [1, padding].map(|number| self.builder.push(dtype, ExprKind::Literal(number as i64)));
+        let behind = size + padding + if is_counted { padding } else { 0 };
+        let behind = self.number_at(Index::constant(behind as i64), dtype);
+        let end = self.operate(Operation::Minimum, dtype, [end, behind]);
+        if !is_counted {
+            begin = self.operate(Operation::Maximum, dtype, [begin, before]);
+        }
+        let count = self.operate(Operation::Sub, dtype, [end, begin]);
         self.operate(Operation::Div, dtype, [one, count])
     }
 
