@@ -9,12 +9,12 @@
 //! A tap is the value at another index, so whatever comes before is computed at each of them, and the window is
 //! part of whatever comes after. What lies in the padding is never read: positions are clamped into the plane, where
 //! the clamped one is a tap, too. The maximum of a window does not change by having one of them twice, and neither
-//! does its place; averages leave such taps out.
+//! does its place; averages leave such taps out, and so do maxima with dilation, where the nearest element may be no
+//! tap. A window of which no tap lies in the plane has the plane's first element.
 //!
-//! Windows of many taps stay with the library (for averages it adds up a line once for all windows that share it),
-//! and so do those that may have no tap in the plane at all, or whose nearest element is none of them (dilation with
-//! padding).
+//! Windows of many taps stay with the library (for averages it adds up a line once for all windows that share it).
 
+pub(crate) mod adaptive;
 mod gradients;
 
 use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};
@@ -25,15 +25,13 @@ use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Operation};
 use crate::lower::{Lowering, Stop, operation};
 
-/// Windows of more taps are not written out.
-const MOST_TAPS: usize = 25;
+/// Windows of more taps are not written out: compilers take their time, and averages have no use for it.
+const MOST_TAPS: usize = 49;
+const MOST_TAPS_OF_MEANS: usize = 25;
 
 /// Averages of windows that overlap have no more taps than this, and lines of no fewer windows.
 const MOST_SHARED_TAPS: usize = 9;
 const SHORTEST_LINE: usize = 12;
-
-/// Gradients are added up from no more windows than this.
-const MOST_HOLDERS: usize = 25;
 
 /// What is pooled is computed at every tap if that is no more than so many operations for each window.
 const MOST_OPERATIONS: usize = 72;
@@ -41,21 +39,16 @@ const MOST_OPERATIONS: usize = 72;
 /// Whether a node is a pooling that is computed at its consumers' index.
 pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
     match &node.op {
-        Op::MaxPool2dIndices { kernel, padding, dilation, ceil_mode, .. } => {
-            let is_inside = padding.iter().all(|&p| p == 0) && !ceil_mode;
-            kernel.iter().product::<usize>() <= MOST_TAPS && (is_inside || dilation.iter().all(|&d| d == 1))
-        }
+        Op::MaxPool2dIndices { kernel, .. } => kernel.iter().product::<usize>() <= MOST_TAPS,
         Op::AvgPool2d { kernel, stride, .. } => {
             // The library adds up each line once, whatever windows share it.
             let overlap = kernel.iter().zip(stride.iter()).any(|(size, step)| step < size);
             let width = graph.ty(node.outs[0]).as_tensor().map_or(0, |ty| ty.shape[3]);
-            let (most, least) = if overlap { (MOST_SHARED_TAPS, SHORTEST_LINE) } else { (MOST_TAPS, 0) };
+            let (most, least) =
+                if overlap { (MOST_SHARED_TAPS, SHORTEST_LINE) } else { (MOST_TAPS_OF_MEANS, 0) };
             kernel.iter().product::<usize>() <= most && width >= least
         }
-        Op::AvgPool2dBackward { kernel, stride, .. } => {
-            let holders = |(kernel, stride): (&usize, &usize)| kernel.div_ceil(*stride);
-            kernel.iter().zip(stride.iter()).map(holders).product::<usize>() <= MOST_HOLDERS
-        }
+        Op::AvgPool2dBackward { kernel, stride, .. } => gradients::is_inlined(graph, node, kernel, stride),
         _ => false,
     }
 }
@@ -86,6 +79,13 @@ pub(crate) fn is_cheap(graph: &Graph, node: &Node, is_there: &dyn Fn(Value) -> b
     true
 }
 
+/// In which windows a tap was seen so far.
+enum Begun {
+    Never,
+    If(ExprId),
+    Always,
+}
+
 /// How windows lie along one dim.
 struct Along<'a> {
     kernel: usize,
@@ -108,10 +108,10 @@ impl Along<'_> {
     /// Whether some window may have this tap before the first element, and behind the last one. No size has a say:
     /// loops are the same for all.
     fn leaves(&self, tap: usize) -> (bool, bool) {
-        let last = self.kernel - 1;
+        let before_last = (self.kernel - 1 - tap) * self.dilation;
         // Without rounding up, the last window ends in the padding at the latest.
-        let behind = if self.ceil_mode { tap > 0 } else { tap + self.padding > last };
-        (tap < self.padding, behind)
+        let behind = if self.ceil_mode { tap > 0 } else { before_last < self.padding };
+        (tap * self.dilation < self.padding, behind)
     }
 
     /// Where the tap is, or the nearest element.
@@ -133,7 +133,9 @@ impl Lowering<'_> {
         let x = node.args[0];
         let ty = self.tensor(x);
         let [rows, columns] = along(&node.op, &ty.shape, index);
+        let [is_row, is_column] = [&rows, &columns].map(|along| self.taps_inside(along));
         let mut largest = None;
+        let mut begun = Begun::Never;
         for r in 0..rows.kernel {
             for c in 0..columns.kernel {
                 let at = [index[0].clone(), index[1].clone(), rows.clamped(r), columns.clamped(c)];
@@ -143,22 +145,66 @@ impl Lowering<'_> {
                 let line = self.builder.push(DType::I64, ExprKind::Position(line));
                 let column = self.position_in(&columns, c);
                 let place = self.operate(Operation::Add, DType::I64, [line, column]);
-                largest = Some(match largest {
-                    None => (tap, place),
-                    Some((best, from)) => {
-                        let mut wins = self.operate(Operation::Gt, DType::Bool, [tap, best]);
-                        if ty.dtype.is_float() {
-                            let is_nan = self.operate(Operation::Ne, DType::Bool, [tap, tap]);
-                            wins = self.operate(Operation::BitOr, DType::Bool, [wins, is_nan]);
-                        }
-                        let best = self.choose(wins, tap, best);
-                        (best, self.choose(wins, place, from))
+                let inside = self.both(is_row[r], is_column[c]);
+                let (best, from) = match (largest, inside) {
+                    (Some(largest), _) => largest,
+                    (None, None) => (tap, place),
+                    // What a window without taps has.
+                    (None, Some(_)) => {
+                        let first = [index[0].clone(), index[1].clone(), Index::default(), Index::default()];
+                        let zero = self.builder.push(DType::I64, ExprKind::Literal(0));
+                        (self.tap(x, &first, ty.dtype)?, zero)
                     }
+                };
+                let wins = self.wins(tap, best, ty.dtype, &begun);
+                let wins = self.both(wins, inside);
+                begun = match (begun, inside) {
+                    (_, None) | (Begun::Always, _) => Begun::Always,
+                    (Begun::Never, Some(inside)) => Begun::If(inside),
+                    (Begun::If(before), Some(inside)) => {
+                        Begun::If(self.operate(Operation::BitOr, DType::Bool, [before, inside]))
+                    }
+                };
+                largest = Some(match wins {
+                    None => (tap, place),
+                    Some(wins) => (self.choose(wins, tap, best), self.choose(wins, place, from)),
                 });
             }
         }
         // Windows have a tap: the type rules see to that.
         Ok(largest.unwrap_or((0, 0)))
+    }
+
+    /// Whether a tap takes the place of the largest so far; `None` if it does in every window.
+    fn wins(&mut self, tap: ExprId, best: ExprId, dtype: DType, begun: &Begun) -> Option<ExprId> {
+        if let Begun::Never = begun {
+            return None;
+        }
+        let mut wins = self.operate(Operation::Gt, DType::Bool, [tap, best]);
+        if dtype.is_float() {
+            let is_nan = self.operate(Operation::Ne, DType::Bool, [tap, tap]);
+            wins = self.operate(Operation::BitOr, DType::Bool, [wins, is_nan]);
+        }
+        if let Begun::If(before) = *begun {
+            let is_first = self.builder.push(DType::Bool, ExprKind::Apply(Operation::Not, smallvec![before]));
+            wins = self.operate(Operation::BitOr, DType::Bool, [wins, is_first]);
+        }
+        Some(wins)
+    }
+
+    /// By tap, whether it lies in the plane; `None` if it does in every window, or the nearest element is a tap of
+    /// the same window.
+    fn taps_inside(&mut self, along: &Along<'_>) -> Vec<Option<ExprId>> {
+        let is_apart = along.dilation > 1;
+        (0..along.kernel).map(|tap| is_apart.then(|| self.is_inside(along, tap)).flatten()).collect()
+    }
+
+    /// Both conditions, where there are any.
+    fn both(&mut self, one: Option<ExprId>, other: Option<ExprId>) -> Option<ExprId> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(self.operate(Operation::And, DType::Bool, [one, other])),
+            (one, other) => one.or(other),
+        }
     }
 
     /// The mean of a window: lines are added up first, then columns, as the library does it.
@@ -250,10 +296,7 @@ impl Lowering<'_> {
             let (at, size) = (self.number_at(at, dtype), self.number_at(size, dtype));
             self.operate(Operation::Lt, DType::Bool, [at, size])
         });
-        match (not_before, not_behind) {
-            (Some(left), Some(right)) => Some(self.operate(Operation::And, DType::Bool, [left, right])),
-            (one, other) => one.or(other),
-        }
+        self.both(not_before, not_behind)
     }
 
     /// A position as a number of a dtype that is computed in.

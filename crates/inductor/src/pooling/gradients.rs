@@ -12,7 +12,24 @@
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Operation};
 use crate::lower::{Lowering, Stop};
-use kiln_ir::{DType, Node, Op};
+use crate::pooling::SHORTEST_LINE;
+use kiln_ir::{DType, Graph, Node, Op, Sizes};
+
+/// Elements get something from no more windows than this.
+const MOST_HOLDERS: usize = 25;
+
+/// Whether a gradient is computed at its consumers' index. The library is as quick or quicker where lines are short,
+/// where elements of a line are held by different numbers of windows (masks cost more than the sums), and where windows
+/// of a line are far apart (it goes from window to window). Halves are loaded one by one.
+pub(super) fn is_inlined(graph: &Graph, node: &Node, kernel: &Sizes, stride: &Sizes) -> bool {
+    let Some(ty) = graph.ty(node.outs[0]).as_tensor() else { return false };
+    let holders = |(kernel, stride): (&usize, &usize)| kernel.div_ceil(*stride);
+    let count: usize = kernel.iter().zip(stride.iter()).map(holders).product();
+    let is_plain = kernel[1] == 1 && stride[1] == 1;
+    let is_even = kernel[1] % stride[1] == 0 && stride[1] <= 2;
+    let pays = is_even && ty.shape[3] >= SHORTEST_LINE && !ty.dtype.is_narrow();
+    count <= MOST_HOLDERS && (is_plain || pays)
+}
 
 /// How the windows that may hold an element lie along one dim.
 struct Holders<'a> {
@@ -144,8 +161,12 @@ impl Lowering<'_> {
             }
             let weight = match holders.ceil_mode || !is_counted && holders.padding > 0 {
                 true => {
-                    let distance = literal(this, distance);
-                    let begin = this.operate(Operation::Sub, exact, [begin, distance]);
+                    let begin = if back == 0 {
+                        begin
+                    } else {
+                        let distance = literal(this, distance);
+                        this.operate(Operation::Sub, exact, [begin, distance])
+                    };
                     let begin = this.builder.convert(begin, dtype);
                     let kernel = this.builder.push(dtype, ExprKind::Literal(holders.kernel as i64));
                     let end = this.operate(Operation::Add, dtype, [begin, kernel]);
