@@ -193,7 +193,7 @@ impl Network {
                 // Sizes that divide the plane's, mostly.
                 let part = |random: &mut Random, size: usize| match random.below(4) {
                     0 => 1 + random.below(size),
-                    _ => random.of(&(1..=size).filter(|part| size % part == 0).collect::<Vec<_>>()),
+                    _ => random.of(&(1..=size).filter(|part| size.is_multiple_of(*part)).collect::<Vec<_>>()),
                 };
                 let output = [part(random, h), part(random, w)];
                 Some((Layer::AdaptivePool { x, output }, [n, c, output[0], output[1]]))

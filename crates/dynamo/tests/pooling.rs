@@ -236,7 +236,7 @@ fn gradients_of_means() -> Result<()> {
             });
         }
     }
-    let x = Tensor::randn(&[2, 3, 8, 24], &CPU)?;
+    let x = Tensor::randn([2, 3, 8, 24], &CPU)?;
     let said = agree("a loop", &x, |x| {
         let mut results = Vec::new();
         for pool in [Pool::new(2), Pool::new(3).stride(1).padding(1), Pool::new(4).stride(2).padding(1)] {

@@ -133,11 +133,11 @@ impl Lowering<'_> {
         let x = node.args[0];
         let ty = self.tensor(x);
         let [rows, columns] = along(&node.op, &ty.shape, index);
-        let [is_row, is_column] = [&rows, &columns].map(|along| self.taps_inside(along));
+        let [in_rows, in_columns] = [&rows, &columns].map(|along| self.taps_inside(along));
         let mut largest = None;
         let mut begun = Begun::Never;
-        for r in 0..rows.kernel {
-            for c in 0..columns.kernel {
+        for (r, &in_row) in in_rows.iter().enumerate() {
+            for (c, &in_column) in in_columns.iter().enumerate() {
                 let at = [index[0].clone(), index[1].clone(), rows.clamped(r), columns.clamped(c)];
                 let tap = self.tap(x, &at, ty.dtype)?;
                 // What is the same for a line is a number of its own, and so is what is the same for a column.
@@ -145,7 +145,7 @@ impl Lowering<'_> {
                 let line = self.builder.push(DType::I64, ExprKind::Position(line));
                 let column = self.position_in(&columns, c);
                 let place = self.operate(Operation::Add, DType::I64, [line, column]);
-                let inside = self.both(is_row[r], is_column[c]);
+                let inside = self.both(in_row, in_column);
                 let (best, from) = match (largest, inside) {
                     (Some(largest), _) => largest,
                     (None, None) => (tap, place),

@@ -26,7 +26,7 @@ pub(super) fn is_inlined(graph: &Graph, node: &Node, kernel: &Sizes, stride: &Si
     let holders = |(kernel, stride): (&usize, &usize)| kernel.div_ceil(*stride);
     let count: usize = kernel.iter().zip(stride.iter()).map(holders).product();
     let is_plain = kernel[1] == 1 && stride[1] == 1;
-    let is_even = kernel[1] % stride[1] == 0 && stride[1] <= 2;
+    let is_even = kernel[1].is_multiple_of(stride[1]) && stride[1] <= 2;
     let pays = is_even && ty.shape[3] >= SHORTEST_LINE && !ty.dtype.is_narrow();
     count <= MOST_HOLDERS && (is_plain || pays)
 }
@@ -51,7 +51,7 @@ impl Holders<'_> {
     }
 
     /// The element's position, counted from the first element of the padding.
-    fn from_padding(&self) -> Index {
+    fn position(&self) -> Index {
         self.element.scaled(1, self.padding as i64)
     }
 
@@ -63,7 +63,7 @@ impl Holders<'_> {
 
     /// The number of that window, or of the nearest there is.
     fn window(&self, back: usize) -> Index {
-        let window = self.from_padding().quotient(self.stride as i64).scaled(1, -(back as i64));
+        let window = self.position().quotient(self.stride as i64).scaled(1, -(back as i64));
         let is_there = self.stride == 1 && self.leaves(back) == (false, false);
         if is_there { window } else { window.clamped(self.windows as i64 - 1) }
     }
@@ -127,7 +127,7 @@ impl Lowering<'_> {
 
     /// The windows that may hold an element, first to last.
     fn given(&mut self, holders: &Holders<'_>, is_counted: bool, dtype: DType) -> Given {
-        let (at, stride) = (holders.from_padding(), holders.stride as i64);
+        let (at, stride) = (holders.position(), holders.stride as i64);
         let exact = if self.is_exact(&at) { DType::F32 } else { DType::F64 };
         // Where the last window that may hold the element begins, counted like its position.
         let begin = self.number_at(at.quotient(stride).scaled(stride, 0), exact);
