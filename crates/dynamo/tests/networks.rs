@@ -59,6 +59,10 @@ enum Layer {
         x: usize,
         pool: Pool<2>,
     },
+    AdaptivePool {
+        x: usize,
+        output: [usize; 2],
+    },
     Narrow {
         x: usize,
         dim: usize,
@@ -126,7 +130,7 @@ impl Network {
         let others = |wanted: &dyn Fn(&[usize; 4]) -> bool| -> Vec<usize> {
             (0..shapes.len()).filter(|&i| wanted(&shapes[i])).collect()
         };
-        Ok(match random.below(12) {
+        Ok(match random.below(13) {
             0..=3 => {
                 let groups = random.of(&[1, 1, 1, 2, c]);
                 let (size, dilation) = (random.of(&[1, 2, 3, 3, 3, 5]), random.of(&[1, 1, 1, 2]));
@@ -156,7 +160,8 @@ impl Network {
                 Some((Layer::Mix { x, y, which: random.below(3) }, shape))
             }
             kind @ (8 | 9) => {
-                let kernel = [1 + random.below(3), 1 + random.below(3)];
+                let most = random.of(&[3, 3, 3, 6]);
+                let kernel = [1 + random.below(most), 1 + random.below(most)];
                 let dilation = if kind == 8 { random.of(&[1, 1, 2]) } else { 1 };
                 let pool = Pool {
                     kernel,
@@ -183,6 +188,15 @@ impl Network {
                 let mut shape = shape;
                 shape[dim] = length;
                 Some((Layer::Narrow { x, dim, from, length }, shape))
+            }
+            11 => {
+                // Sizes that divide the plane's, mostly.
+                let part = |random: &mut Random, size: usize| match random.below(4) {
+                    0 => 1 + random.below(size),
+                    _ => random.of(&(1..=size).filter(|part| size.is_multiple_of(*part)).collect::<Vec<_>>()),
+                };
+                let output = [part(random, h), part(random, w)];
+                Some((Layer::AdaptivePool { x, output }, [n, c, output[0], output[1]]))
             }
             _ if random.below(2) == 0 => Some((Layer::Turn { x }, [n, c, w, h])),
             _ => {
@@ -231,6 +245,7 @@ impl Network {
                 },
                 Layer::MaxPool { x, pool } => values[*x].max_pool2d(*pool)?,
                 Layer::AvgPool { x, pool } => values[*x].avg_pool2d(*pool)?,
+                Layer::AdaptivePool { x, output } => values[*x].adaptive_avg_pool2d(*output)?,
                 Layer::Narrow { x, dim, from, length } => values[*x].narrow(*dim as i64, *from, *length)?,
                 Layer::Turn { x } => values[*x].transpose(2, 3)?,
                 Layer::Cat { x, y } => Tensor::cat([&values[*x], &values[*y]], 1)?,

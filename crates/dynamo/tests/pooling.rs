@@ -60,6 +60,22 @@ fn windows() -> Vec<Pool<2>> {
     ]
 }
 
+/// Windows whose taps are apart.
+fn apart() -> Vec<Pool<2>> {
+    vec![
+        Pool::new(3).stride(2).dilation(2),
+        Pool::new([2, 3]).stride(1).dilation([3, 1]),
+        Pool::new(3).stride(2).padding(1).dilation(2),
+        Pool::new(3).stride(2).dilation(3).ceil_mode(true),
+        Pool::new([4, 3]).stride([1, 3]).padding([2, 1]).dilation([1, 3]),
+        // Some of these have no tap in the plane.
+        Pool::new(2).stride(1).padding(1).dilation([9, 10]),
+        Pool::new(2).stride(1).padding(1).dilation([9, 2]),
+        Pool::new(2).stride(1).padding(1).dilation([3, 10]),
+        Pool::new([2, 4]).stride([2, 1]).padding([1, 2]).dilation([5, 2]).ceil_mode(true),
+    ]
+}
+
 const SHAPES: &[[usize; 4]] = &[[2, 3, 8, 9], [1, 2, 19, 35], [0, 2, 6, 6]];
 
 /// What dtypes see: all of them in single precision, else one.
@@ -79,8 +95,7 @@ fn largest_elements_and_their_places() -> Result<()> {
         for (s, shape) in shapes(dtype).iter().enumerate() {
             let x = numbers(shape, dtype, s as u64)?;
             let mut pools = fitting(&x, windows());
-            let inside = [Pool::new(3).stride(2).dilation(2), Pool::new([2, 3]).stride(1).dilation([3, 1])];
-            pools.extend(fitting(&x, inside.into()));
+            pools.extend(fitting(&x, apart()));
             let what = format!("{dtype} {shape:?}");
             let said = agree(&what, &x, |x| {
                 let mut results = Vec::new();
@@ -101,8 +116,9 @@ fn largest_elements_and_their_places() -> Result<()> {
 fn windows_of_the_library() -> Result<()> {
     let x = numbers(&[2, 3, 12, 17], DType::F32, 9)?;
     let said = agree("the library's", &x, |x| {
-        let (largest, places) = x.max_pool2d_with_indices(Pool::new(3).stride(2).padding(1).dilation(2))?;
-        Ok(vec![largest, places, x.relu()?.max_pool2d(Pool::new(9).stride(1).padding(4))?.add(1.0)?])
+        let (largest, places) = x.max_pool2d_with_indices(Pool::new(9).stride(2).padding(4))?;
+        let means = x.adaptive_avg_pool2d([5, 4])?;
+        Ok(vec![largest, places, means, x.relu()?.max_pool2d(Pool::new(9).stride(1).padding(4))?.add(1.0)?])
     });
     assert!(said.contains("runs eagerly inside"), "{said}");
     Ok(())
@@ -175,6 +191,96 @@ fn gradients() -> Result<()> {
     Ok(())
 }
 
+/// What elements get back from the windows that hold them.
+#[test]
+fn gradients_of_means() -> Result<()> {
+    manual_seed(6);
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        let shapes = [[2, 3, 8, 14], [1, 2, 19, 35], [0, 2, 6, 6], [1, 1, 5, 7]];
+        for (s, shape) in shapes.iter().enumerate().take(if dtype == DType::F32 { 4 } else { 1 }) {
+            let x = Tensor::randn(&shape[..], &CPU)?.to_dtype(dtype)?;
+            let mut pools = fitting(&x, windows());
+            let apart = [
+                Pool::new(2).stride(1).padding(1),
+                Pool::new([3, 2]).stride([4, 5]),
+                Pool::new([3, 2]).stride(2).padding(1),
+                Pool::new([5, 4]).stride([3, 2]).padding([1, 2]),
+                Pool::new([3, 2]).stride([4, 2]).padding(1).ceil_mode(true),
+                Pool::new([2, 1]).stride([3, 1]),
+                Pool::new(4).stride(3).padding(2),
+                Pool::new(5).stride(3).padding(1).ceil_mode(true),
+            ];
+            pools.extend(fitting(&x, apart.into()));
+            let what = format!("{dtype} {shape:?}");
+            agree(&what, &x, |x| {
+                let mut results = Vec::new();
+                for (k, &pool) in pools.iter().enumerate() {
+                    let leaf = || -> Result<Tensor> {
+                        let x = x.detach()?;
+                        x.requires_grad_(true)?;
+                        Ok(x)
+                    };
+                    let (x, pool) = (leaf()?, pool.count_include_pad(k % 2 == s % 2));
+                    let y = x.mul(2.0)?.avg_pool2d(pool)?;
+                    y.mul(&numbers(&y.shape(), dtype, k as u64)?)?.sum()?.backward()?;
+                    results.push(x.grad().unwrap());
+                    // In halves, loops round later.
+                    if !dtype.is_narrow() {
+                        let (x, pool) = (leaf()?, pool.count_include_pad(k % 2 != s % 2));
+                        let y = x.avg_pool2d(pool)?;
+                        y.mul(&y)?.sum()?.backward()?;
+                        results.push(x.grad().unwrap());
+                    }
+                }
+                Ok(results)
+            });
+        }
+    }
+    let x = Tensor::randn([2, 3, 8, 24], &CPU)?;
+    let said = agree("a loop", &x, |x| {
+        let mut results = Vec::new();
+        for pool in [Pool::new(2), Pool::new(3).stride(1).padding(1), Pool::new(4).stride(2).padding(1)] {
+            let x = x.detach()?;
+            x.requires_grad_(true)?;
+            let y = x.relu()?.avg_pool2d(pool)?;
+            y.mul(&numbers(&y.shape(), DType::F32, 1)?)?.sum()?.backward()?;
+            results.push(x.grad().unwrap());
+        }
+        Ok(results)
+    });
+    assert!(!said.contains("runs eagerly inside"), "{said}");
+    Ok(())
+}
+
+/// Windows that are as large as they must be for so many of them, side by side or not.
+#[test]
+fn as_many_means_as_asked_for() -> Result<()> {
+    manual_seed(7);
+    for dtype in [DType::F32, DType::F64, DType::F16] {
+        for (shape, output, is_loop) in [
+            ([2, 3, 8, 18], [4, 9], !dtype.is_narrow()),
+            ([2, 3, 8, 18], [8, 18], true),
+            ([1, 2, 6, 34], [1, 17], !dtype.is_narrow()),
+            ([1, 2, 6, 34], [2, 34], true),
+            ([1, 2, 21, 21], [3, 3], false),
+            ([2, 2, 7, 10], [3, 4], false),
+            ([2, 2, 5, 4], [7, 8], false),
+        ] {
+            let x = Tensor::randn(&shape[..], &CPU)?.to_dtype(dtype)?;
+            let what = format!("{dtype} {shape:?} to {output:?}");
+            let said = agree(&what, &x, |x| {
+                let x = x.detach()?;
+                x.requires_grad_(true)?;
+                let y = x.adaptive_avg_pool2d(output)?;
+                y.mul(&numbers(&y.shape(), dtype, 3)?)?.sum()?.backward()?;
+                Ok(vec![y.neg()?.detach()?, x.grad().unwrap()])
+            });
+            assert_eq!(!said.contains("runs eagerly inside"), is_loop, "{what}\n{said}");
+        }
+    }
+    Ok(())
+}
+
 /// One graph for many sizes: of batches, and of planes with windows that divide them or don't.
 #[test]
 fn many_sizes() -> Result<()> {
@@ -182,7 +288,9 @@ fn many_sizes() -> Result<()> {
     let program = |x: &Tensor| -> Result<Vec<Tensor>> {
         let (largest, places) = x.relu()?.max_pool2d_with_indices(Pool::new(3).stride(2).padding(1))?;
         let means = x.avg_pool2d(Pool::new(3).stride(1).padding(1).count_include_pad(false))?;
-        Ok(vec![largest, places, means.add(x)?])
+        let (apart, where_apart) =
+            x.max_pool2d_with_indices(Pool::new(3).stride(2).padding(1).dilation(2))?;
+        Ok(vec![largest, places, means.add(x)?, apart, where_apart, x.adaptive_avg_pool2d([3, 3])?])
     };
     for change in [[1, 0, 0], [0, 1, 2], [1, 1, 1]] {
         let region = Compile::new().dynamic(true).region();
@@ -196,6 +304,47 @@ fn many_sizes() -> Result<()> {
         }
     }
     // They would run op by op, and be right all the same.
+    assert_eq!(kiln_dynamo::counters().refused, 0, "kernels that the C compiler fails on");
+    Ok(())
+}
+
+/// The same, with gradients.
+#[test]
+fn gradients_of_many_sizes() -> Result<()> {
+    manual_seed(9);
+    let program = |x: &Tensor| -> Result<Vec<Tensor>> {
+        let pools = [
+            Pool::new(3).stride(2).padding(1),
+            Pool::new(3).stride(1).padding(1).count_include_pad(false),
+            Pool::new(2),
+            Pool::new(3).stride(2).ceil_mode(true),
+        ];
+        let mut results = Vec::new();
+        for pool in pools {
+            let x = x.detach()?;
+            x.requires_grad_(true)?;
+            let y = x.avg_pool2d(pool)?;
+            y.mul(&y)?.sum()?.backward()?;
+            results.push(x.grad().unwrap());
+            let x = x.detach()?;
+            x.requires_grad_(true)?;
+            let y = x.adaptive_avg_pool2d([2, 3])?;
+            y.mul(&y)?.sum()?.backward()?;
+            results.push(x.grad().unwrap());
+        }
+        Ok(results)
+    };
+    for change in [[1, 0, 0], [0, 1, 2], [1, 1, 1]] {
+        let region = Compile::new().dynamic(true).numerics(Numerics::Strict).region();
+        for n in [5, 7, 8, 11, 12, 9, 30] {
+            let shape = [3 + change[0] * n, 2, 6 + change[1] * n, 9 + change[2] * n];
+            let x = Tensor::randn(&shape[..], &CPU)?;
+            let (got, want) = (region.run(|| program(&x))?, program(&x)?);
+            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert_eq!(bits(got), bits(want), "{shape:?}, result {k}");
+            }
+        }
+    }
     assert_eq!(kiln_dynamo::counters().refused, 0, "kernels that the C compiler fails on");
     Ok(())
 }

@@ -33,6 +33,15 @@ pub struct Index {
     pub constant: i64,
 }
 
+/// A position that is a quotient `inner / by` plus a constant, `clamped` to `most`.
+#[derive(Copy, Clone)]
+pub(crate) struct Repeats<'a> {
+    pub inner: &'a Index,
+    pub by: &'a i64,
+    pub clamped: &'a Index,
+    pub most: &'a i64,
+}
+
 /// A loop that must be cut in two so that a quotient or remainder becomes a loop variable.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub struct Split {
@@ -61,6 +70,18 @@ impl Index {
     /// This index where it is in `0..=most`, else the nearest that is.
     pub fn clamped(self, most: i64) -> Index {
         Index::term(Term::Clamp(Box::new(self), most))
+    }
+
+    /// A non-negative index divided by a number, without cutting loops for it.
+    pub(crate) fn quotient(&self, by: i64) -> Index {
+        let is_exact = self.terms.iter().all(|(_, factor)| factor % by == 0);
+        match is_exact {
+            true => Index {
+                terms: self.terms.iter().map(|(term, factor)| (term.clone(), factor / by)).collect(),
+                constant: self.constant.div_euclid(by),
+            },
+            false => Index::term(Term::Div(Box::new(self.clone()), by)),
+        }
     }
 
     fn term(term: Term) -> Index {
@@ -137,6 +158,29 @@ impl Index {
             }
         }
         found
+    }
+
+    /// What is divided and clamped, if that is the only term with the loop variable, and neighbouring positions have
+    /// the same element or neighbours.
+    pub(crate) fn repeats(&self, axis: AxisId) -> Option<Repeats<'_>> {
+        let mut with_axis = self.terms.iter().filter(|(term, _)| match term {
+            Term::Axis(a) => *a == axis,
+            Term::Value(..) => false,
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.mentions(axis),
+        });
+        let (Some((Term::Clamp(clamped, most), 1)), None) = (with_axis.next(), with_axis.next()) else {
+            return None;
+        };
+        let (inner, by, 1) = clamped.divided(axis)? else { return None };
+        Some(Repeats { inner, by, clamped, most })
+    }
+
+    /// What is divided, by what, and the factor of the quotient, if there is nothing else but a constant, and the loop
+    /// variable goes on by one.
+    pub(crate) fn divided(&self, axis: AxisId) -> Option<(&Index, &i64, &i64)> {
+        let [(Term::Div(inner, by), factor)] = &self.terms[..] else { return None };
+        let is_plain = inner.terms.iter().all(|(term, _)| matches!(term, Term::Axis(_)));
+        (is_plain && inner.factor(axis) == 1).then_some((inner, by, factor))
     }
 
     /// Calls `f` for every computed integer.

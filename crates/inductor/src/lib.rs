@@ -5,8 +5,8 @@
 //!
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
 //!    `windows`: what is put into windows is set apart, or goes straight into an input; `products`: small matrix
-//!    products as sums; `extremes`: argmax as two reductions; `scatters`: what goes where an index says; all by
-//!    `rewrite`);
+//!    products as sums; `extremes`: argmax as two reductions; `pooling/adaptive`: adaptive averages as plain ones;
+//!    `scatters`: what goes where an index says; all by `rewrite`);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
 //!    expressions, `views`, `positions`, `pooling`, `scans`, [`index`]; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
@@ -136,6 +136,7 @@ fn assembled(
     let layouts = &options.input_layouts;
     let (graph, apart) = lists::take_apart(graph, layouts);
     let graph = products::inline(graph, options.tuning.products);
+    let graph = if options.general { graph } else { pooling::adaptive::as_plain(graph) };
     let graph = extremes::take_apart(windows::set_apart(graph));
     let graph = scatters::take_apart(graph, layouts);
     let (graph, elements) = elements::take_out(graph);

@@ -665,6 +665,7 @@ impl<'a> Lowering<'a> {
             }
             Op::MaxPool2dIndices { .. } => Ok(self.largest_of_window(node, index)?.1),
             Op::AvgPool2d { .. } => self.mean_of_window(node, index),
+            Op::AvgPool2dBackward { .. } => self.spread_of_windows(node, index),
             Op::Gather { dim } => {
                 if let Some((pool, windows)) = self.gathers_largest(node, index)? {
                     return Ok(self.largest_of_window(&pool, &windows)?.0);

@@ -9,11 +9,13 @@
 //! A tap is the value at another index, so whatever comes before is computed at each of them, and the window is
 //! part of whatever comes after. What lies in the padding is never read: positions are clamped into the plane, where
 //! the clamped one is a tap, too. The maximum of a window does not change by having one of them twice, and neither
-//! does its place; averages leave such taps out.
+//! does its place; averages leave such taps out, and so do maxima with dilation, where the nearest element may be no
+//! tap. A window of which no tap lies in the plane has the plane's first element.
 //!
-//! Windows of many taps stay with the library (for averages it adds up a line once for all windows that share it),
-//! and so do those that may have no tap in the plane at all, or whose nearest element is none of them (dilation with
-//! padding).
+//! Windows of many taps stay with the library (for averages it adds up a line once for all windows that share it).
+
+pub(crate) mod adaptive;
+mod gradients;
 
 use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};
 use smallvec::smallvec;
@@ -23,8 +25,9 @@ use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Operation};
 use crate::lower::{Lowering, Stop, operation};
 
-/// Windows of more taps are not written out.
-const MOST_TAPS: usize = 25;
+/// Windows of more taps are not written out: compilers take their time, and averages have no use for it.
+const MOST_TAPS: usize = 49;
+const MOST_TAPS_OF_MEANS: usize = 25;
 
 /// Averages of windows that overlap have no more taps than this, and lines of no fewer windows.
 const MOST_SHARED_TAPS: usize = 9;
@@ -36,24 +39,28 @@ const MOST_OPERATIONS: usize = 72;
 /// Whether a node is a pooling that is computed at its consumers' index.
 pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
     match &node.op {
-        Op::MaxPool2dIndices { kernel, padding, dilation, ceil_mode, .. } => {
-            let is_inside = padding.iter().all(|&p| p == 0) && !ceil_mode;
-            kernel.iter().product::<usize>() <= MOST_TAPS && (is_inside || dilation.iter().all(|&d| d == 1))
-        }
+        Op::MaxPool2dIndices { kernel, .. } => kernel.iter().product::<usize>() <= MOST_TAPS,
         Op::AvgPool2d { kernel, stride, .. } => {
             // The library adds up each line once, whatever windows share it.
             let overlap = kernel.iter().zip(stride.iter()).any(|(size, step)| step < size);
             let width = graph.ty(node.outs[0]).as_tensor().map_or(0, |ty| ty.shape[3]);
-            let (most, least) = if overlap { (MOST_SHARED_TAPS, SHORTEST_LINE) } else { (MOST_TAPS, 0) };
+            let (most, least) =
+                if overlap { (MOST_SHARED_TAPS, SHORTEST_LINE) } else { (MOST_TAPS_OF_MEANS, 0) };
             kernel.iter().product::<usize>() <= most && width >= least
         }
+        Op::AvgPool2dBackward { kernel, stride, .. } => gradients::is_inlined(graph, node, kernel, stride),
         _ => false,
     }
 }
 
 /// Whether what a pooling reads is cheap enough to be computed at every tap. `is_there` says what is in memory.
 pub(crate) fn is_cheap(graph: &Graph, node: &Node, is_there: &dyn Fn(Value) -> bool) -> bool {
-    let (Op::MaxPool2dIndices { kernel, .. } | Op::AvgPool2d { kernel, .. }) = &node.op else { return true };
+    let (Op::MaxPool2dIndices { kernel, .. }
+    | Op::AvgPool2d { kernel, .. }
+    | Op::AvgPool2dBackward { kernel, .. }) = &node.op
+    else {
+        return true;
+    };
     let taps: usize = kernel.iter().product();
     let (mut todo, mut operations) = (vec![node.args[0]], 0);
     while let Some(value) = todo.pop() {
@@ -70,6 +77,13 @@ pub(crate) fn is_cheap(graph: &Graph, node: &Node, is_there: &dyn Fn(Value) -> b
         todo.extend(&node.args);
     }
     true
+}
+
+/// In which windows a tap was seen so far.
+enum Begun {
+    Never,
+    If(ExprId),
+    Always,
 }
 
 /// How windows lie along one dim.
@@ -94,10 +108,10 @@ impl Along<'_> {
     /// Whether some window may have this tap before the first element, and behind the last one. No size has a say:
     /// loops are the same for all.
     fn leaves(&self, tap: usize) -> (bool, bool) {
-        let last = self.kernel - 1;
+        let before_last = (self.kernel - 1 - tap) * self.dilation;
         // Without rounding up, the last window ends in the padding at the latest.
-        let behind = if self.ceil_mode { tap > 0 } else { tap + self.padding > last };
-        (tap < self.padding, behind)
+        let behind = if self.ceil_mode { tap > 0 } else { before_last < self.padding };
+        (tap * self.dilation < self.padding, behind)
     }
 
     /// Where the tap is, or the nearest element.
@@ -119,9 +133,11 @@ impl Lowering<'_> {
         let x = node.args[0];
         let ty = self.tensor(x);
         let [rows, columns] = along(&node.op, &ty.shape, index);
+        let [in_rows, in_columns] = [&rows, &columns].map(|along| self.taps_inside(along));
         let mut largest = None;
-        for r in 0..rows.kernel {
-            for c in 0..columns.kernel {
+        let mut begun = Begun::Never;
+        for (r, &in_row) in in_rows.iter().enumerate() {
+            for (c, &in_column) in in_columns.iter().enumerate() {
                 let at = [index[0].clone(), index[1].clone(), rows.clamped(r), columns.clamped(c)];
                 let tap = self.tap(x, &at, ty.dtype)?;
                 // What is the same for a line is a number of its own, and so is what is the same for a column.
@@ -129,22 +145,66 @@ impl Lowering<'_> {
                 let line = self.builder.push(DType::I64, ExprKind::Position(line));
                 let column = self.position_in(&columns, c);
                 let place = self.operate(Operation::Add, DType::I64, [line, column]);
-                largest = Some(match largest {
-                    None => (tap, place),
-                    Some((best, from)) => {
-                        let mut wins = self.operate(Operation::Gt, DType::Bool, [tap, best]);
-                        if ty.dtype.is_float() {
-                            let is_nan = self.operate(Operation::Ne, DType::Bool, [tap, tap]);
-                            wins = self.operate(Operation::BitOr, DType::Bool, [wins, is_nan]);
-                        }
-                        let best = self.choose(wins, tap, best);
-                        (best, self.choose(wins, place, from))
+                let inside = self.both(in_row, in_column);
+                let (best, from) = match (largest, inside) {
+                    (Some(largest), _) => largest,
+                    (None, None) => (tap, place),
+                    // What a window without taps has.
+                    (None, Some(_)) => {
+                        let first = [index[0].clone(), index[1].clone(), Index::default(), Index::default()];
+                        let zero = self.builder.push(DType::I64, ExprKind::Literal(0));
+                        (self.tap(x, &first, ty.dtype)?, zero)
                     }
+                };
+                let wins = self.wins(tap, best, ty.dtype, &begun);
+                let wins = self.both(wins, inside);
+                begun = match (begun, inside) {
+                    (_, None) | (Begun::Always, _) => Begun::Always,
+                    (Begun::Never, Some(inside)) => Begun::If(inside),
+                    (Begun::If(before), Some(inside)) => {
+                        Begun::If(self.operate(Operation::BitOr, DType::Bool, [before, inside]))
+                    }
+                };
+                largest = Some(match wins {
+                    None => (tap, place),
+                    Some(wins) => (self.choose(wins, tap, best), self.choose(wins, place, from)),
                 });
             }
         }
         // Windows have a tap: the type rules see to that.
         Ok(largest.unwrap_or((0, 0)))
+    }
+
+    /// Whether a tap takes the place of the largest so far; `None` if it does in every window.
+    fn wins(&mut self, tap: ExprId, best: ExprId, dtype: DType, begun: &Begun) -> Option<ExprId> {
+        if let Begun::Never = begun {
+            return None;
+        }
+        let mut wins = self.operate(Operation::Gt, DType::Bool, [tap, best]);
+        if dtype.is_float() {
+            let is_nan = self.operate(Operation::Ne, DType::Bool, [tap, tap]);
+            wins = self.operate(Operation::BitOr, DType::Bool, [wins, is_nan]);
+        }
+        if let Begun::If(before) = *begun {
+            let is_first = self.builder.push(DType::Bool, ExprKind::Apply(Operation::Not, smallvec![before]));
+            wins = self.operate(Operation::BitOr, DType::Bool, [wins, is_first]);
+        }
+        Some(wins)
+    }
+
+    /// By tap, whether it lies in the plane; `None` if it does in every window, or the nearest element is a tap of
+    /// the same window.
+    fn taps_inside(&mut self, along: &Along<'_>) -> Vec<Option<ExprId>> {
+        let is_apart = along.dilation > 1;
+        (0..along.kernel).map(|tap| is_apart.then(|| self.is_inside(along, tap)).flatten()).collect()
+    }
+
+    /// Both conditions, where there are any.
+    fn both(&mut self, one: Option<ExprId>, other: Option<ExprId>) -> Option<ExprId> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(self.operate(Operation::And, DType::Bool, [one, other])),
+            (one, other) => one.or(other),
+        }
     }
 
     /// The mean of a window: lines are added up first, then columns, as the library does it.
@@ -182,26 +242,42 @@ impl Lowering<'_> {
 
     /// What each tap along a dim counts for.
     fn weight(&mut self, along: &Along<'_>, is_counted: bool, dtype: DType) -> ExprId {
-        let literal =
-            |this: &mut Self, number: usize| this.builder.push(dtype, ExprKind::Literal(number as i64));
-        let one = literal(self, 1);
-        let is_whole = !along.ceil_mode && (is_counted || along.padding == 0);
-        let count = if is_whole {
-            literal(self, along.kernel)
-        } else {
-            // Positions are counted from the first element of the padding.
-            let begin = along.window.scaled(along.stride as i64, 0);
-            let end = begin.scaled(1, along.kernel as i64);
-            let padding = literal(self, along.padding);
-            let behind = along.size + along.padding + if is_counted { along.padding } else { 0 };
-            let (mut begin, end) = (self.number_at(begin, dtype), self.number_at(end, dtype));
-            let behind = self.number_at(Index::constant(behind as i64), dtype);
-            let end = self.operate(Operation::Minimum, dtype, [end, behind]);
-            if !is_counted {
-                begin = self.operate(Operation::Maximum, dtype, [begin, padding]);
-            }
-            self.operate(Operation::Sub, dtype, [end, begin])
-        };
+        if !along.ceil_mode && (is_counted || along.padding == 0) {
+            return self.whole_share(along.kernel, dtype);
+        }
+        // Positions are counted from the first element of the padding.
+        let begin = along.window.scaled(along.stride as i64, 0);
+        let end = begin.scaled(1, along.kernel as i64);
+        let (begin, end) = (self.number_at(begin, dtype), self.number_at(end, dtype));
+        self.share_of(begin, end, along.size, along.padding, is_counted)
+    }
+
+    /// What an element counts for in a window that lies in the plane.
+    fn whole_share(&mut self, kernel: usize, dtype: DType) -> ExprId {
+        let [one, count] =
+            [1, kernel].map(|number| self.builder.push(dtype, ExprKind::Literal(number as i64)));
+        self.operate(Operation::Div, dtype, [one, count])
+    }
+
+    /// What an element counts for in a window from `begin` to `end`, counted from the first element of the padding.
+    fn share_of(
+        &mut self,
+        mut begin: ExprId,
+        end: ExprId,
+        size: usize,
+        padding: usize,
+        is_counted: bool,
+    ) -> ExprId {
+        let dtype = self.builder.exprs[begin].dtype;
+        let [one, before] =
+            [1, padding].map(|number| self.builder.push(dtype, ExprKind::Literal(number as i64)));
+        let behind = size + padding + if is_counted { padding } else { 0 };
+        let behind = self.number_at(Index::constant(behind as i64), dtype);
+        let end = self.operate(Operation::Minimum, dtype, [end, behind]);
+        if !is_counted {
+            begin = self.operate(Operation::Maximum, dtype, [begin, before]);
+        }
+        let count = self.operate(Operation::Sub, dtype, [end, begin]);
         self.operate(Operation::Div, dtype, [one, count])
     }
 
@@ -220,10 +296,7 @@ impl Lowering<'_> {
             let (at, size) = (self.number_at(at, dtype), self.number_at(size, dtype));
             self.operate(Operation::Lt, DType::Bool, [at, size])
         });
-        match (not_before, not_behind) {
-            (Some(left), Some(right)) => Some(self.operate(Operation::And, DType::Bool, [left, right])),
-            (one, other) => one.or(other),
-        }
+        self.both(not_before, not_behind)
     }
 
     /// A position as a number of a dtype that is computed in.

@@ -103,6 +103,7 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
             .map(|(index, bytes)| {
                 let step = match index.border(axis) {
                     Some((inner, _)) => Some(inner.factor(axis)),
+                    None if index.repeats(axis).is_some() => Some(1),
                     None => (!index.is_nested(axis)).then(|| index.factor(axis)),
                 };
                 let share = match step {

@@ -325,6 +325,13 @@ impl<'k> Emitter<'k> {
             let step = along.map(|t| format!(" * {cast}{}", self.stride(id, t, &index.terms[t].1)));
             return format!("kiln_iota_{suffix}(){} + {cast}({text} + {constant})", step.unwrap_or_default());
         }
+        if suffix == "f32"
+            && let Some((inner, by, factor)) = index.divided(vector)
+        {
+            let (first, by) = (self.inner_index(inner, None), self.inner_number(by));
+            let factor = self.stride(id, 0, factor);
+            return format!("kiln_quotient_f32({first}, {by}) * (float){factor} + (float){constant}");
+        }
         let name = format!("x{id}");
         let text = self.index_text(id, index, Some("l"), &|_, _| true);
         before.push_str(&format!(
@@ -351,6 +358,12 @@ impl<'k> Emitter<'k> {
             && let Some((inner, most)) = self.border(index)
         {
             return self.load_border(id, dtype, index, (inner, most), before, indent);
+        }
+        if self.lane_varies[id]
+            && matches!(dtype, DType::F32 | DType::F64)
+            && let Some(repeats) = self.repeats(index)
+        {
+            return self.load_repeated(id, dtype, index, repeats);
         }
         let (text, class) = self.moving(id, index, self.lane_varies[id]);
         match class {

@@ -11,7 +11,7 @@ use crate::plan::KernelSource;
 pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> String {
     let uses = |name: &str| kernels.iter().any(|k| k.code.contains(name));
     let mut out = String::new();
-    if uses("kiln_turn") || uses("kiln_second") || uses("kiln_border") {
+    if uses("kiln_turn") || uses("kiln_second") || uses("kiln_border") || uses("kiln_repeat") {
         out.push_str(
             "#if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -60,7 +60,7 @@ pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> Str
         ),
     ];
     for (name, text) in all {
-        if uses(name) || name == "kiln_clamp" && uses("kiln_border") {
+        if uses(name) || name == "kiln_clamp" && (uses("kiln_border") || uses("kiln_repeat")) {
             out.push_str(&text);
         }
     }
@@ -76,6 +76,9 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
         if uses(&name) {
             let _ = writeln!(out, "KILN_INLINE {vector} {name}(void) {{ return ({vector}){{{iota}}}; }}");
         }
+    }
+    if uses("kiln_quotient") || uses("kiln_repeat") {
+        out.push_str(&super::windows::quotient(&iota));
     }
     for (vector, scalar, suffix) in [
         ("f32v", "float", "f32"),
@@ -110,6 +113,9 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
         }
         if has_border {
             out.push_str(&super::windows::border(vector, scalar, suffix, isa, lanes));
+        }
+        if uses(&format!("kiln_repeat_{suffix}")) {
+            out.push_str(&super::windows::repeat(vector, scalar, suffix, isa, lanes));
         }
         for half in (0..lanes.ilog2()).map(|bit| 1usize << bit) {
             let name = format!("kiln_turn{half}_{suffix}");

@@ -50,6 +50,14 @@ pub(crate) struct Emitted {
     pub launch: Launch,
 }
 
+/// What has a name as the last of some positions: a number where it stands in the kernel, or whatever is the same for
+/// the same positions, where no other sizes will have this text.
+#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Last<'k> {
+    At(*const i64),
+    Of(&'k Index, i64),
+}
+
 /// Where an expression is computed.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 enum Level {
@@ -92,8 +100,8 @@ struct Emitter<'k> {
     /// Names of the numbers inside quotients, by where they stand in the kernel; `None` if they are part of the
     /// text.
     inner_names: Option<BTreeMap<*const i64, String>>,
-    /// Names of the last positions that clamped ones may be, by where they stand in the kernel.
-    last_names: BTreeMap<*const i64, String>,
+    /// Names of the last positions that clamped ones may be.
+    last_names: BTreeMap<Last<'k>, String>,
     /// Functions written so far.
     bodies: String,
     uses_status: bool,
@@ -435,7 +443,7 @@ impl<'k> Emitter<'k> {
                 format!("(({}) % {})", self.inner_index(inner, lane), self.inner_number(d))
             }
             Term::Clamp(inner, most) => {
-                format!("kiln_clamp({}, {})", self.inner_index(inner, lane), self.last_position(most))
+                format!("kiln_clamp({}, {})", self.inner_index(inner, lane), self.last_position(inner, most))
             }
         }
     }
@@ -451,14 +459,18 @@ impl<'k> Emitter<'k> {
         name
     }
 
-    /// The last position that a clamped one may be. It is no divisor, so nothing is gained by having it in the text.
-    fn last_position(&mut self, most: &'k i64) -> String {
-        let at = std::ptr::from_ref(most);
-        if let Some(name) = self.last_names.get(&at) {
+    /// The last position that `inner` may be. It is no divisor, so nothing is gained by having it in the text. Taps of a
+    /// column share a name, so that which lane gets what is worked out once for all lines of a window.
+    fn last_position(&mut self, inner: &'k Index, most: &'k i64) -> String {
+        let last = match self.inner_names {
+            Some(_) => Last::At(most),
+            None => Last::Of(inner, *most),
+        };
+        if let Some(name) = self.last_names.get(&last) {
             return name.clone();
         }
         let name = self.number(format!("m{}", self.last_names.len()), most);
-        self.last_names.insert(at, name.clone());
+        self.last_names.insert(last, name.clone());
         name
     }
 

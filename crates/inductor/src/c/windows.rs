@@ -10,7 +10,7 @@ use kiln_ir::math::c::CIsa;
 
 use super::narrow::memory_vector;
 use super::{Emitter, suffix};
-use crate::index::{ExprId, Index, Term};
+use crate::index::{ExprId, Index, Repeats, Term};
 use crate::loops::ExprKind;
 
 /// Whether every second element of a dtype is had by loading all and taking half.
@@ -26,10 +26,36 @@ impl<'k> Emitter<'k> {
         index.terms.iter().all(|(term, _)| is_same(term)).then_some((inner, most))
     }
 
+    /// How elements are repeated along the lanes, if everything else is the same in all of them.
+    pub(super) fn repeats(&self, index: &'k Index) -> Option<Repeats<'k>> {
+        let repeats = index.repeats(self.kernel.vector_axis())?;
+        let is_same = |term: &Term| !matches!(term, Term::Value(v, _) if self.lane_varies[*v]);
+        index.terms.iter().all(|(term, _)| is_same(term)).then_some(repeats)
+    }
+
+    /// A load that has each element several times.
+    pub(super) fn load_repeated(
+        &mut self,
+        id: ExprId,
+        dtype: DType,
+        index: &'k Index,
+        of: Repeats<'k>,
+    ) -> String {
+        let vector = self.kernel.vector_axis();
+        let is_repeated = |term: &Term| matches!(term, Term::Clamp(inner, _) if inner.mentions(vector));
+        let rest = self.index_text(id, index, None, &|this, term| !this.is_fixed(term) && !is_repeated(term));
+        let first = self.inner_index(of.inner, None);
+        let (by, shift) = (self.inner_number(of.by), self.inner_number(&of.clamped.constant));
+        let (most, suffix) = (self.last_position(of.clamped, of.most), suffix(dtype));
+        format!("kiln_repeat_{suffix}(p{id} + {rest}, {first}, {by}, {shift}, {most}, count)")
+    }
+
     /// Whether some of the loads are clamped along the lanes.
     pub(super) fn has_borders(&self, ids: &[ExprId]) -> bool {
         ids.iter().any(|&id| match &self.kernel.exprs[id].kind {
-            ExprKind::Load { index, .. } => self.lane_varies[id] && self.border(index).is_some(),
+            ExprKind::Load { index, .. } => {
+                self.lane_varies[id] && (self.border(index).is_some() || self.repeats(index).is_some())
+            }
             _ => false,
         })
     }
@@ -61,7 +87,7 @@ impl<'k> Emitter<'k> {
         let is_border = |term: &Term| matches!(term, Term::Clamp(inner, _) if inner.mentions(vector));
         let rest = self.index_text(id, index, None, &|this, term| !this.is_fixed(term) && !is_border(term));
         let (first, step, most) =
-            (self.inner_index(inner, None), self.inner_number(step), self.last_position(most));
+            (self.inner_index(inner, None), self.inner_number(step), self.last_position(inner, most));
         let suffix = suffix(dtype);
         let _ = match has_second(dtype) {
             true => writeln!(
@@ -118,9 +144,9 @@ pub(super) fn second(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
 /// branch: all elements lie within one or two vectors, and which is where is the same for all lines of a window.
 pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
     let iota: Vec<String> = (0..lanes).map(|lane| lane.to_string()).collect();
-    let (lane, int, instruction) = match suffix {
-        "f32" => ("i32v", "int", "vmovups"),
-        _ => ("i64v", "long long", "vmovupd"),
+    let (lane, int, instruction, masked) = match suffix {
+        "f32" => ("i32v", "int", "vmovups", "vmaskmovps"),
+        _ => ("i64v", "long long", "vmovupd", "vmaskmovpd"),
     };
     let bytes = lanes * if suffix == "f32" { 4 } else { 8 };
     let second = match suffix {
@@ -139,13 +165,31 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
     return v;
 "
     );
+    let iota = iota.join(", ");
     let text = match isa {
+        CIsa::Avx2 if bytes == 32 => format!(
+            "#if defined(__GNUC__) && !defined(__clang__)
+    if (step == 1) {{
+        const long base = kiln_clamp(first, most), there = most + 1 - base;
+        const int last = there - 1;
+        const {lane} live = kiln_live{}(there < KILN_LANES ? there : KILN_LANES);
+        i32v at = (i32v){{{iota}}} + (int)(first - base);
+        at &= at >= 0;
+        at = (at & (at <= last)) | ((at > last) & last);
+        {vector} x;
+        __asm__(\"{masked} (%1), %2, %0\" : \"=x\"(x) : \"r\"(p + base), \"x\"(live), \"m\"(*(const char (*)[])p));
+        return __builtin_shuffle(x, __builtin_convertvector(at, {lane}));
+    }}
+#endif
+{branching}",
+            8 * bytes / lanes
+        ),
         CIsa::Avx512 if (16..=64).contains(&bytes) => format!(
             "#if defined(__GNUC__) && !defined(__clang__)
     const long base = kiln_clamp(first, most), there = most + 1 - base;
     const long low = there < KILN_LANES ? there : KILN_LANES, high = there - low < KILN_LANES ? there - low : KILN_LANES;
     const {int} last = there - 1;
-    {lane} at = ({lane}){{{}}} * ({int})step + ({int})(first - base);
+    {lane} at = ({lane}){{{iota}}} * ({int})step + ({int})(first - base);
     at &= at >= 0;
     at = (at & (at <= last)) | ((at > last) & last);
     {vector} x, y;
@@ -155,8 +199,7 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
     return __builtin_shuffle(x, y, at);
 #else
 {branching}#endif
-",
-            iota.join(", ")
+"
         ),
         CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => branching,
     };
@@ -164,5 +207,95 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
         "KILN_INLINE {vector} kiln_border_{suffix}(const {scalar} *p, long first, long step, long most, long count) {{
 {text}}}
 "
+    )
+}
+
+/// `(over + lane) / by` for `over` below `by`, and the quotients `(first + lane) / by` of positions that are exact in
+/// single precision.
+pub(super) fn quotient(iota: &str) -> String {
+    // A small number and a half divided by a small number: no rounding reaches the next whole one. By a large one, no
+    // quotient is more than one.
+    format!(
+        "KILN_INLINE i32v kiln_parts(long over, long by) {{
+    const i32v at = (i32v){{{iota}}} + (int)over;
+    if (by >= 4096) return -(at >= (int)by);
+    return __builtin_convertvector((__builtin_convertvector(at, f32v) + 0.5f) * (1.0f / by), i32v);
+}}
+KILN_INLINE f32v kiln_quotient_f32(long first, long by) {{
+    const long from = first / by;
+    return __builtin_convertvector(kiln_parts(first - from * by, by), f32v) + (float)from;
+}}
+"
+    )
+}
+
+/// Loads elements at `(first + lane) / by + shift`, clamped to `most`. There are fewer of them than lanes, so that one
+/// vector has them all.
+pub(super) fn repeat(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+    let (instruction, masked, lane, bytes) = match suffix {
+        "f32" => ("vmovups", "vmaskmovps", "i32v", 4 * lanes),
+        _ => ("vmovupd", "vmaskmovpd", "i64v", 8 * lanes),
+    };
+    let load = match isa {
+        CIsa::Avx512 if (16..=64).contains(&bytes) => Some(format!(
+            "    const long base = kiln_clamp(from + shift, most), there = most + 1 - base;
+    const long low = there < KILN_LANES ? there : KILN_LANES;
+    {vector} x;
+    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(x) : \"r\"(p + base), \"Yk\"((unsigned short)((1u << low) - 1)), \"m\"(*(const char (*)[])p));
+"
+        )),
+        CIsa::Avx2 if bytes == 32 => Some(format!(
+            "    const long base = kiln_clamp(from + shift, most), there = most + 1 - base;
+    const {lane} live = kiln_live{}(there < KILN_LANES ? there : KILN_LANES);
+    {vector} x;
+    __asm__(\"{masked} (%1), %2, %0\" : \"=x\"(x) : \"r\"(p + base), \"x\"(live), \"m\"(*(const char (*)[])p));
+",
+            8 * bytes / lanes
+        )),
+        CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => None,
+    };
+    let [even, odd] = [0, 1]
+        .map(|over| (0..lanes).map(|lane| ((lane + over) / 2).to_string()).collect::<Vec<_>>().join(", "));
+    let permuted = load.map(|load| {
+        format!(
+            "#if defined(__GNUC__) && !defined(__clang__)
+{load}    const int last = there - 1;
+    i32v at = kiln_parts(over, by) + (int)(from + shift - base);
+    at &= at >= 0;
+    at = (at & (at <= last)) | ((at > last) & last);
+    return __builtin_shuffle(x, __builtin_convertvector(at, {lane}));
+#endif
+"
+        )
+    });
+    format!(
+        "KILN_INLINE {vector} kiln_repeat_{suffix}(const {scalar} *p, long first, long by, long shift, long most, long count) {{
+    const long from = first / by;
+    long over = first - from * by;
+{}    {vector} v = {{0}};
+    if (count == KILN_LANES && from + shift >= 0 && from + shift + (over + KILN_LANES - 1) / by <= most) {{
+        p += from + shift;
+#ifdef KILN_SHUFFLE
+        if (by == 2 && from + shift + KILN_LANES - 1 <= most) {{
+            v = kiln_load_{suffix}(p);
+            return over ? KILN_SHUFFLE(v, v, {odd}) : KILN_SHUFFLE(v, v, {even});
+        }}
+#endif
+        for (int i = 0; i < KILN_LANES; i++) {{
+            v[i] = *p;
+            const long next = ++over == by;
+            p += next;
+            over = next ? 0 : over;
+        }}
+        return v;
+    }}
+    for (long i = 0, at = from + shift; i < count; i++) {{
+        v[i] = p[kiln_clamp(at, most)];
+        if (++over == by) {{ over = 0; at++; }}
+    }}
+    return v;
+}}
+",
+        permuted.unwrap_or_default()
     )
 }

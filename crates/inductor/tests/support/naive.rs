@@ -243,6 +243,29 @@ fn compute(graph: &Graph, node: &Node, args: &[Val], out: &Ty) -> Result<Val, St
             }
             Scalar::Int(best.map_or(0, |(_, place)| place as i64))
         }),
+        Op::AvgPool2dBackward { .. }
+        | Op::AdaptiveAvgPool2d { .. }
+        | Op::AdaptiveAvgPool2dBackward { .. } => {
+            let (x, is_forward) = (t(0), matches!(node.op, Op::AdaptiveAvgPool2d { .. }));
+            let (planes, windows) = if is_forward { (&x.shape, shape) } else { (shape, &x.shape) };
+            let pair = |shape: &Shape| [shape[2], shape[3]];
+            let axes = kiln_ir::table::resample::axes(&node.op, pair(planes), pair(windows)).unwrap();
+            let weight = |d: usize, window: usize, at: usize| {
+                let (first, weights) = &axes[d].taps[window];
+                at.checked_sub(*first).and_then(|tap| weights.get(tap)).copied().unwrap_or(0.0)
+            };
+            make(dtype, shape, |i| {
+                let sum = (0..x.shape[2] * x.shape[3]).map(|n| {
+                    let at = [n / x.shape[3], n % x.shape[3]];
+                    let share = |d: usize| match is_forward {
+                        true => weight(d, i[d + 2], at[d]),
+                        false => weight(d, at[d], i[d + 2]),
+                    };
+                    share(0) * share(1) * x.get(&[i[0], i[1], at[0], at[1]]).as_f64()
+                });
+                Scalar::Float(sum.sum())
+            })
+        }
         Op::IndexAdd { dim } | Op::ScatterAdd { dim } | Op::IndexCopy { dim } | Op::Scatter { dim } => {
             let adds = matches!(node.op, Op::IndexAdd { .. } | Op::ScatterAdd { .. });
             let mut made = t(0).clone();
