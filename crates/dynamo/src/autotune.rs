@@ -32,6 +32,8 @@ enum Form {
     Level(OptLevel),
     /// Cut into stages where the usual form is not, or the other way round.
     Stages(bool),
+    /// Another number of vectors at a time in loops over independent elements.
+    Unroll(usize),
     /// Larger pieces for each thread.
     Grain(i64),
     /// On one thread.
@@ -45,6 +47,8 @@ impl Form {
             Form::Level(level) => level.flag().into(),
             Form::Stages(true) => "in stages".into(),
             Form::Stages(false) => "without stages".into(),
+            Form::Unroll(1) => "one vector at a time".into(),
+            Form::Unroll(vectors) => format!("{vectors} vectors at a time"),
             Form::Grain(factor) => format!("{factor} times larger pieces for each thread"),
             Form::Serial => "on one thread".into(),
         }
@@ -219,6 +223,7 @@ fn forms(usual: &Lowered, settings: &Settings) -> Vec<Form> {
     let levels = [OptLevel::O1, OptLevel::O2, OptLevel::O3].into_iter();
     forms.extend(levels.filter(|level| *level != settings.opt_level).map(Form::Level));
     forms.push(Form::Stages(!settings.stages));
+    forms.extend([1, 2, 4].into_iter().filter(|vectors| *vectors != settings.unroll).map(Form::Unroll));
     let splits = |step: &Step| matches!(step, Step::Kernel { items, grain, .. } if items > grain);
     if threads::count() > 1 && usual.steps.iter().any(splits) {
         forms.extend([Form::Grain(4), Form::Serial]);
@@ -249,6 +254,7 @@ fn steps(
         }
         Form::Level(level) => (usual.clone(), level),
         Form::Stages(stages) => (lower(Tuning { stages, ..settings.tuning() })?, settings.opt_level),
+        Form::Unroll(unroll) => (lower(Tuning { unroll, ..settings.tuning() })?, settings.opt_level),
     };
     let same_text = other.kernels.iter().map(|k| &k.name).eq(usual.kernels.iter().map(|k| &k.name));
     let aligned = other.steps.len() == usual.steps.len() && other.buffers == usual.buffers;
@@ -276,13 +282,15 @@ fn steps(
 fn key(usual: &Lowered, forms: &[Form], settings: &Settings) -> String {
     let Build { isa, level, sanitize } = settings.build();
     let mut key = format!(
-        "autotune 2: {} threads, {}, {}, {}, {} forms",
+        "autotune 3: {} threads, {}, {}, {}",
         threads::count(),
         isa.name(),
         level.flag(),
         sanitize.name(),
-        forms.len()
     );
+    for form in forms {
+        key += &format!(", {}", form.name());
+    }
     for step in &usual.steps {
         if let Step::Kernel { kernel, ints, items, grain, .. } = step {
             key += &format!("\n{} {items} {grain} {ints:?}", usual.kernels[*kernel].name);

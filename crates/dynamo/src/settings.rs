@@ -79,6 +79,8 @@ pub struct Settings {
     pub max_inlined_ops: usize,
     /// Long bodies are cut into loops over a block that stays in the first-level cache.
     pub stages: bool,
+    /// How many vectors loops over independent elements take at a time: 1, 2 or 4.
+    pub unroll: usize,
     /// Matrix products none of whose sizes is larger are part of kernels; 0 leaves all to the library.
     pub max_inline_product: usize,
     /// How hard the C compiler works.
@@ -109,6 +111,7 @@ impl Default for Settings {
             max_fusion_buffers: tuning.fusion_buffers,
             max_inlined_ops: tuning.inlined,
             stages: tuning.stages,
+            unroll: tuning.unroll,
             max_inline_product: tuning.products,
             opt_level: OptLevel::default(),
             isa: None,
@@ -169,6 +172,16 @@ const OPTIONS: &[OptionInfo] = &[
     plain!(max_fusion_buffers, COUNT, "kernels are merged up to this many buffers"),
     plain!(max_inlined_ops, COUNT, "a value that is computed from more ops than this is stored"),
     plain!(stages, FLAG, "long bodies are cut into loops over a block that stays in the first-level cache"),
+    OptionInfo {
+        name: "unroll",
+        values: "1, 2, 4",
+        doc: "how many vectors loops over independent elements take at a time",
+        get: |settings| settings.unroll.to_string(),
+        set: |settings, text| {
+            let found = [1, 2, 4].into_iter().find(|count| count.to_string() == text);
+            found.map(|count| settings.unroll = count).is_some()
+        },
+    },
     plain!(
         max_inline_product,
         COUNT,
@@ -269,6 +282,7 @@ impl Settings {
             fusion_buffers: self.max_fusion_buffers,
             inlined: self.max_inlined_ops,
             stages: self.stages,
+            unroll: self.unroll,
             products: self.max_inline_product,
         }
     }

@@ -23,6 +23,8 @@ pub struct Tuning {
     pub inlined: usize,
     /// Whether long bodies are cut into stages over a block.
     pub stages: bool,
+    /// How many vectors loops over independent elements take at a time.
+    pub unroll: usize,
     /// Matrix products none of whose sizes is larger are written as loops.
     pub products: usize,
 }
@@ -30,10 +32,10 @@ pub struct Tuning {
 impl Tuning {
     /// Kernels that compilers like.
     pub const DEFAULT: Tuning =
-        Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true, products: 0 };
+        Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true, unroll: 1, products: 0 };
     /// Kernels as large as they can be made: fewer passes over memory, longer compilation.
     pub const WIDE: Tuning =
-        Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true, products: 0 };
+        Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true, unroll: 1, products: 0 };
 }
 
 impl Default for Tuning {

@@ -99,6 +99,26 @@ fn strided_inputs() {
     );
 }
 
+/// Compilers take selections between vectors wider than their registers apart.
+#[test]
+fn singles_among_doubles() {
+    for op in ["minimum(%2, %1)", "maximum(%2, %1)", "where(%5, %2, %1)"] {
+        let text = format!(
+            "graph(%0: f32[37], %1: f64[37]) {{
+  %2 = to(%0) {{dtype: f64}} : f64[37]
+  %5 = lt(%2, %1) : bool[37]
+  %3 = {op} : f64[37]
+  %4 = to(%3) {{dtype: f32}} : f32[37]
+  return %4
+}}"
+        );
+        let graph: Graph = text.parse().unwrap();
+        for isa in [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain] {
+            check_run(&graph, &Options::dense(&graph, isa, 2), &Random(4).inputs(&graph));
+        }
+    }
+}
+
 /// Every golden graph that is not too large for the naive evaluator, each on one of the instruction sets.
 #[test]
 fn golden_graphs() {

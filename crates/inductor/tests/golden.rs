@@ -1,6 +1,6 @@
 //! Golden files: a graph, then what it is lowered to. `BLESS=1` renews them.
 //!
-//! The first line says what is shown: `; test loops`, `; test loops c`.
+//! The first line says what is shown: `; test loops`, `; test loops c`, `; test loops c unroll 2`.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::fmt::Write;
@@ -129,7 +129,11 @@ fn golden_files() {
         assert!(header.starts_with("; test"), "{}: no header", file.display());
         let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
         graph.verify(Stage::Prims, "the golden file").unwrap();
-        let plan = lower(&graph, &Options::dense(&graph, CIsa::Avx512, 2)).unwrap();
+        let mut options = Options::dense(&graph, CIsa::Avx512, 2);
+        if let Some((_, vectors)) = header.split_once(" unroll ") {
+            options.tuning.unroll = vectors.parse().unwrap();
+        }
+        let plan = lower(&graph, &options).unwrap();
         check_bytes(&plan);
         let got = show(&plan, header.contains(" c"));
         if got != expected {

@@ -55,6 +55,7 @@ pub mod convolve;
 pub mod cpu;
 pub mod directory;
 pub mod gemm;
+mod guard;
 pub mod kept;
 pub mod kernel;
 mod lanes;

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use thiserror::Error;
 
+use crate::guard;
 use crate::threads::{Shared, parallel_for};
 
 /// Alignment of every buffer.
@@ -169,6 +170,7 @@ impl Buffer {
         let too_large = || AllocError::TooLarge { requested: bytes, machine: machine_bytes() };
         let class = Class::of(bytes).ok_or_else(too_large)?;
         if let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten() {
+            guard::used(pointer.as_ptr(), bytes, class.bytes);
             return Ok((Buffer { pointer, bytes }, false));
         }
         if let Some(pointer) = Loan::take(class, bytes) {
@@ -179,6 +181,7 @@ impl Buffer {
             None => (POOL.fresh(class, bytes)?, class.is_big()),
         };
         POOL.count(class.bytes as isize);
+        guard::used(pointer.as_ptr(), bytes, class.bytes);
         Ok((Buffer { pointer, bytes }, fresh))
     }
 }
@@ -190,6 +193,7 @@ impl Drop for Buffer {
         }
         let class = Class::of(self.bytes).expect("the class existed when the buffer was made");
         if Magazine::with(class, |magazine| magazine.put(class, self.pointer)) == Some(true) {
+            guard::unused(self.pointer.as_ptr(), class.bytes, false);
             return;
         }
         if Loan::give_back(self.pointer, self.bytes) {
@@ -200,6 +204,8 @@ impl Drop for Buffer {
             // SAFETY: the block came from `fresh` with this class and is not used any more.
             unsafe { give_back(self.pointer, class) };
         } else {
+            // Once on the list it may be another thread's.
+            guard::unused(self.pointer.as_ptr(), class.bytes, false);
             POOL.push(class, self.pointer);
         }
     }
@@ -588,6 +594,7 @@ fn map_big(bytes: usize) -> Option<NonNull<u8>> {
 /// `block` came from `from_system(class)` and is not used any more.
 unsafe fn give_back(block: NonNull<u8>, class: Class) {
     POOL.held.fetch_sub(class.bytes, Ordering::Relaxed);
+    guard::unused(block.as_ptr(), class.bytes, true);
     if class.is_big() {
         // SAFETY: exactly the range that `map_big` kept.
         unsafe { libc::munmap(block.as_ptr().cast(), class.bytes) };

@@ -29,6 +29,8 @@ fn every_mode_and_option_gives_the_same() -> Result<()> {
         "optimization_level=O3",
         "options.max_fusion_size=0, options.max_inlined_ops=1",
         "options.stages=false",
+        "options.unroll=2",
+        "options.unroll=4, options.isa=avx2",
         "options.opt_level=0",
         "options.isa=avx2",
         "options.isa=plain",

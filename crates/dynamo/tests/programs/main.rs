@@ -182,6 +182,7 @@ fn check_as(options: Compile, usual: Range<u64>, generate: impl Fn(u64) -> Progr
         // time: it does all it can for every third program only.
         let options = options.clone().dynamic([Some(true), None, Some(false)][seed as usize % 3]);
         let options = options.option("opt_level", [2, 0, 0][seed as usize / 3 % 3]).unwrap();
+        let options = options.option("unroll", [1, 2, 1, 4][seed as usize / 9 % 4]).unwrap();
         match agrees(&program, &options) {
             Ok(true) => ran += 1,
             Ok(false) => {}
@@ -240,6 +241,12 @@ fn eager() {
 fn reduce_overhead() {
     // Programs whose kernels the test above has made.
     check(Compile::new().mode(Mode::ReduceOverhead), 0..150);
+}
+
+/// Whichever forms of kernels are the quickest, they give the same.
+#[test]
+fn max_autotune() {
+    check(Compile::new().mode(Mode::MaxAutotune).option("autotune_ms", 1).unwrap(), 50_000..50_006);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use super::unroll::Statements;
 use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
 use crate::index::{ExprId, Index};
 use crate::loops::{ExprKind, Reduction};
@@ -58,12 +59,15 @@ impl Emitter<'_> {
     }
 
     pub(super) fn compute(&mut self, ids: &[ExprId], indent: &str) -> String {
+        ids.iter().map(|&id| self.compute_one(id, indent)).collect()
+    }
+
+    /// The statement that computes an expression, and what it needs before.
+    pub(super) fn compute_one(&mut self, id: ExprId, indent: &str) -> String {
         let mut out = String::new();
-        for &id in ids {
-            let text = self.expression(id, &mut out, indent);
-            let ty = vector_type(self.kernel.exprs[id].dtype, self.mask);
-            let _ = writeln!(out, "{indent}const {ty} v{id} = {text};");
-        }
+        let text = self.expression(id, &mut out, indent);
+        let ty = vector_type(self.kernel.exprs[id].dtype, self.mask);
+        let _ = writeln!(out, "{indent}const {ty} v{id} = {text};");
         out
     }
 
@@ -215,46 +219,41 @@ impl Emitter<'_> {
         let known = |id: ExprId| self.levels[id] != Level::Body || kept_before(id);
         let (ids, take) = self.needed(roots, &known);
         let mut locals: BTreeSet<String> = ids.iter().map(|id| format!("v{id}")).collect();
-        let mut text = String::new();
+        let mut list = Vec::new();
         for id in take {
             if kept_before(id) {
                 let expr = &self.kernel.exprs[id];
                 let ty = vector_type(expr.dtype, self.mask);
-                let _ = writeln!(text, "    const {ty} v{id} = kiln_load_{}(r{id} + j);", suffix(expr.dtype));
+                list.push(format!("    const {ty} v{id} = kiln_load_{}(r{id} + j);\n", suffix(expr.dtype)));
                 locals.insert(format!("v{id}"));
             }
         }
         self.streams = passes == 1;
-        text.push_str(&self.compute(&ids, "    "));
+        list.extend(ids.iter().map(|&id| self.compute_one(id, "    ")));
         self.streams = false;
         if pass == 1 {
             for id in std::mem::take(&mut self.ahead) {
                 // The first pass is the one that waits for memory: what the next row needs is asked for here.
-                let _ = writeln!(text, "    __builtin_prefetch(ahead{id} + j);");
+                list.push(format!("    __builtin_prefetch(ahead{id} + j);\n"));
             }
         }
         for &id in &ids {
             if self.saved.get(&id) == Some(&pass) {
                 // Dead lanes of the last vector are kept too: the row has room for them.
-                let _ = writeln!(
-                    text,
-                    "    kiln_store_{}(r{id} + j, v{id});",
-                    suffix(self.kernel.exprs[id].dtype)
-                );
+                let suffix = suffix(self.kernel.exprs[id].dtype);
+                list.push(format!("    kiln_store_{suffix}(r{id} + j, v{id});\n"));
             }
         }
-        for &s in &stores {
-            let line = self.store(s, "    ");
-            text.push_str(&line);
-        }
+        list.extend(stores.iter().map(|&s| self.store(s, "    ")));
         let mut more = Vec::new();
         for &(id, reduction, arg) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;
             let live = self.masked(reduction, dtype, &format!("v{arg}"));
             let combined = self.combine(reduction, dtype, &format!("*a{id}"), &format!("x{id}_"));
             let ty = vector_type(dtype, self.mask);
-            let _ = writeln!(text, "    const {ty} x{id}_ = count == KILN_LANES ? v{arg} : {live};");
-            let _ = writeln!(text, "    *a{id} = {combined};");
+            list.push(format!(
+                "    const {ty} x{id}_ = count == KILN_LANES ? v{arg} : {live};\n    *a{id} = {combined};\n"
+            ));
             more.push(format!("{ty} *a{id}"));
         }
         let mut out = self.pointers(&ids, &stores, declared);
@@ -264,9 +263,11 @@ impl Emitter<'_> {
             more.push(format!("{ty} *s{id}"));
             let _ = writeln!(out, "        {ty} s{id}_{pass} = {};", scan.start());
         }
-        let body = self.body(&format!("pass{pass}"), &text, &locals, &more);
+        let statements = Statements { ids, list, locals };
+        let ids = &statements.ids;
+        let body = self.body(&format!("pass{pass}"), &statements.text(), &statements.locals, &more);
 
-        let unroll = if reductions.is_empty() { 1 } else { self.unroll(&ids) };
+        let unroll = if reductions.is_empty() { 1 } else { self.unroll(ids) };
         let has_sum = reductions.iter().any(|r| r.1 == Reduction::Sum);
         for &(id, reduction, _) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;
@@ -313,8 +314,16 @@ impl Emitter<'_> {
             }
             out.push_str("        }\n");
         }
+        let several = match unroll {
+            1 => {
+                let (name, at) = (format!("pass{pass}"), addresses(0));
+                self.several_vectors(&name, &statements, (&more, &at), &stores, "stop")
+            }
+            _ => None,
+        };
+        out.push_str(several.as_deref().unwrap_or_default());
         // Behind an unrolled loop little is left: one body with a variable count does for it.
-        let _ = match unroll > 1 {
+        let _ = match unroll > 1 || several.is_some() {
             true => writeln!(
                 out,
                 "for (; j < stop; j += KILN_LANES) {}",

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use super::unroll::{Statements, each_word};
 use super::{Emitter, Level, Piece, memory_type, vector_type};
 use crate::index::ExprId;
 use crate::loops::Reduction;
@@ -143,24 +144,21 @@ impl Emitter<'_> {
         let roots: Vec<ExprId> = reductions.iter().map(|r| r.2).chain(self.stored(&stores)).collect();
         let (ids, take) = self.needed(roots, &|id| self.levels[id] != Level::Body);
         let mut locals: BTreeSet<String> = ids.iter().map(|id| format!("v{id}")).collect();
-        let mut text = String::new();
+        let mut list = Vec::new();
         for id in take {
             if self.levels[id] == Level::Column {
                 let ty = vector_type(self.kernel.exprs[id].dtype, self.mask);
-                let _ = writeln!(text, "    const {ty} v{id} = {};", self.column_load(&format!("c{id}"), id));
+                list.push(format!("    const {ty} v{id} = {};\n", self.column_load(&format!("c{id}"), id)));
                 locals.insert(format!("v{id}"));
             }
         }
-        text.push_str(&self.compute(&ids, "    "));
-        for &s in &stores {
-            let line = self.store(s, "    ");
-            text.push_str(&line);
-        }
+        list.extend(ids.iter().map(|&id| self.compute_one(id, "    ")));
+        list.extend(stores.iter().map(|&s| self.store(s, "    ")));
         let mut more = Vec::new();
         for &(id, reduction, arg) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;
             let combined = self.combine(reduction, dtype, &format!("*w{id}"), &format!("v{arg}"));
-            let _ = writeln!(text, "    *w{id} = {combined};");
+            list.push(format!("    *w{id} = {combined};\n"));
             more.push(format!("{} *w{id}", vector_type(dtype, self.mask)));
         }
         let mut out = self.pointers(&ids, &stores, declared);
@@ -176,7 +174,14 @@ impl Emitter<'_> {
         }
         let last = self.kernel.axes.len() - 1;
         let unroll = if reductions.is_empty() && scans.is_empty() { 1 } else { self.unroll(&ids) };
-        let body = self.body(&format!("pass{pass}"), &text, &locals, &more);
+        let statements = Statements { ids, list, locals };
+        let name = format!("pass{pass}");
+        let body = self.body(&name, &statements.text(), &statements.locals, &more);
+        // Along columns, where nothing is carried from row to row.
+        let several = match more.is_empty() {
+            true => self.several_vectors(&name, &statements, (&[], &[]), &stores, "hi"),
+            false => None,
+        };
 
         // Several rows at one go, so that accumulators are loaded and stored less often.
         let steps: Vec<usize> = if unroll > 1 { vec![unroll, 1] } else { vec![1] };
@@ -198,7 +203,8 @@ impl Emitter<'_> {
             for u in 0..rows {
                 let row = format!("i{last}_{u}");
                 let _ = writeln!(text, "    const long {row} = i{last} + {u};");
-                let call = rename(&names, &format!("i{last}"), &row);
+                let axis = format!("i{last}");
+                let call = each_word(&names, &|word| (word == axis).then(|| row.clone()));
                 let _ = writeln!(text, "    {call}");
             }
             for &(id, _, _) in &reductions {
@@ -237,8 +243,19 @@ impl Emitter<'_> {
         }
         // Whole vectors, several rows at a time; then single rows and the last columns with a variable count.
         let variable = "hi - j < KILN_LANES ? hi - j : KILN_LANES";
-        match (steps.as_slice(), groups.as_slice()) {
-            ([rows, _], [several, single]) => {
+        match (steps.as_slice(), groups.as_slice(), several) {
+            (_, [single], Some(several)) => {
+                let _ = write!(
+                    out,
+                    "for (long i{last} = block; i{last} < stop; i{last}++) {{
+                    long j = lo;
+                    {several}for (; j < hi; j += KILN_LANES) {}
+                    }}
+",
+                    single.call("j", variable, &[]),
+                );
+            }
+            ([rows, _], [several, single], _) => {
                 let _ = write!(
                     out,
                     "const long whole = lo + (hi - lo) / KILN_LANES * KILN_LANES, done = block + (stop - block) / {rows} * {rows};
@@ -253,7 +270,7 @@ impl Emitter<'_> {
                     single.call("j", variable, &[]),
                 );
             }
-            (_, groups) => {
+            (_, groups, _) => {
                 for group in groups {
                     let _ = writeln!(out, "for (long i{last} = block; i{last} < stop; i{last}++) {{");
                     out.push_str(&self.each_column(&|j, count| group.call(j, count, &[])));
@@ -276,22 +293,4 @@ impl Emitter<'_> {
         let dtype = self.kernel.exprs[id].dtype;
         self.combine(reduction, dtype, total, part)
     }
-}
-
-/// Replaces a whole word.
-fn rename(text: &str, from: &str, to: &str) -> String {
-    let mut out = String::new();
-    let mut word = String::new();
-    for c in text.chars().chain(std::iter::once('\0')) {
-        if c.is_ascii_alphanumeric() || c == '_' {
-            word.push(c);
-            continue;
-        }
-        out.push_str(if word == from { to } else { &word });
-        word.clear();
-        if c != '\0' {
-            out.push(c);
-        }
-    }
-    out
 }

@@ -258,6 +258,7 @@ impl<'k> Emitter<'k> {
                 )
             }
             (from, DType::Bool) => self.own_mask(from.size(), format!("({x} != 0)")),
+            (DType::F32, DType::F64) => format!("kiln_f64_from_f32({x})"),
             (DType::F32 | DType::F64, DType::I64) => format!("kiln_i64_from_{}({x})", suffix(from)),
             (_, to) => format!("__builtin_convertvector({x}, {})", self.ty(to)),
         }

@@ -154,6 +154,15 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
             );
         }
     }
+    if uses("kiln_f64_from_f32") {
+        let elements: Vec<String> = (0..lanes).map(|lane| format!("x[{lane}]")).collect();
+        let text = match isa {
+            // A conversion of whole vectors wider than the registers, selected from, is more than GCC 12 can take.
+            CIsa::Plain => format!("(f64v){{{}}}", elements.join(", ")),
+            CIsa::Avx512 | CIsa::Avx2 => "__builtin_convertvector(x, f64v)".into(),
+        };
+        let _ = writeln!(out, "KILN_INLINE f64v kiln_f64_from_f32(f32v x) {{ return {text}; }}");
+    }
     out
 }
 

@@ -19,6 +19,7 @@ mod folds;
 mod helpers;
 mod narrow;
 mod stages;
+mod unroll;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,6 +77,8 @@ struct Emitter<'k> {
     lanes: usize,
     /// Whether long bodies are cut into stages.
     staged: bool,
+    /// How many vectors loops over independent elements take at a time.
+    vectors: usize,
     /// Bytes of a mask's lanes.
     mask: usize,
     depths: Vec<usize>,
@@ -169,6 +172,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         kernel,
         lanes,
         staged: options.tuning.stages,
+        vectors: options.tuning.unroll,
         mask: if has_f32 || !wide { 4 } else { 8 },
         depths: kernel.depths(),
         levels: Vec::new(),

@@ -13,6 +13,7 @@ use std::fmt::Write;
 use kiln_ir::DType;
 use kiln_ir::math::Function;
 
+use super::unroll::Statements;
 use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
 use crate::index::ExprId;
 use crate::loops::{ExprKind, Operation};
@@ -89,37 +90,39 @@ impl Emitter<'_> {
             let before = |id: ExprId| kept.get(&id).is_some_and(|&at| at < stage);
             let (ids, take) = self.needed(roots, &|id| self.levels[id] != Level::Body || before(id));
             let mut locals: BTreeSet<String> = ids.iter().map(|id| format!("v{id}")).collect();
-            let mut text = String::new();
+            let mut list = Vec::new();
             for id in take.into_iter().filter(|&id| before(id)) {
                 let dtype = self.kernel.exprs[id].dtype;
                 let (ty, suffix) = (vector_type(dtype, self.mask), suffix(dtype));
-                let _ = writeln!(text, "    const {ty} v{id} = kiln_load_{suffix}(r{id} + (j - block));");
+                list.push(format!("    const {ty} v{id} = kiln_load_{suffix}(r{id} + (j - block));\n"));
                 locals.insert(format!("v{id}"));
             }
             self.streams = stage == 0;
-            text.push_str(&self.compute(&ids, "    "));
+            list.extend(ids.iter().map(|&id| self.compute_one(id, "    ")));
             self.streams = false;
             for &id in &made {
                 let suffix = suffix(self.kernel.exprs[id].dtype);
-                let _ = writeln!(text, "    kiln_store_{suffix}(r{id} + (j - block), v{id});");
+                list.push(format!("    kiln_store_{suffix}(r{id} + (j - block), v{id});\n"));
             }
             let stores = if is_last { stores.as_slice() } else { &[] };
-            for &s in stores {
-                let line = self.store(s, "    ");
-                text.push_str(&line);
-            }
+            list.extend(stores.iter().map(|&s| self.store(s, "    ")));
             out.push_str(&self.pointers(&ids, stores, &mut declared));
             let name = if stages == 1 { "body".to_string() } else { format!("stage{stage}") };
-            let body = self.body(&name, &text, &locals, &[]);
-            let _ = match self.has_borders(&ids) {
+            let statements = Statements { ids, list, locals };
+            let body = self.body(&name, &statements.text(), &statements.locals, &[]);
+            let several = self.several_vectors(&name, &statements, (&[], &[]), stores, "stop");
+            let each = body.call("j", "stop - j < KILN_LANES ? stop - j : KILN_LANES", &[]);
+            let _ = match (several, self.has_borders(&statements.ids)) {
+                (Some(several), _) => write!(
+                    loops,
+                    "        {{\n        long j = block;\n{several}for (; j < stop; j += KILN_LANES) {each}\n        }}\n"
+                ),
                 // Windows are long, and their loads look at the borders anyway: written out once they compile in half
                 // the time.
-                true => writeln!(
-                    loops,
-                    "        for (long j = block; j < stop; j += KILN_LANES) {}",
-                    body.call("j", "stop - j < KILN_LANES ? stop - j : KILN_LANES", &[])
-                ),
-                false => write!(
+                (None, true) => {
+                    writeln!(loops, "        for (long j = block; j < stop; j += KILN_LANES) {each}")
+                }
+                (None, false) => write!(
                     loops,
                     "        {{
         long j = block;

@@ -1,0 +1,140 @@
+//! Loops that take several vectors at a time give the bits of those that take one.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
+
+mod support;
+
+use kiln_inductor::{Options, lower};
+use kiln_ir::math::c::CIsa;
+use kiln_ir::{Graph, Scalar};
+use support::naive::Val;
+use support::{Random, Run, best_isa, check_run, compile};
+
+/// Some graphs of an odd number of columns: pointwise in one loop and in stages, rows with sums of dear values, columns,
+/// loads by index, masks, narrow types and what is written back.
+fn graphs(n: usize) -> Vec<String> {
+    vec![
+        format!(
+            "graph(%0: f32[3, {n}], %1: f32[{n}]) {{
+  %2 = expand(%1) {{shape: [3, {n}]}} : f32[3, {n}]
+  %3 = add(%0, %2) : f32[3, {n}]
+  %4 = tanh(%3) : f32[3, {n}]
+  write %0 <- %4
+  return %4
+}}"
+        ),
+        format!(
+            "graph(%0: f32[{n}], %1: f32[{n}]) {{
+  %2 = tanh(%0) : f32[{n}]
+  %3 = erf(%2) : f32[{n}]
+  %4 = mul(%3, %1) : f32[{n}]
+  %5 = exp(%4) : f32[{n}]
+  %6 = gt(%5, %0) : bool[{n}]
+  %7 = sin(%5) : f32[{n}]
+  %8 = where(%6, %7, %1) : f32[{n}]
+  return %8, %6
+}}"
+        ),
+        format!(
+            "graph(%0: f32[5, {n}]) {{
+  %1 = amax(%0) {{dims: [1], keepdim: false}} : f32[5]
+  %2 = reshape(%1) {{shape: [5, 1]}} : f32[5, 1]
+  %3 = expand(%2) {{shape: [5, {n}]}} : f32[5, {n}]
+  %4 = sub(%0, %3) : f32[5, {n}]
+  %5 = exp(%4) : f32[5, {n}]
+  %6 = sum(%5) {{dims: [1], keepdim: false}} : f32[5]
+  %7 = reshape(%6) {{shape: [5, 1]}} : f32[5, 1]
+  %8 = expand(%7) {{shape: [5, {n}]}} : f32[5, {n}]
+  %9 = div(%5, %8) : f32[5, {n}]
+  return %9
+}}"
+        ),
+        format!(
+            "graph(%0: f64[7, {n}]) {{
+  %1 = sum(%0) {{dims: [0], keepdim: false}} : f64[{n}]
+  %2 = expand(%1) {{shape: [7, {n}]}} : f64[7, {n}]
+  %3 = sub(%0, %2) : f64[7, {n}]
+  %4 = exp(%3) : f64[7, {n}]
+  return %4
+}}"
+        ),
+        format!(
+            "graph(%0: f16[4, {n}], %1: i64[4, {n}]) {{
+  %2 = gather(%0, %1) {{dim: 0}} : f16[4, {n}]
+  %3 = to(%2) {{dtype: f32}} : f32[4, {n}]
+  %4 = exp(%3) : f32[4, {n}]
+  %5 = to(%4) {{dtype: bf16}} : bf16[4, {n}]
+  return %5
+}}"
+        ),
+    ]
+}
+
+/// The bits of everything that a plan gives and writes back.
+fn bits(graph: &Graph, options: &Options, inputs: &[Val]) -> Option<Vec<u64>> {
+    let plan = lower(graph, options).unwrap();
+    let compiled = compile(&plan)?;
+    let mut run = Run::new(&plan, graph, options, inputs);
+    run.run(&compiled).unwrap();
+    let mut bits = Vec::new();
+    let values = graph.outputs.iter().zip(&run.outputs);
+    let written = graph.inputs.iter().zip(&run.inputs);
+    for (value, memory) in values.chain(written) {
+        let ty = graph.ty(*value).as_tensor().unwrap();
+        bits.extend((0..ty.shape.numel()).map(|at| memory.read(at, ty.dtype).to_bits()));
+    }
+    Some(bits)
+}
+
+#[test]
+fn several_vectors_give_the_bits_of_one() {
+    let isas = [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain];
+    for (i, n) in [1, 16, 31, 71, 129, 1091].into_iter().enumerate() {
+        for (text, &isa) in graphs(n).iter().zip(isas.iter().cycle().skip(i)) {
+            let graph: Graph = text.parse().unwrap();
+            let mut inputs = Random(n as u64).inputs(&graph);
+            for input in &mut inputs {
+                let Val::Tensor(t) = input else { continue };
+                for x in t.data.iter_mut().filter(|x| matches!(x, Scalar::Int(_))) {
+                    *x = Scalar::Int(x.as_i64().rem_euclid(4));
+                }
+            }
+            let mut options = Options::dense(&graph, isa, 2);
+            let one = bits(&graph, &options, &inputs);
+            for vectors in [2, 4] {
+                options.tuning.unroll = vectors;
+                let plan = lower(&graph, &options).unwrap();
+                let by = format!("_by{vectors}(j, KILN_LANES");
+                assert!(plan.kernels.iter().any(|kernel| kernel.code.contains(&by)), "{text}");
+                assert_eq!(bits(&graph, &options, &inputs), one, "{vectors} on {isa:?}: {text}");
+            }
+            check_run(&graph, &options, &inputs);
+        }
+    }
+}
+
+/// Where lanes may meet, or go by each other's results, there is one vector at a time.
+#[test]
+fn ordered_loops_take_one_vector() {
+    let texts = [
+        "graph(%0: f32[5], %1: i64[90], %2: f32[90]) {
+  %3 = index_add(%0, %1, %2) {dim: 0} : f32[5]
+  return %3
+}",
+        "graph(%0: f32[3, 90]) {
+  %1 = exp(%0) : f32[3, 90]
+  %2 = cumsum(%1) {dim: 1, reverse: false} : f32[3, 90]
+  return %2
+}",
+    ];
+    for text in texts {
+        let graph: Graph = text.parse().unwrap();
+        let mut options = Options::dense(&graph, best_isa(), 2);
+        options.tuning.unroll = 4;
+        let plan = lower(&graph, &options).unwrap();
+        let ordered = |loops: &str| loops.contains("scan_sum") || loops.contains("+=");
+        let kernels: Vec<_> = plan.kernels.iter().filter(|kernel| ordered(&kernel.loops)).collect();
+        assert_eq!(kernels.len(), 1, "{}", plan.kernels.last().unwrap().loops);
+        assert!(!kernels[0].code.contains("_by4"), "{}", kernels[0].code);
+    }
+}
