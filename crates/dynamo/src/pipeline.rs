@@ -284,7 +284,7 @@ impl Stages {
             isa: kernels::c_isa(build.isa),
             threads: threads::count(),
             tuning: options.settings.tuning(),
-            constants: kind == GraphKind::Whole && !has_gradients(graph),
+            constants: options.settings.keep_weights && kind == GraphKind::Whole && !has_gradients(graph),
             general: self.general,
         };
         let lower_without = |tuning: Tuning, refused: &[String]| {

@@ -83,6 +83,8 @@ pub struct Settings {
     pub unroll: usize,
     /// Matrix products none of whose sizes is larger are part of kernels; 0 leaves all to the library.
     pub max_inline_product: usize,
+    /// Weights that stay the same are kept in the form that is computed with.
+    pub keep_weights: bool,
     /// How hard the C compiler works.
     pub opt_level: OptLevel,
     /// The vector instructions to write for; `None` is the machine's best.
@@ -113,6 +115,7 @@ impl Default for Settings {
             stages: tuning.stages,
             unroll: tuning.unroll,
             max_inline_product: tuning.products,
+            keep_weights: true,
             opt_level: OptLevel::default(),
             isa: None,
             numerics: Numerics::Default,
@@ -186,6 +189,11 @@ const OPTIONS: &[OptionInfo] = &[
         max_inline_product,
         COUNT,
         "matrix products none of whose sizes is larger are part of kernels; 0: none"
+    ),
+    plain!(
+        keep_weights,
+        FLAG,
+        "weights that stay the same from call to call are kept in the form that is computed with"
     ),
     OptionInfo {
         name: "opt_level",

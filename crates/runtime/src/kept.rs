@@ -126,7 +126,7 @@ impl Kept {
 /// What somebody else keeps of an operand.
 fn find(operand: &Operand) -> Option<Arc<Made>> {
     let shared = SHARED.lock();
-    shared.iter().find(|(other, _)| other == operand).and_then(|(_, made)| made.upgrade())
+    shared.iter().filter(|(other, _)| other == operand).find_map(|(_, made)| made.upgrade())
 }
 
 /// Lets others use what was made of an operand; and forgets what nobody keeps any more.

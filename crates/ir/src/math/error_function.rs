@@ -1,7 +1,7 @@
 //! The error function, its complement and its inverse, and the two forms of gelu.
 //!
-//! erf |x| = 1 − exp(−(t + t·G(t))) with t = |x|: log erfc is smooth, −t·(2/√π) next to zero, and what is subtracted
-//! from one is never rounded on its own.
+//! erf |x| = 1 − exp(−(t + t·G(t))) with t = |x|: log erfc is smooth, and the exponential is taken from one before its
+//! first digits are lost.
 
 use super::exponential::{exp, one_minus_exp_minus, tanh};
 use super::lane::{Lane, Width};
@@ -59,7 +59,7 @@ const fn log_erfc_coefficients(width: Width) -> &'static [f64] {
     }
 }
 
-/// erf(x). f32 1.66 ulp, f64 1.46 ulp.
+/// erf(x). f32 1.81 ulp (of all numbers), f64 1.80 ulp.
 #[inline(always)]
 pub fn erf<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     let saturation = cx.constant(saturation(L::WIDTH));
