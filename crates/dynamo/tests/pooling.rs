@@ -281,19 +281,10 @@ fn as_many_means_as_asked_for() -> Result<()> {
     Ok(())
 }
 
-/// One graph for many sizes: of batches, and of planes with windows that divide them or don't.
-#[test]
-fn many_sizes() -> Result<()> {
-    manual_seed(5);
-    let program = |x: &Tensor| -> Result<Vec<Tensor>> {
-        let (largest, places) = x.relu()?.max_pool2d_with_indices(Pool::new(3).stride(2).padding(1))?;
-        let means = x.avg_pool2d(Pool::new(3).stride(1).padding(1).count_include_pad(false))?;
-        let (apart, where_apart) =
-            x.max_pool2d_with_indices(Pool::new(3).stride(2).padding(1).dilation(2))?;
-        Ok(vec![largest, places, means.add(x)?, apart, where_apart, x.adaptive_avg_pool2d([3, 3])?])
-    };
+/// Images of sizes that change in the batch, in the plane, and in both: one region for all of each kind.
+fn check_many_sizes(compile: &Compile, program: impl Fn(&Tensor) -> Result<Vec<Tensor>>) -> Result<()> {
     for change in [[1, 0, 0], [0, 1, 2], [1, 1, 1]] {
-        let region = Compile::new().dynamic(true).region();
+        let region = compile.clone().region();
         for n in [5, 7, 8, 11, 12, 9, 30] {
             let shape = [3 + change[0] * n, 2, 6 + change[1] * n, 9 + change[2] * n];
             let x = Tensor::randn(&shape[..], &CPU)?;
@@ -306,6 +297,20 @@ fn many_sizes() -> Result<()> {
     // They would run op by op, and be right all the same.
     assert_eq!(kiln_dynamo::counters().refused, 0, "kernels that the C compiler fails on");
     Ok(())
+}
+
+/// One graph for many sizes: of batches, and of planes with windows that divide them or don't.
+#[test]
+fn many_sizes() -> Result<()> {
+    manual_seed(5);
+    let program = |x: &Tensor| -> Result<Vec<Tensor>> {
+        let (largest, places) = x.relu()?.max_pool2d_with_indices(Pool::new(3).stride(2).padding(1))?;
+        let means = x.avg_pool2d(Pool::new(3).stride(1).padding(1).count_include_pad(false))?;
+        let (apart, where_apart) =
+            x.max_pool2d_with_indices(Pool::new(3).stride(2).padding(1).dilation(2))?;
+        Ok(vec![largest, places, means.add(x)?, apart, where_apart, x.adaptive_avg_pool2d([3, 3])?])
+    };
+    check_many_sizes(&Compile::new().dynamic(true), program)
 }
 
 /// The same, with gradients.
@@ -334,17 +339,5 @@ fn gradients_of_many_sizes() -> Result<()> {
         }
         Ok(results)
     };
-    for change in [[1, 0, 0], [0, 1, 2], [1, 1, 1]] {
-        let region = Compile::new().dynamic(true).numerics(Numerics::Strict).region();
-        for n in [5, 7, 8, 11, 12, 9, 30] {
-            let shape = [3 + change[0] * n, 2, 6 + change[1] * n, 9 + change[2] * n];
-            let x = Tensor::randn(&shape[..], &CPU)?;
-            let (got, want) = (region.run(|| program(&x))?, program(&x)?);
-            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-                assert_eq!(bits(got), bits(want), "{shape:?}, result {k}");
-            }
-        }
-    }
-    assert_eq!(kiln_dynamo::counters().refused, 0, "kernels that the C compiler fails on");
-    Ok(())
+    check_many_sizes(&Compile::new().dynamic(true).numerics(Numerics::Strict), program)
 }

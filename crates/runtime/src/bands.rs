@@ -143,6 +143,8 @@ impl Run<'_> {
         failed.into_inner().map_or(Ok(()), Err)
     }
 
+    /// What is kept of the products' right operands.
+    ///
     /// # Safety
     /// As for [`Run::run`].
     unsafe fn kept(&self) -> KeptCopies {
@@ -150,9 +152,8 @@ impl Run<'_> {
             Step::Gemm { shape, rhs, element, constant, .. } => {
                 let pointers = self.pointers.get();
                 // SAFETY: the caller's promise is passed on. A constant is no band's.
-                let copy = unsafe {
-                    program::straightened(constant, self.contents, *shape, *element, rhs, pointers)
-                };
+                let copy =
+                    unsafe { program::kept_copy(constant, self.contents, *shape, *element, rhs, pointers) };
                 copy.map(|copy| (index, copy))
             }
             _ => None,

@@ -292,7 +292,7 @@ unsafe impl Send for Workspace {}
 ///
 /// # Safety
 /// The operand is readable for the shape, and its contents are those of its constant.
-pub(crate) unsafe fn straightened(
+pub(crate) unsafe fn kept_copy(
     constant: &Option<(usize, Kept)>,
     contents: &[Contents],
     shape: gemm::Shape,
@@ -413,7 +413,7 @@ impl Program {
                 }
                 Step::Gemm { shape, dst, lhs, rhs, accumulate, element, constant, epilogue } => {
                     // SAFETY: the caller's promise about the steps is passed on.
-                    let copy = unsafe { straightened(constant, contents, *shape, *element, rhs, pointers) };
+                    let copy = unsafe { kept_copy(constant, contents, *shape, *element, rhs, pointers) };
                     macro_rules! product {
                         ($ty:ty) => {{
                             let matrix = |m: &MatrixAt| m.matrix::<$ty>(pointers);
