@@ -714,7 +714,7 @@ impl Gradients {
 pub(crate) fn rounding(site: &Site) -> Rounding {
     match site.options.settings.numerics {
         Numerics::Default => Rounding::Stored,
-        Numerics::Strict => Rounding::Kernels(kiln_tensor::has_kernel),
+        Numerics::Strict => Rounding::Ops,
     }
 }
 

@@ -49,10 +49,10 @@ pub use autograd::{
 pub use bytes::MappedFile;
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{
-    check_in_place, check_in_place_target, check_in_place_types, execute, run_op, with_module,
+    check_in_place, check_in_place_target, check_in_place_types, execute, run_op, run_op_in_place,
+    with_module,
 };
 pub use dynamic::DynamicDim;
-pub use eager::has_kernel;
 pub use expr::Expr;
 pub use host::Element;
 pub use indexing::{Ellipsis, IndexOp, Indexer, NewAxis};

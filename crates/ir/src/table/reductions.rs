@@ -393,15 +393,16 @@ pub(crate) fn norm(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
         return one(zeros_like(cx, x));
     }
     let kept = cx.tensor_ty(x).shape.reduced(dims, true);
-    let (g, y) = (cx.reshape(g, kept.clone())?, cx.reshape(call.y(), kept)?);
+    let g = cx.reshape(g, kept.clone())?;
     let sign = cx.sign(x)?;
+    if ord == 1.0 {
+        return one(cx.mul(sign, g));
+    }
+    let y = cx.reshape(call.y(), kept)?;
     if ord.is_infinite() {
         let size = cx.abs(x)?;
         let shared = share(cx, size, y, dims, g)?;
         return one(cx.mul(sign, shared));
-    }
-    if ord == 1.0 {
-        return one(cx.mul(sign, g));
     }
     // x·g/y for ord 2, sign x·|x|^(ord−1)·g·y^(1−ord) else; 0 where a vector is.
     let (scale, direction) = match ord {
