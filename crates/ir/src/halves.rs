@@ -50,7 +50,7 @@ impl Op {
     pub fn computes(&self) -> bool {
         match self.row().class {
             Class::Pointwise => !matches!(self, Op::To { .. } | Op::Clone {} | Op::Copy {} | Op::Detach {}),
-            Class::Reduction | Class::Composite | Class::Contraction => self.row().decompose.is_some(),
+            Class::Reduction | Class::Composite | Class::Contraction => true,
             Class::View | Class::Index | Class::Create | Class::Random | Class::Constant | Class::List => {
                 false
             }

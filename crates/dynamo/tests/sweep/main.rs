@@ -10,3 +10,4 @@ mod in_place;
 mod magnitudes;
 mod numerics;
 mod rows;
+mod second;
