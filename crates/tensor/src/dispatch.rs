@@ -510,17 +510,26 @@ fn check_target(call: &Call<'_>, args: &[Arg<'_>], target: &Tensor) -> Result<()
     }
 }
 
-/// A result in memory of its own: a decomposition may hand an operand, or a view of it, straight back.
+/// A result that is nobody's view: a decomposition may hand back an operand, or a view of it, which is copied, or a
+/// view of what it made itself, which nobody else will ever see.
 fn fresh(call: &Call<'_>, result: Tensor) -> Result<Tensor> {
-    let address = result.ready()?.storage.address();
+    let ready = result.ready()?;
     for arg in call.args {
         if let Arg::Tensor(t) = arg
-            && t.ready()?.storage.address() == address
+            && t.ready()?.storage.address() == ready.storage.address()
         {
             return clone_of(&result, call.grad_enabled, call.loc);
         }
     }
-    Ok(result)
+    if ready.view_version.is_none() {
+        return Ok(result);
+    }
+    let own = Tensor::from_ready(Ready { view_version: None, ..ready.clone() });
+    if let Some((node, output)) = result.history() {
+        own.mark_requires_grad(true);
+        own.set_history(node, output);
+    }
+    Ok(own)
 }
 
 /// A copy in memory of its own.

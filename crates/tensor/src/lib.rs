@@ -3,9 +3,15 @@
 //! Every public entry passes [`hook`] first; while a recorder is set on the thread, ops are handed to it.
 //! This crate knows nothing of what a recorder does with them.
 
+/// The folder of this crate's sources, as locations name it.
+pub(crate) fn folder() -> &'static str {
+    file!().strip_suffix("lib.rs").unwrap_or(file!())
+}
+
 mod attention;
 pub mod autograd;
 mod bytes;
+mod composed;
 mod conv;
 mod create;
 mod dense;

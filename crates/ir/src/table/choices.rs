@@ -281,12 +281,12 @@ pub(crate) fn signbit_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values
 
 pub(crate) fn copysign(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     // ±g, and 0 where x is 0
-    let (g, x, zero) = (g!(call), call.inputs[0], cx.number(0.0)?);
+    let (g, x, y, zero) = (g!(call), call.inputs[0], call.inputs[1], cx.number(0.0)?);
     let gx = call.wanted(cx, 0, |cx| {
-        let ratio = cx.div(call.y(), x)?;
-        let nothing = cx.eq(x, zero)?;
-        let ratio = cx.where_(nothing, zero, ratio)?;
-        cx.mul(g, ratio)
+        let (own, unit) = (cx.sign(x)?, cx.number(1.0)?);
+        let wanted = cx.copysign(unit, y)?;
+        let slope = cx.mul(own, wanted)?;
+        cx.mul(g, slope)
     })?;
     let gy = call.wanted(cx, 1, |cx| cx.mul(g, zero))?;
     Ok(vec![gx, gy])
