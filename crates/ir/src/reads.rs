@@ -3,7 +3,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::{Emit, Error, Grad, GradCall, Op, Result, Ty, Value, Values};
+use crate::{Emit, Error, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, carries_gradient};
 
 /// The values of a call that its gradient rule reads; of the others it looks at the types.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
@@ -27,13 +27,44 @@ impl Reads {
         self.operands & bit(i) != 0
     }
 
-    /// What the rule of an op reads to give the operands that are needed their gradients.
+    /// What the rule of an op, or those of its parts, read to give the operands that are needed their gradients.
     pub fn of(op: &Op, operands: &[Ty], result: &Ty, needs: &[bool]) -> Result<Reads> {
+        if let Grad::Decompose = op.row().grad {
+            return Reads::of_parts(op, operands, needs);
+        }
         let mut probe = Probe::new(operands);
         for grad in probe.run(op, result, needs)?.into_iter().flatten() {
             probe.read(grad);
         }
         Ok(probe.reads)
+    }
+}
+
+impl Reads {
+    fn of_parts(op: &Op, operands: &[Ty], needs: &[bool]) -> Result<Reads> {
+        let mut graph = Graph::new();
+        let inputs: Vec<Value> = operands.iter().map(|ty| graph.input(ty.clone())).collect();
+        let Some(parts) = op.decompose(&mut graph, &inputs)? else { return Ok(Reads::default()) };
+        let mut needed = vec![false; graph.value_count()];
+        inputs.iter().zip(needs).for_each(|(input, &needs)| needed[input.index()] = needs);
+        let mut reads = Reads::default();
+        for node in &graph.nodes {
+            let needs: Vec<bool> = node.args.iter().map(|v| needed[v.index()]).collect();
+            if !needs.contains(&true) || matches!(node.op.row().grad, Grad::Zero) {
+                continue;
+            }
+            let tys: Vec<Ty> = node.args.iter().map(|&v| graph.ty(v).clone()).collect();
+            let own = Reads::of(&node.op, &tys, graph.ty(node.outs[0]), &needs)?;
+            for (_, arg) in node.args.iter().enumerate().filter(|(i, _)| own.operand(*i)) {
+                match inputs.iter().position(|input| input == arg) {
+                    Some(operand) => reads.operands |= bit(operand),
+                    None => reads.result |= *arg == parts[0],
+                }
+            }
+            reads.result |= own.result && node.outs[0] == parts[0];
+            node.outs.iter().for_each(|v| needed[v.index()] = carries_gradient(graph.ty(*v)));
+        }
+        Ok(reads)
     }
 }
 
@@ -96,7 +127,7 @@ impl Emit for Probe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Graph, SampleArg, TensorTy};
+    use crate::{SampleArg, TensorTy};
 
     fn types(args: &[SampleArg], dtype: crate::DType) -> Vec<Ty> {
         let tensor = |dtype, shape: &crate::Shape| Ty::Tensor(TensorTy::new(dtype, shape.clone()));
