@@ -92,11 +92,6 @@ const fn matmul(m: usize, k: usize, n: usize) -> Case {
 }
 
 impl Case {
-    /// Whether a step trains a model: gradients of many layers, and Adam's division by them.
-    pub fn trains(self) -> bool {
-        matches!(self, Case::MlpTrain | Case::GptTrain | Case::Resnet18Train | Case::TransformerTrain { .. })
-    }
-
     /// The cases `kiln bench` runs when none is named.
     pub const ALL: &'static [Case] = &[
         optimizer(OptimizerKind::Adam, 10, 1024),
@@ -154,7 +149,8 @@ impl Case {
             Case::Sum0 => micro(device, |x| (x * x).ok()?.sum_dim(0, false)),
             Case::Matmul { m, k, n } => {
                 let (a, b) = (Tensor::rand([m, k], device)?, Tensor::rand([k, n], device)?);
-                Ok(Workload { step: Box::new(move || a.mm(&b).map(Some)), state: Vec::new() })
+                let reads = vec![a.clone(), b.clone()];
+                Ok(Workload::new(move || a.mm(&b).map(Some), Vec::new()).reading(reads))
             }
             Case::OpOverhead => op_overhead(device),
             Case::Overhead => overhead(device),
@@ -233,12 +229,18 @@ fn parse_transformer(name: &str) -> Option<Case> {
 pub struct Workload {
     step: Box<dyn Fn() -> Result<Option<Tensor>>>,
     state: Vec<Tensor>,
+    reads: Vec<Tensor>,
 }
 
 impl Workload {
     /// A step, and what it changes.
     pub fn new(step: impl Fn() -> Result<Option<Tensor>> + 'static, state: Vec<Tensor>) -> Workload {
-        Workload { step: Box::new(step), state }
+        Workload { step: Box::new(step), state, reads: Vec::new() }
+    }
+
+    /// What else it reads of floats, so that it can run in another precision.
+    pub fn reading(self, reads: Vec<Tensor>) -> Workload {
+        Workload { reads, ..self }
     }
 
     /// One step; the result, where the workload is a function.
@@ -246,9 +248,20 @@ impl Workload {
         (self.step)()
     }
 
+    /// From now on it computes in f64, from the same numbers.
+    pub fn widen(&self) -> Result<()> {
+        let wide = |t: &Tensor| t.detach()?.to_dtype(DType::F64);
+        for tensor in self.state.iter().chain(&self.reads).filter(|t| t.dtype() == DType::F32) {
+            tensor.set_data(&wide(tensor)?)?;
+            tensor.set_grad(tensor.grad().as_ref().map(wide).transpose()?);
+        }
+        Ok(())
+    }
+
     /// Everything a run leaves behind: what `steps` steps changed and the last one's result, on the host.
-    pub fn results(&self, last: Option<Tensor>) -> Result<Vec<Vec<f32>>> {
-        self.state.iter().chain(&last).map(Tensor::to_vec).collect()
+    pub fn results(&self, last: Option<Tensor>) -> Result<Vec<Vec<f64>>> {
+        let values = |t: &Tensor| t.detach()?.to_dtype(DType::F64)?.to_vec::<f64>();
+        self.state.iter().chain(&last).map(values).collect()
     }
 }
 
@@ -265,7 +278,7 @@ fn optimizer_step(kind: OptimizerKind, layers: usize, size: usize, device: &Devi
             Box::new(optim::SGD::options().lr(0.01).momentum(0.9).build(model.parameters())?)
         }
     };
-    Ok(Workload { step: Box::new(move || opt.step().map(|()| None)), state })
+    Ok(Workload::new(move || opt.step().map(|()| None), state))
 }
 
 /// Forward, cross-entropy, backward and Adam of a three-layer classifier with ten classes.
@@ -281,13 +294,14 @@ pub fn mlp_train(width: usize, batch: usize, device: &Device) -> Result<Workload
     let state = model.parameters();
     let opt = optim::Adam::new(model.parameters(), 1e-3)?;
     let (x, y) = (Tensor::randn([batch, width], device)?, Tensor::randint(0, 10, [batch], device)?);
+    let reads = vec![x.clone()];
     let step = move || {
         opt.zero_grad();
         model.forward(&x)?.cross_entropy(&y)?.backward()?;
         opt.step()?;
         Ok(None)
     };
-    Ok(Workload { step: Box::new(step), state })
+    Ok(Workload::new(step, state).reading(reads))
 }
 
 /// Forward, loss, backward and AdamW of four blocks of GPT-2, over 4 texts of 128 tokens.
@@ -297,13 +311,14 @@ fn gpt_train(device: &Device) -> Result<Workload> {
     let state = model.parameters();
     let opt = optim::AdamW::new(model.parameters(), 1e-4)?;
     let ids = Tensor::randint(0, 8192, [4, 128], device)?;
+    let reads = model.buffers();
     let step = move || {
         opt.zero_grad();
         model.loss(&ids, &ids)?.backward()?;
         opt.step()?;
         Ok(None)
     };
-    Ok(Workload { step: Box::new(step), state })
+    Ok(Workload::new(step, state).reading(reads))
 }
 
 /// Forward, the sum's backward and SGD of ResNet18.
@@ -312,19 +327,21 @@ fn resnet18_train(device: &Device) -> Result<Workload> {
     let state = model.parameters();
     let opt = optim::SGD::new(model.parameters(), 0.01)?;
     let x = Tensor::randn([8, 3, 112, 112], device)?;
+    let reads = [model.buffers(), vec![x.clone()]].concat();
     let step = move || {
         opt.zero_grad();
         model.forward(&x)?.sum()?.backward()?;
         opt.step()?;
         Ok(None)
     };
-    Ok(Workload { step: Box::new(step), state })
+    Ok(Workload::new(step, state).reading(reads))
 }
 
 /// A function of one matrix of normal numbers.
 fn micro(device: &Device, function: impl Fn(&Tensor) -> Result<Tensor> + 'static) -> Result<Workload> {
     let x = Tensor::randn(MATRIX, device)?;
-    Ok(Workload { step: Box::new(move || function(&x).map(Some)), state: Vec::new() })
+    let reads = vec![x.clone()];
+    Ok(Workload::new(move || function(&x).map(Some), Vec::new()).reading(reads))
 }
 
 /// The convolutions one by one, each with its own input and filters.
@@ -344,31 +361,34 @@ fn convolutions(device: &Device) -> Result<Workload> {
         weight.requires_grad_(true)?;
         layers.push((x, weight, stride, size / 2));
     }
+    let reads = layers.iter().flat_map(|(x, weight, ..)| [x.clone(), weight.clone()]).collect();
     let step = move || {
         for (x, weight, stride, padding) in &layers {
             x.conv2d(weight, None, *stride, *padding, 1, 1)?.sum()?.backward()?;
         }
         Ok(None)
     };
-    Ok(Workload { step: Box::new(step), state: Vec::new() })
+    Ok(Workload::new(step, Vec::new()).reading(reads))
 }
 
 /// A thousand additions whose results nobody keeps.
 fn op_overhead(device: &Device) -> Result<Workload> {
     let (a, b) = (Tensor::rand([1], device)?, Tensor::rand([1], device)?);
     a.requires_grad_(true)?;
+    let reads = vec![a.clone(), b.clone()];
     let step = move || {
         for _ in 0..1000 {
             a.add(&b)?;
         }
         Ok(None)
     };
-    Ok(Workload { step: Box::new(step), state: Vec::new() })
+    Ok(Workload::new(step, Vec::new()).reading(reads))
 }
 
 /// A chain of [`OVERHEAD_OPS`] ops on tensors of one element.
 fn overhead(device: &Device) -> Result<Workload> {
     let (x, a, b) = (Tensor::rand([1], device)?, Tensor::rand([1], device)?, Tensor::rand([1], device)?);
+    let reads = vec![x.clone(), a.clone(), b.clone()];
     let step = move || {
         let mut y = x.clone();
         for _ in 0..OVERHEAD_OPS / 2 {
@@ -376,7 +396,7 @@ fn overhead(device: &Device) -> Result<Workload> {
         }
         Ok(Some(y))
     };
-    Ok(Workload { step: Box::new(step), state: Vec::new() })
+    Ok(Workload::new(step, Vec::new()).reading(reads))
 }
 
 #[cfg(test)]

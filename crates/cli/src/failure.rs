@@ -24,6 +24,18 @@ pub enum Failure {
         /// What is tolerated.
         allowed: f64,
     },
+    /// Compiled results are further from f64 than they may be.
+    #[error(
+        "{what}: compiled results are less exact than eager's: error against f64 {compiled:.1e}, eager's {eager:.1e}"
+    )]
+    Inexact {
+        /// The program.
+        what: String,
+        /// Relative to the size of the results.
+        compiled: f64,
+        /// The same of eager.
+        eager: f64,
+    },
     /// Programs of the corpus whose compiled run gives something else.
     #[error("compiled results differ from eager: {}", .programs.join("; "))]
     Wrong {

@@ -17,11 +17,12 @@ pub fn resnet18_latency(device: &Device) -> Result<Workload> {
     let model = resnet18(1000)?;
     model.eval();
     let x = Tensor::randn([1, 3, 224, 224], device)?;
+    let reads = [model.parameters(), model.buffers(), vec![x.clone()]].concat();
     let step = move || {
         let _off = no_grad();
         model.forward(&x).map(Some)
     };
-    Ok(Workload::new(step, Vec::new()))
+    Ok(Workload::new(step, Vec::new()).reading(reads))
 }
 
 /// The next character behind 128 of them: 127 are in the cache, the last one is new.
@@ -31,6 +32,7 @@ pub fn gpt_latency(device: &Device) -> Result<Workload> {
     let ids = Tensor::randint(0, GPT.characters as i64, [1, GPT.context], device)?;
     let cache = KvCache::new(&model, 1, GPT.context)?;
     let seen = GPT.context - 1;
+    let reads = [model.parameters(), model.buffers(), cache.tensors()].concat();
     model.decode(&ids.narrow(1, 0, seen)?, &cache)?;
     let last = ids.narrow(1, seen, 1)?.contiguous()?;
     let step = move || {
@@ -38,7 +40,7 @@ pub fn gpt_latency(device: &Device) -> Result<Workload> {
         cache.truncate(seen)?;
         model.decode(&last, &cache).map(Some)
     };
-    Ok(Workload::new(step, Vec::new()))
+    Ok(Workload::new(step, Vec::new()).reading(reads))
 }
 
 /// The next character behind a text that is longer by one in every call, and begins anew when it fills the context.
@@ -48,6 +50,7 @@ pub fn gpt_growing(device: &Device) -> Result<Workload> {
     model.eval();
     let ids = Tensor::randint(0, GPT.characters as i64, [1, GPT.context], device)?;
     let calls = Cell::new(0);
+    let reads = [model.parameters(), model.buffers()].concat();
     let step = move || {
         let _off = no_grad();
         let length = SHORTEST + calls.get() % (GPT.context - SHORTEST);
@@ -55,5 +58,5 @@ pub fn gpt_growing(device: &Device) -> Result<Workload> {
         let text = ids.narrow(1, 0, length)?.contiguous()?;
         model.forward(&text)?.narrow(1, length - 1, 1).map(Some)
     };
-    Ok(Workload::new(step, Vec::new()))
+    Ok(Workload::new(step, Vec::new()).reading(reads))
 }

@@ -84,6 +84,7 @@ pub fn train(layers: usize, device: &Device) -> Result<Workload> {
     let state = model.parameters();
     let optimizer = optim::AdamW::new(model.parameters(), 1e-4)?;
     let words = Tensor::randint(0, WORDS as i64, TEXT, device)?;
+    let reads = model.buffers();
     let following = Tensor::randint(0, WORDS as i64, TEXT, device)?;
     let step = move || {
         optimizer.zero_grad();
@@ -91,5 +92,5 @@ pub fn train(layers: usize, device: &Device) -> Result<Workload> {
         optimizer.step()?;
         Ok(None)
     };
-    Ok(Workload::new(step, state))
+    Ok(Workload::new(step, state).reading(reads))
 }

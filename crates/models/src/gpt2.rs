@@ -397,6 +397,11 @@ pub struct KvCache {
 }
 
 impl KvCache {
+    /// The keys and values of all blocks.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        self.layers.iter().flat_map(|(keys, values)| [keys.clone(), values.clone()]).collect()
+    }
+
     /// An empty cache for so many texts of up to `capacity` tokens.
     #[track_caller]
     pub fn new(model: &Gpt2, batch: usize, capacity: usize) -> Result<KvCache> {
