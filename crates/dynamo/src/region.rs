@@ -22,7 +22,7 @@ use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
 use crate::trie::{CallEvent, Event, GradEvent, LiveSet, ROOT, Trie};
 
-/// More recorded ops than this, and it runs eagerly from then on.
+/// More recorded ops than this, and whatever else is new runs eagerly.
 const NODE_LIMIT: usize = 1 << 20;
 
 /// What a region remembers: its recordings and what happened.
@@ -172,6 +172,10 @@ impl Site {
         if let Some(like) = self.same_but_for_sizes(&siblings, event) {
             return Ok(Some(like));
         }
+        // What is known stays compiled.
+        if self.is_given_up() {
+            return Err(Leave::Eager("new to this function, which has met too much that was new"));
+        }
         match stance() {
             Stance::Default | Stance::ForceEager => {}
             // Behind other sizes everything is new; whether it is another graph shows at its end.
@@ -226,7 +230,7 @@ impl Site {
         self.recompiles.lock().push(recompile);
         if number > self.options.settings.recompile_limit {
             let key = format!("recompiles-{:p}", self);
-            warn::once(&key, || format!("{}: {text}; running eagerly from now on", self.name()));
+            warn::once(&key, || format!("{}: {text}; whatever else is new runs eagerly", self.name()));
             return self.give_up("too many recompilations");
         }
         Ok(())
@@ -441,10 +445,6 @@ impl Region {
         let site = self.place.site.read().clone();
         site.calls.fetch_add(1, Ordering::Relaxed);
         count(Count::Call);
-        if site.is_given_up() {
-            count(Count::EagerCall);
-            return body();
-        }
         let kept = site.runs.lock().as_mut().and_then(Vec::pop);
         let run = kept.unwrap_or_else(|| Run::new(site.clone()));
         // What a call that panicked left.

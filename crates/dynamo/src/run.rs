@@ -59,7 +59,7 @@ impl Run {
             MEETINGS.fetch_add(1, Ordering::Relaxed);
         }
         state.meetings = MEETINGS.load(Ordering::Relaxed);
-        state.eager = self.site.is_given_up();
+        state.eager = false;
         state.parted = None;
         state.aside = None;
         self.begin_segment(&mut state);

@@ -93,7 +93,7 @@ pub struct Settings {
     pub numerics: Numerics,
     /// Checks that the C compiler puts into kernels; `Off` leaves it to `KILN_SANITIZE`.
     pub sanitize: Sanitize,
-    /// With more recompilations than this a function runs eagerly from then on.
+    /// With more recompilations than this, whatever else is new to a function runs eagerly.
     pub recompile_limit: usize,
     /// Plans are kept for this many sizes; calls with more run eagerly.
     pub size_limit: usize,
@@ -237,7 +237,11 @@ const OPTIONS: &[OptionInfo] = &[
             found.map(|sanitize| settings.sanitize = sanitize).is_some()
         },
     },
-    plain!(recompile_limit, COUNT, "with more recompilations than this a function runs eagerly from then on"),
+    plain!(
+        recompile_limit,
+        COUNT,
+        "with more recompilations than this, whatever else is new to a function runs eagerly"
+    ),
     plain!(
         size_limit,
         COUNT,

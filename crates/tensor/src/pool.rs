@@ -215,26 +215,22 @@ impl Tensor {
         };
         let (input, to) = ([height, width], to.into());
         let mut output = [0; 2];
+        // Zero: the ratio of the sizes.
         let mut ratio = [Scalar::Float(0.0); 2];
         for d in 0..2 {
-            let step;
-            (output[d], step) = match to {
-                Resize::Size(size) => (size[d], input[d] as f64 / size[d].max(1) as f64),
+            output[d] = match to {
+                Resize::Size(size) => size[d],
                 Resize::Scale(scale) => {
-                    ((input[d] as f64 * scale[d]).floor().max(0.0) as usize, 1.0 / scale[d])
+                    if !matches!(mode, Interpolation::Bilinear { align_corners: true }) {
+                        ratio[d] = Scalar::Float(1.0 / scale[d]);
+                    }
+                    (input[d] as f64 * scale[d]).floor().max(0.0) as usize
                 }
             };
             if output[d] == 0 {
                 let why = Why::Number { argument: "the new size", expected: "1 or more", got: 0.0 };
                 return Err(Error::op("interpolate", why, loc));
             }
-            ratio[d] = Scalar::Float(match mode {
-                Interpolation::Bilinear { align_corners: true } if output[d] > 1 => {
-                    input[d].saturating_sub(1) as f64 / (output[d] - 1) as f64
-                }
-                Interpolation::Bilinear { align_corners: true } => 0.0,
-                _ => step,
-            });
         }
         let [height_ratio, width_ratio] = ratio;
         let output = Sizes::from(output);

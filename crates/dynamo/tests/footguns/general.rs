@@ -1,9 +1,9 @@
 //! One graph for many sizes: what a template gives is what eager gives, whatever the sizes do.
 
 use kiln_dynamo::{Compile, Explanation, Region, SizesInfo};
-use kiln_tensor::{Device, Result, Tensor, no_grad};
+use kiln_tensor::{Device, Interpolation, Result, Tensor, no_grad};
 
-use crate::lab::{assert_close, data};
+use crate::lab::{assert_close, data, matrix};
 
 /// Runs a function of data of these shapes compiled and eagerly.
 #[track_caller]
@@ -300,5 +300,54 @@ fn every_second_pixel_of_pictures() -> Result<()> {
     check(&region, &[11, 14, 17, 20, 23, 11])?;
     let explanation = region.explain();
     assert!(explanation.to_string().contains("follows no rule"), "{explanation}");
+    Ok(())
+}
+
+/// A function that has met too much that is new keeps what it has compiled.
+#[test]
+fn giving_up_keeps_what_is_compiled() -> Result<()> {
+    let region = Compile::new().option("recompile_limit", 2)?.region();
+    let x = matrix(3, 4);
+    let run =
+        |dim: i64| region.run(|| x.mul(2.0)?.softmax(dim)?.transpose(0, 1)?.flip([dim])?.sum_dim(dim, true));
+    let compiled = |dim: i64| -> Result<bool> {
+        let before = region.explain().replays;
+        assert_close(
+            &run(dim)?,
+            &x.mul(2.0)?.softmax(dim)?.transpose(0, 1)?.flip([dim])?.sum_dim(dim, true)?,
+            "y",
+        )?;
+        Ok(region.explain().replays > before)
+    };
+    for dim in [0, 1, 0, 1] {
+        run(dim)?;
+    }
+    // Other programs than those.
+    for k in 0..6 {
+        let y = region.run(|| x.add(1.0)?.narrow(0, 0, 1 + k % 3)?.pow(2.0)?.roll(k as i64, 1))?;
+        assert_close(&y, &x.add(1.0)?.narrow(0, 0, 1 + k % 3)?.pow(2.0)?.roll(k as i64, 1)?, "another")?;
+    }
+    assert!(region.explain().given_up, "{}", region.explain());
+    assert!(compiled(0)? && compiled(1)?, "{}", region.explain());
+    Ok(())
+}
+
+/// A picture of any size, resized to one size.
+#[test]
+fn resizing_to_one_size_from_many() -> Result<()> {
+    for mode in [
+        Interpolation::Nearest,
+        Interpolation::Bilinear { align_corners: false },
+        Interpolation::Bilinear { align_corners: true },
+    ] {
+        let region = Compile::new().region();
+        for size in 5..30 {
+            let x = data(&[1, 2, size, size + 3])?;
+            let resize = |x: &Tensor| x.mul(2.0)?.interpolate([8, 6], mode)?.add(1.0);
+            assert_close(&region.run(|| resize(&x))?, &resize(&x)?, "resized")?;
+        }
+        let explanation = region.explain();
+        assert!(explanation.recompiles.is_empty() && !explanation.given_up, "{explanation}");
+    }
     Ok(())
 }

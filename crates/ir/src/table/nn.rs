@@ -75,7 +75,7 @@ macro_rules! rows_nn {
                 { input: Sizes }
                 { ty: resample::backward_type, grad: Grad::Fn(resample::backward_gradient), eval: Eval::Structural,
                   samples: resample::adaptive_backward_samples };
-            /// Resized by the element at ⌊position · ratio⌋
+            /// Resized by the element at ⌊position · ratio⌋; a ratio of 0 is that of the sizes
             [composite upsample_nearest2d _none] "upsample_nearest2d" UpsampleNearest2d (x) ()
                 { output: Sizes, height_ratio: Scalar, width_ratio: Scalar }
                 { ty: resample::forward_type, grad: Grad::Fn(resample::forward_gradient), eval: Eval::Structural,
@@ -85,7 +85,7 @@ macro_rules! rows_nn {
                 { input: Sizes, height_ratio: Scalar, width_ratio: Scalar }
                 { ty: resample::backward_type, grad: Grad::Fn(resample::backward_gradient), eval: Eval::Structural,
                   samples: resample::nearest_backward_samples };
-            /// Resized by linear interpolation in both directions
+            /// Resized by linear interpolation in both directions; a ratio of 0 is that of the sizes
             [composite upsample_bilinear2d _none] "upsample_bilinear2d" UpsampleBilinear2d (x) ()
                 { output: Sizes, align_corners: bool, height_ratio: Scalar, width_ratio: Scalar }
                 { ty: resample::forward_type, grad: Grad::Fn(resample::forward_gradient), eval: Eval::Structural,

@@ -85,13 +85,13 @@ pub fn axes(op: &Op, input: [usize; 2], output: [usize; 2]) -> Option<[Axis; 2]>
                 let (first, last) = (i * size / count, ((i + 1) * size).div_ceil(count));
                 (first, vec![1.0 / (last - first) as f64; last - first])
             }
-            Kind::Nearest { ratio } => {
+            Kind::Nearest { ratio: given } => {
                 // In single precision, like PyTorch, so that the same neighbours are picked.
-                let at = (i as f32 * ratio[d].as_f64() as f32).floor() as usize;
+                let at = (i as f32 * step(given[d], size, count, false) as f32).floor() as usize;
                 (at.min(size.saturating_sub(1)), vec![1.0])
             }
-            Kind::Bilinear { align_corners, ratio } => {
-                let ratio = ratio[d].as_f64();
+            Kind::Bilinear { align_corners, ratio: given } => {
+                let ratio = step(given[d], size, count, *align_corners);
                 let at = match align_corners {
                     true => i as f64 * ratio,
                     false => ((i as f64 + 0.5) * ratio - 0.5).max(0.0),
@@ -106,6 +106,15 @@ pub fn axes(op: &Op, input: [usize; 2], output: [usize; 2]) -> Option<[Axis; 2]>
         };
         Axis { taps: (0..count).map(tap).collect(), input: size }
     }))
+}
+
+/// How far apart in the input neighbours of the output lie: as given, or if that is zero as the sizes say. A ratio of
+/// sizes is no attribute, so that graphs for other sizes are the same.
+fn step(given: Scalar, input: usize, output: usize, align_corners: bool) -> f64 {
+    match given.as_f64() {
+        0.0 => ratio(input, output, align_corners).as_f64(),
+        given => given,
+    }
 }
 
 /// The number of windows along a dim.
@@ -336,9 +345,10 @@ pub(crate) fn adaptive_samples() -> Vec<Sample> {
 const RESIZES: &[([usize; 4], [usize; 2])] =
     &[([1, 2, 3, 4], [6, 8]), ([2, 1, 5, 4], [3, 7]), ([1, 1, 1, 3], [4, 1]), ([0, 2, 2, 2], [3, 3])];
 
+/// The ratio of two sizes.
 fn ratio(input: usize, output: usize, align_corners: bool) -> Scalar {
     Scalar::Float(match align_corners {
-        true if output > 1 => (input - 1) as f64 / (output - 1) as f64,
+        true if output > 1 => input.saturating_sub(1) as f64 / (output - 1) as f64,
         true => 0.0,
         false => input as f64 / output as f64,
     })
