@@ -46,7 +46,6 @@ pub use autograd::{
     AnomalyMode, Context, Function, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad,
     grad_enabled, no_grad,
 };
-pub use bytes::MappedFile;
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{
     check_in_place, check_in_place_target, check_in_place_types, execute, run_op, with_module,

@@ -180,7 +180,7 @@ fn pytorchs_files_are_read() -> Result<()> {
     assert!(matches!(all.get("large"), Some(Value::Int(number)) if *number == 1 << 40));
     assert!(matches!(all.get("negative"), Some(Value::Int(-7))));
     assert!(matches!(all.get("loss"), Some(Value::Float(loss)) if *loss == 0.5));
-    assert!(matches!(all.get("name"), Some(Value::Text(name)) if name == "run"));
+    assert!(matches!(all.get("name"), Some(Value::Text(name)) if &**name == "run"));
     assert!(matches!(all.get("flags"), Some(Value::List(flags)) if flags.len() == 3));
     assert!(message(torch_file::load(&path)).contains("no dict of named tensors"));
 
