@@ -177,6 +177,9 @@ impl SafeTensorsFile {
     pub fn get(&self, name: &str) -> Result<Tensor> {
         let told = |why: &dyn std::fmt::Display| fail(&self.path, format_args!("{name}: {why}"));
         let info = self.header.info(name).ok_or_else(|| told(&"there is no tensor of this name"))?;
+        if info.shape.len() > MOST_DIMS {
+            return Err(told(&format_args!("{} dims, more than {MOST_DIMS}", info.shape.len())));
+        }
         let dtype =
             dtype_of(info.dtype).ok_or_else(|| told(&format_args!("Kiln has no dtype {:?}", info.dtype)))?;
         let mut file = self.file.lock();

@@ -166,12 +166,15 @@ pub struct LoadReport {
     pub unexpected: Vec<String>,
     /// Names whose shapes differ.
     pub mismatched: Vec<Mismatch>,
+    /// Two names of one tensor of the module (tied weights) under which the state has different values.
+    pub conflicting: Vec<(String, String)>,
 }
 
 impl LoadReport {
     /// Whether everything fitted.
     pub fn is_clean(&self) -> bool {
-        self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
+        let LoadReport { missing, unexpected, mismatched, conflicting } = self;
+        missing.is_empty() && unexpected.is_empty() && mismatched.is_empty() && conflicting.is_empty()
     }
 }
 
@@ -190,6 +193,9 @@ impl fmt::Display for LoadReport {
         for Mismatch { name, expected, got } in &self.mismatched {
             lines.push(format!("{name}: the state has {got}, the module {expected}"));
         }
+        for (first, second) in &self.conflicting {
+            lines.push(format!("{first} and {second} are one tensor of the module, and two in the state"));
+        }
         f.write_str(&lines.join("; "))
     }
 }
@@ -203,22 +209,44 @@ pub(crate) fn check(
     loc: Loc,
 ) -> Result<LoadReport> {
     let mut report = LoadReport::default();
+    // The names of each tensor that the state has: those of tied weights stand in for each other.
+    let mut there: HashMap<usize, Vec<(&str, &Tensor)>> = HashMap::new();
     for (name, tensor) in own.iter() {
-        match values.get(name) {
+        if let Some(value) = values.get(name) {
+            there.entry(tensor.address()).or_default().push((name, value));
+            if value.shape() != tensor.shape() {
+                report.mismatched.push(Mismatch {
+                    name: name.to_string(),
+                    expected: tensor.shape(),
+                    got: value.shape(),
+                });
+            }
+        }
+    }
+    for (name, tensor) in own.iter() {
+        match there.get(&tensor.address()) {
             None => report.missing.push(name.to_string()),
-            Some(value) if value.shape() != tensor.shape() => report.mismatched.push(Mismatch {
-                name: name.to_string(),
-                expected: tensor.shape(),
-                got: value.shape(),
-            }),
-            Some(_) => {}
+            Some(there) => {
+                let (first, value) = there[0];
+                let own_value = there.iter().find(|(other, _)| *other == name && name != first);
+                if let Some((_, other)) = own_value
+                    && !equal(value, other)?
+                {
+                    report.conflicting.push((first.to_string(), name.to_string()));
+                }
+            }
         }
     }
     report.unexpected = values.names().filter(|name| own.get(name).is_none()).map(String::from).collect();
-    match !report.mismatched.is_empty() || (strict && !report.is_clean()) {
-        true => Err(Error::State(format!("loading the state of {what}: {report}, at {loc}"))),
-        false => Ok(report),
+    if !report.mismatched.is_empty() || (strict && !report.is_clean()) {
+        return Err(Error::State(format!("loading the state of {what}: {report}, at {loc}")));
     }
+    Ok(report)
+}
+
+/// Whether two tensors have the same values, bit by bit.
+fn equal(a: &Tensor, b: &Tensor) -> Result<bool> {
+    Ok(a.same(b) || (a.ty() == b.ty() && a.to_bytes()? == b.to_bytes()?))
 }
 
 /// Copies values into the tensors of the same names. Nothing is changed if anything is refused.

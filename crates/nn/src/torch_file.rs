@@ -118,7 +118,8 @@ fn read(file: impl Read + Seek) -> std::result::Result<Value, String> {
     })
 }
 
-/// Writes named tensors to a file, atomically, as `torch.save` writes a state dict.
+/// Writes named tensors to a file, atomically, as `torch.save` writes a state dict: a tensor that has several names is
+/// written once.
 pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let program = pickle::write(state);
@@ -129,8 +130,10 @@ pub fn save(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
         };
         put("data.pkl", &program)?;
         put("byteorder", b"little")?;
-        for (i, (_, tensor)) in state.iter().enumerate() {
-            put(&format!("data/{i}"), &tensor.to_bytes()?)?;
+        for (i, ((_, tensor), storage)) in state.iter().zip(pickle::storages(state)).enumerate() {
+            if storage == i {
+                put(&format!("data/{i}"), &tensor.to_bytes()?)?;
+            }
         }
         put("version", b"3\n")?;
         archive.finish().map_err(|error| fail(path, error))

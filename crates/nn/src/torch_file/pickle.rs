@@ -462,7 +462,13 @@ fn tensor(storage: &Tensor, offset: i64, size: &[usize], stride: &[usize]) -> Re
     made.map_err(|error| error.to_string())
 }
 
-/// A state dict as a pickle; storages are named by their positions.
+/// The storage of each tensor: the position of the first entry that has the same tensor.
+pub(super) fn storages(state: &StateDict) -> Vec<usize> {
+    let mut first = HashMap::new();
+    state.iter().enumerate().map(|(i, (_, tensor))| *first.entry(tensor.address()).or_insert(i)).collect()
+}
+
+/// A state dict as a pickle.
 pub(super) fn write(state: &StateDict) -> Vec<u8> {
     let mut out = b"\x80\x02ccollections\nOrderedDict\n)R(".to_vec();
     let text = |out: &mut Vec<u8>, text: &str| {
@@ -485,14 +491,14 @@ pub(super) fn write(state: &StateDict) -> Vec<u8> {
         sizes.iter().for_each(|&size| integer(out, size));
         out.push(b't');
     };
-    for (i, (name, tensor)) in state.iter().enumerate() {
+    for ((name, tensor), storage) in state.iter().zip(storages(state)) {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let kind = STORAGES.iter().find(|(_, own)| *own == dtype).map_or("FloatStorage", |(name, _)| name);
         text(&mut out, name);
         out.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
         text(&mut out, "storage");
         out.extend(format!("ctorch\n{kind}\n").as_bytes());
-        text(&mut out, &i.to_string());
+        text(&mut out, &storage.to_string());
         text(&mut out, "cpu");
         integer(&mut out, tensor.numel());
         out.extend(b"tQ");
