@@ -94,12 +94,15 @@ pub(crate) fn write_atomically(path: &Path, body: impl FnOnce(&mut dyn Write) ->
     written
 }
 
+/// A number that no other process or thread has: keys of hash maps are seeded by the operating system.
+pub(crate) fn random() -> u64 {
+    RandomState::new().hash_one(0u64)
+}
+
 /// A new, empty, locked file under a name that nobody else has.
 fn create_part(folder: &Path) -> Result<(PathBuf, File)> {
     loop {
-        // Keys of hash maps are seeded by the operating system.
-        let random = [(); 2].map(|()| RandomState::new().hash_one(0u64));
-        let part = folder.join(format!("{PREFIX}{:016x}{:016x}{SUFFIX}", random[0], random[1]));
+        let part = folder.join(format!("{PREFIX}{:016x}{:016x}{SUFFIX}", random(), random()));
         match File::create_new(&part) {
             Ok(file) => {
                 // Without locks nobody cleans up, so there is nobody to tell that this one is in use.

@@ -14,7 +14,7 @@
 //! # Ok(()) }
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use safetensors::tensor::{Dtype, Metadata as Header};
 use serde_json::{Value, json};
 
 use crate::StateDict;
-use crate::files::{MOST_DIMS, fail, open, read_text, write_atomically, write_text};
+use crate::files::{MOST_DIMS, fail, open, random, read_text, write_atomically, write_text};
 
 /// What a file says of itself: text by name.
 pub type Metadata = BTreeMap<String, String>;
@@ -204,9 +204,34 @@ pub fn load(path: impl AsRef<Path>) -> Result<StateDict> {
 }
 
 fn load_shards(index: &Path) -> Result<StateDict> {
-    let parsed: Value = serde_json::from_str(&read_text(index)?).map_err(|e| fail(index, e))?;
+    // Whoever saves anew removes the shards of before: once all are open, that is no matter.
+    let mut text = read_text(index)?;
+    let shards = loop {
+        match open_shards(index, &text) {
+            Ok(shards) => break shards,
+            Err(error) => {
+                let now = read_text(index)?;
+                if now == text {
+                    return Err(error);
+                }
+                text = now;
+            }
+        }
+    };
+    let mut state = StateDict::new();
+    for (file, names) in shards {
+        for name in names {
+            state.insert(&name, file.get(&name)?);
+        }
+    }
+    Ok(state)
+}
+
+/// The shards that an index names, each with the names of its tensors.
+fn open_shards(index: &Path, text: &str) -> Result<Vec<(SafeTensorsFile, Vec<String>)>> {
+    let parsed: Value = serde_json::from_str(text).map_err(|e| fail(index, e))?;
     let map = parsed["weight_map"].as_object().ok_or_else(|| fail(index, "there is no weight_map"))?;
-    let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut shards: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (name, shard) in map {
         let shard =
             shard.as_str().ok_or_else(|| fail(index, format_args!("{name}: not the name of a file")))?;
@@ -217,21 +242,18 @@ fn load_shards(index: &Path) -> Result<StateDict> {
                 format_args!("{name}: {shard:?} is not the name of a file in this folder"),
             ));
         }
-        shards.entry(shard).or_default().push(name);
+        shards.entry(shard).or_default().push(name.clone());
     }
-    let mut state = StateDict::new();
-    for (shard, names) in shards {
-        let file = SafeTensorsFile::open(index.with_file_name(shard))?;
-        for name in names {
-            state.insert(name, file.get(name)?);
-        }
-    }
-    Ok(state)
+    let open = |(shard, names)| Ok((SafeTensorsFile::open(index.with_file_name(shard))?, names));
+    shards.into_iter().map(open).collect()
 }
 
 /// Writes files of at most `most` bytes of data each (a tensor is never divided) and an index that names them, and
-/// gives the index's path: `model-00001-of-00003.safetensors`, …, `model.safetensors.index.json`. The index
-/// comes last, so that it never names what is not there.
+/// gives the index's path: `model-00001-of-00003.safetensors`, …, `model.safetensors.index.json`.
+///
+/// The files of an earlier save stay as they are until the new index is there, so that whoever reads it, and
+/// whoever finds it after a crash, has all tensors of one save. Where names are taken the new shards get others
+/// (`model-1f3a…-00001-of-00003.safetensors`); those of the save before are removed in the end.
 pub fn save_sharded(state: &StateDict, folder: impl AsRef<Path>, most: usize) -> Result<PathBuf> {
     let folder = folder.as_ref();
     let mut shards: Vec<Vec<(&str, &Tensor)>> = vec![Vec::new()];
@@ -248,18 +270,47 @@ pub fn save_sharded(state: &StateDict, folder: impl AsRef<Path>, most: usize) ->
         }
         room = room.saturating_sub(bytes);
     }
+    let path = folder.join(INDEX);
+    // One save at a time, where folders can be locked; elsewhere shards of two at once may be left behind.
+    let lock = File::open(folder).map_err(|error| fail(folder, error))?;
+    let _ = lock.lock();
+    let before = own_shards(&path);
+    let file_name =
+        |tag: &str, i: usize| format!("model-{tag}{:05}-of-{:05}.safetensors", i + 1, shards.len());
+    let taken = |tag: &str| (0..shards.len()).any(|i| folder.join(file_name(tag, i)).exists());
+    let mut tag = String::new();
+    while taken(&tag) {
+        tag = format!("{:016x}-", random());
+    }
     let metadata = Metadata::from([("format".to_string(), "pt".to_string())]);
     let mut map = serde_json::Map::new();
     for (i, shard) in shards.iter().enumerate() {
-        let name = format!("model-{:05}-of-{:05}.safetensors", i + 1, shards.len());
+        let name = file_name(&tag, i);
         write(shard, &metadata, &folder.join(&name))?;
         map.extend(shard.iter().map(|(tensor, _)| (tensor.to_string(), json!(name))));
     }
-    let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
-    let path = folder.join(INDEX);
+    let index = json!({ "metadata": { "total_size": total, "writer": WRITER }, "weight_map": map });
     let text = serde_json::to_string_pretty(&index).map_err(|e| fail(&path, e))?;
     write_text(&path, &text)?;
+    for shard in before {
+        // Named by nobody any more; what can't be removed does no harm.
+        let _ = std::fs::remove_file(folder.join(shard));
+    }
     Ok(path)
+}
+
+/// Who wrote an index: shards of others are not ours to remove.
+const WRITER: &str = "kiln";
+
+/// The shards of an earlier [`save_sharded`].
+fn own_shards(index: &Path) -> BTreeSet<String> {
+    let parsed: Option<Value> = read_text(index).ok().and_then(|text| serde_json::from_str(&text).ok());
+    let own = parsed.filter(|parsed| parsed["metadata"]["writer"] == WRITER);
+    let Some(map) = own.as_ref().and_then(|own| own["weight_map"].as_object()) else {
+        return BTreeSet::new();
+    };
+    let names = map.values().filter_map(|name| name.as_str());
+    names.filter(|name| Path::new(name).file_name() == Some(name.as_ref())).map(String::from).collect()
 }
 
 #[cfg(test)]
@@ -293,6 +344,49 @@ mod tests {
         assert_eq!(PARSED.get() - before, 4, "four shards of fifty tensors");
         assert_eq!(loaded.get("layer.7").expect("it").to_vec::<f32>()?, [7.0, 1.0]);
         assert_eq!(loaded.len(), 200);
+        fs::remove_dir_all(&folder).unwrap();
+        Ok(())
+    }
+
+    /// Savers of several versions at once, and a reader: all tensors it finds are of one of them.
+    #[test]
+    fn shards_of_two_saves_are_never_mixed() -> Result<()> {
+        let folder = folder("mixed");
+        let version = |version: usize| -> Result<StateDict> {
+            let tensor = |i: usize| Ok((format!("layer.{i}"), Tensor::from_slice(&[version as f32; 8])?));
+            (0..6).map(tensor).collect()
+        };
+        let index = save_sharded(&version(0)?, &folder, 64)?;
+        let plain = folder.join("model-00001-of-00003.safetensors");
+        assert!(plain.exists(), "the names that everybody knows, where they are free");
+        std::thread::scope(|scope| -> Result<()> {
+            let save = |versions: std::ops::Range<usize>| {
+                let folder = &folder;
+                // Other numbers of shards, too.
+                move || {
+                    versions.into_iter().try_for_each(|n| {
+                        save_sharded(&version(n)?, folder, if n % 2 == 0 { 64 } else { 128 }).map(drop)
+                    })
+                }
+            };
+            let savers = [scope.spawn(save(1..8)), scope.spawn(save(11..18))];
+            while !savers.iter().all(|saver| saver.is_finished()) {
+                let found = load(&index)?;
+                let numbers: BTreeSet<u32> = found
+                    .iter()
+                    .map(|(_, tensor)| Ok(tensor.to_vec::<f32>()?[0] as u32))
+                    .collect::<Result<_>>()?;
+                assert_eq!((found.len(), numbers.len()), (6, 1), "{numbers:?}");
+            }
+            savers.into_iter().try_for_each(|saver| saver.join().expect("no panic"))
+        })?;
+        let shards = open_shards(&index, &read_text(&index)?)?.len();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), shards + 1, "nothing else is left");
+        // Files of others stay where they are.
+        fs::write(&index, r#"{"weight_map": {"a": "theirs.safetensors"}}"#).unwrap();
+        fs::write(folder.join("theirs.safetensors"), "").unwrap();
+        save_sharded(&version(0)?, &folder, 64)?;
+        assert!(folder.join("theirs.safetensors").exists());
         fs::remove_dir_all(&folder).unwrap();
         Ok(())
     }
