@@ -67,4 +67,4 @@ pub use norm::BatchNorm;
 pub use order::Unique;
 pub use pool::{Interpolation, Pool, Resize};
 pub use random::{RngState, get_rng_state, manual_seed, set_rng_state};
-pub use tensor::{Ready, Tensor};
+pub use tensor::{Ready, Seen, Tensor};
