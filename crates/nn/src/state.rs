@@ -29,6 +29,9 @@ pub struct StateDict {
     places: HashMap<String, usize>,
 }
 
+/// The largest count in a state: whole numbers up to here are exact.
+pub(crate) const MOST_COUNTED: u64 = 1 << 53;
+
 impl StateDict {
     /// Nothing yet.
     pub fn new() -> StateDict {
@@ -112,6 +115,15 @@ impl StateDict {
             Some(tensor) => tensor.item::<f64>(),
             None => Err(Error::State(format!("the state has no {name}"))),
         }
+    }
+
+    /// The number under a name, which counts something: whole, and small enough to count on from.
+    pub(crate) fn count(&self, name: &str) -> Result<u64> {
+        let number = self.number(name)?;
+        if !(0.0..=MOST_COUNTED as f64).contains(&number) || number.fract() != 0.0 {
+            return Err(Error::State(format!("{name} is {number}, which counts nothing")));
+        }
+        Ok(number as u64)
     }
 
     /// Numbers under a name, as a tensor.

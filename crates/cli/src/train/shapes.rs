@@ -81,7 +81,7 @@ struct Learner {
 
 /// One cycle of so many steps.
 fn schedule(options: &Options, steps: u64) -> OneCycleLR {
-    OneCycleLR::new(options.lr, steps + 1)
+    OneCycleLR::new(options.lr, steps.saturating_add(1))
 }
 
 /// Sums over pictures.
@@ -177,7 +177,7 @@ pub fn run(options: &Options) -> Done {
     }
     let planned = if options.common.resume { Some(planned(options, &folder)?) } else { None };
     let epochs = options.epochs.map_or(planned.unwrap_or(EPOCHS), |epochs| epochs as u64);
-    let steps = epochs * training.len() as u64;
+    let steps = epochs.saturating_mul(training.len() as u64);
     let mut learner = Learner::new(options, steps)?;
     let parameters: usize = learner.model.parameters().iter().map(Tensor::numel).sum();
     output::print(&format!(
