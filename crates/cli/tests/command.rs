@@ -216,6 +216,19 @@ impl Scratch {
         Scratch(std::env::temp_dir().join(format!("kiln-command-{name}-{}", std::process::id())))
     }
 
+    /// Everything in it: names, bytes and when they were written.
+    fn files(&self) -> Vec<(std::ffi::OsString, Vec<u8>, std::time::SystemTime)> {
+        let files = std::fs::read_dir(&self.0).unwrap().map(|file| file.unwrap());
+        let mut all: Vec<_> = files
+            .map(|file| {
+                let bytes = std::fs::read(file.path()).unwrap();
+                (file.file_name(), bytes, file.metadata().unwrap().modified().unwrap())
+            })
+            .collect();
+        all.sort();
+        all
+    }
+
     fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.0.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
@@ -264,14 +277,29 @@ fn a_small_gpt_learns_writes_and_goes_on() {
         assert!((a - b).abs() < 1e-4, "{a} and {b}");
     }
 
-    let ran = train(&["--resume", "--sample", "0"]);
-    assert_eq!(ran.code, Some(1), "{}", ran.out);
-    assert!(ran.err.contains("all of its 30 steps are done"), "{}", ran.err);
+    // Finished: it says so, and writes nothing but the sample that was asked for.
+    let before = scratch.files();
+    for more in
+        [&["--sample", "0"][..], &["--sample", "0", "--steps", "30"], &["--sample", "5", "--steps", "7"]]
+    {
+        let ran = train(&[&["--resume"], more].concat());
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+        assert!(ran.out.contains("all of its 30 steps are done; more with --steps N"), "{}", ran.out);
+        assert_eq!(ran.out.contains("a sample at"), more[1] == "5", "{}", ran.out);
+        assert!(scratch.files() == before, "{more:?}");
+    }
     let ran = train(&["--resume", "--steps", "34", "--lr", "0.01", "--sample", "0"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.out.contains("going on after step 30 of 34"), "{}", ran.out);
     assert_eq!(column(&scratch.read("metrics.csv"), "step"), (1..=34).map(f64::from).collect::<Vec<_>>());
     assert_eq!(column(&scratch.read("metrics.csv"), "loss")[..30], losses);
+    // The learning rate is that of a run of 34 steps, from the first step on.
+    let rates = column(&scratch.read("metrics.csv"), "lr");
+    for (step, got) in (30..34).zip(&rates[30..]) {
+        let part = f64::from(step - 3) / 31.0;
+        let want = 0.01 * (0.05 + 0.95 * 0.5 * (1.0 + (std::f64::consts::PI * part).cos()));
+        assert!((got - want).abs() < 1e-12, "step {step}: {got} and {want}");
+    }
 
     for (words, told) in [
         (&["--resume", "--steps", "40", "--seed", "1"][..], "seed 1"),
@@ -307,8 +335,33 @@ fn shapes_are_learnt_by_any_backend() {
         assert!(losses.len() == 2 && losses[1] < losses[0], "{losses:?}");
         accuracies.push(losses);
         assert!(scratch.read("accuracy.svg").contains("held out"));
-        let again = kiln(&[&words[..], &["--resume"]].concat());
-        assert!(again.code == Some(1) && again.err.contains("all of its 2 epochs are done"), "{}", again.err);
+        // Finished: it says so, shows the pictures once more, and leaves its files alone.
+        let before = scratch.files();
+        let again = |more: &[&str]| {
+            let sizes =
+                ["train", "shapes", "--out", &out, "--pictures", "192", "--batch-size", "32", "--resume"];
+            kiln(&[&sizes[..], more].concat())
+        };
+        for more in [&[][..], &["--epochs", "2"], &["--epochs", "1"]] {
+            let ran = again(more);
+            assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+            assert!(ran.out.contains("all of its 2 epochs are done; more with --epochs N"), "{}", ran.out);
+            assert!(scratch.files() == before, "{more:?}");
+        }
+        // With more epochs it goes on, by the cycle of as many.
+        let ran = again(&["--epochs", "3"]);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{}", ran.out);
+        assert!(ran.out.contains("going on after epoch 2 of 3"), "{}", ran.out);
+        let metrics = scratch.read("metrics.csv");
+        assert_eq!(column(&metrics, "epoch"), [1.0, 2.0, 3.0]);
+        assert_eq!(column(&metrics, "loss")[..2], accuracies[accuracies.len() - 1]);
+        let state = kiln::nn::safetensors::load(scratch.0.join("checkpoint.safetensors")).unwrap();
+        let number = |name: &str| state.get(name).unwrap().to_vec::<f64>().unwrap()[0];
+        assert_eq!(number("part.scheduler.last_epoch"), 18.0);
+        let least = 6e-3 / 25.0 / 1e4;
+        assert!((number("optimizer.param_groups.0.lr") - least).abs() < 1e-9);
+        let ran = again(&["--epochs", "4", "--seed", "1"]);
+        assert!(ran.code == Some(1) && ran.err.contains("seed 1"), "{}", ran.err);
     }
     // Other workers and another backend: the same pictures, and the same numbers but for rounding.
     assert!((accuracies[0][1] - accuracies[1][1]).abs() < 0.02, "{accuracies:?}");

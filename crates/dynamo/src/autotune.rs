@@ -394,9 +394,9 @@ fn run_rounds(
 }
 
 /// Tensors that lie as the program's inputs do.
-fn inputs(graph: &Graph, plan: &Lowered, integer: i64) -> Result<Vec<Option<Ready>>, String> {
+fn inputs(graph: &Graph, plan: &Lowered, integer: i64) -> Result<Vec<Option<Tensor>>, String> {
     let mut bytes = 0;
-    let mut made: Vec<Option<Ready>> = vec![None; graph.inputs.len()];
+    let mut made: Vec<Option<Tensor>> = vec![None; graph.inputs.len()];
     for buffer in &plan.buffers {
         let kiln_inductor::Place::Input(i) = buffer.place else { continue };
         let buffer = &buffer.ty;
@@ -418,7 +418,7 @@ fn inputs(graph: &Graph, plan: &Lowered, integer: i64) -> Result<Vec<Option<Read
         let tensor = Tensor::full_of([count], value, buffer.dtype, &Device::Cpu);
         let tensor = tensor.map_err(|error| error.to_string())?;
         let ready = tensor.ready().map_err(|error| error.to_string())?;
-        made[i] = Some(Ready { layout, ..ready.clone() });
+        made[i] = Some(Tensor::from_ready(Ready { layout, ..ready.clone() }));
     }
     Ok(made)
 }

@@ -203,7 +203,7 @@ fn one_by_one(graph: &Arc<Graph>) -> HostFunction {
         });
         let tensors = tensors.into_iter().map(|ready| GraphValue::Tensor(Tensor::from_ready(ready)));
         let inputs: Vec<GraphValue> = tensors.chain(numbers.map(GraphValue::Number)).collect();
-        interpret::graph(&graph, &inputs)?.iter().map(|result| result.ready().cloned()).collect()
+        interpret::graph(&graph, &inputs)?.iter().map(|result| Ok(result.ready()?.clone())).collect()
     }))
 }
 

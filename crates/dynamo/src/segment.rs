@@ -268,8 +268,7 @@ fn execute(
     match code {
         Code::Program(program) => {
             program.numbers.fill(&number, scalars)?;
-            let ready = inputs.iter().map(|input| tensor(input).and_then(Tensor::try_ready));
-            program.executable.run(ready, scalars, results).map_err(Stop::from)
+            program.executable.run(inputs.iter().map(tensor), scalars, results).map_err(Stop::from)
         }
         Code::Graph(_) | Code::Custom(_) => {
             let values: Vec<GraphValue> = inputs
@@ -531,7 +530,7 @@ fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
             let mut scalars = Vec::new();
             program.numbers.fill(&number, &mut scalars)?;
             let inputs = values.iter().map(|value| match value {
-                GraphValue::Tensor(t) => t.try_ready(),
+                GraphValue::Tensor(t) => Some(t),
                 _ => None,
             });
             let mut results = Vec::with_capacity(program.outputs.len());

@@ -190,7 +190,7 @@ impl State {
             None => tensor.tag().run() == self.id,
             Some(ready) => {
                 let used = Tag(ready.storage.tag()).run() == self.id
-                    || (!self.trusts_tags() && self.owner_of(ready).is_some());
+                    || (!self.trusts_tags() && self.owner_of(&ready).is_some());
                 used && (access != Access::Read || self.writes)
             }
         }
@@ -216,7 +216,7 @@ impl State {
             true => Some(storage_tag.variable()),
             false => {
                 ready.storage.set_tag(Tag::new(self.id, variable).0);
-                if self.trusts_tags() { None } else { self.owner_of(ready) }
+                if self.trusts_tags() { None } else { self.owner_of(&ready) }
             }
         };
         tensor.set_tag(Tag::new(self.id, variable));
@@ -283,7 +283,7 @@ impl State {
         let mut guards: SmallVec<[Guard; 1]> = SmallVec::with_capacity(self.fresh.len());
         for &(variable, shares_with) in &self.fresh {
             let Some(tensor) = self.held(variable) else { continue };
-            let guard = Guard::new(variable, tensor, tensor.ready()?, shares_with, guards.last());
+            let guard = Guard::new(variable, tensor, &*tensor.ready()?, shares_with, guards.last());
             guards.push(guard);
         }
         Ok(guards)

@@ -136,7 +136,7 @@ impl Guard {
 
     /// Whether an input is as it was; compares without copying.
     pub(crate) fn holds(&self, tensor: &Tensor, shares_with: Option<Variable>) -> bool {
-        tensor.try_ready().is_some_and(|ready| self.holds_of(tensor, ready, shares_with))
+        tensor.try_ready().is_some_and(|ready| self.holds_of(tensor, &ready, shares_with))
     }
 
     /// [`Guard::holds`] of a tensor whose ready state is at hand.

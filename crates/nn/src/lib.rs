@@ -66,6 +66,7 @@ mod display;
 mod dropout;
 mod embedding;
 mod field;
+mod files;
 mod forward;
 pub mod functional;
 mod hooks;

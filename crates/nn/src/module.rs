@@ -168,6 +168,11 @@ pub trait Module: Send + Sync {
     /// Copies the values of a [`StateDict`] into the parameters and buffers of the same names. Strict: if a name
     /// is missing, unexpected or of another shape, nothing is changed and the error lists all of them.
     /// Otherwise what fits is copied and the report says what does not; another shape is an error all the same.
+    ///
+    /// A tensor that the module has under several names (tied weights: `lm_head.weight` is the embedding) needs one
+    /// of them: files of Hugging Face leave the others out, PyTorch's have all of them. Where a state has different
+    /// values for them, strict loading refuses it; otherwise the last name's value is the one that stays, as in
+    /// PyTorch, and the report names the two.
     #[track_caller]
     fn load_state_dict(&self, values: &StateDict, strict: bool) -> Result<LoadReport> {
         state::load(&self.state_dict(), values, strict, self.type_name(), Loc::caller())

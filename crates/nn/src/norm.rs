@@ -132,8 +132,8 @@ macro_rules! batch_norm {
 
             #[track_caller]
             fn check(&self, x: &Tensor) -> Result<()> {
-                let shape = x.shape();
-                let fail = |why| Err(Error::op(stringify!($BatchNorm), why, Loc::caller()));
+                let (shape, loc) = (x.shape(), Loc::caller());
+                let fail = |why| Err(Error::op(stringify!($BatchNorm), why, loc));
                 if !matches!(shape.rank(), $ranks) {
                     return fail(Why::Rank { argument: "x", expected: $expected, got: shape.rank() });
                 }

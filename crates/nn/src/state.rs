@@ -29,6 +29,9 @@ pub struct StateDict {
     places: HashMap<String, usize>,
 }
 
+/// The largest count in a state: whole numbers up to here are exact.
+pub(crate) const MOST_COUNTED: u64 = 1 << 53;
+
 impl StateDict {
     /// Nothing yet.
     pub fn new() -> StateDict {
@@ -114,6 +117,15 @@ impl StateDict {
         }
     }
 
+    /// The number under a name, which counts something: whole, and small enough to count on from.
+    pub(crate) fn count(&self, name: &str) -> Result<u64> {
+        let number = self.number(name)?;
+        if !(0.0..=MOST_COUNTED as f64).contains(&number) || number.fract() != 0.0 {
+            return Err(Error::State(format!("{name} is {number}, which counts nothing")));
+        }
+        Ok(number as u64)
+    }
+
     /// Numbers under a name, as a tensor.
     pub(crate) fn insert_numbers(&mut self, name: &str, numbers: &[f64]) -> Result<()> {
         self.insert(name, Tensor::from_slice(numbers)?);
@@ -166,12 +178,15 @@ pub struct LoadReport {
     pub unexpected: Vec<String>,
     /// Names whose shapes differ.
     pub mismatched: Vec<Mismatch>,
+    /// Two names of one tensor of the module (tied weights) under which the state has different values.
+    pub conflicting: Vec<(String, String)>,
 }
 
 impl LoadReport {
     /// Whether everything fitted.
     pub fn is_clean(&self) -> bool {
-        self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
+        let LoadReport { missing, unexpected, mismatched, conflicting } = self;
+        missing.is_empty() && unexpected.is_empty() && mismatched.is_empty() && conflicting.is_empty()
     }
 }
 
@@ -190,6 +205,9 @@ impl fmt::Display for LoadReport {
         for Mismatch { name, expected, got } in &self.mismatched {
             lines.push(format!("{name}: the state has {got}, the module {expected}"));
         }
+        for (first, second) in &self.conflicting {
+            lines.push(format!("{first} and {second} are one tensor of the module, and two in the state"));
+        }
         f.write_str(&lines.join("; "))
     }
 }
@@ -203,22 +221,44 @@ pub(crate) fn check(
     loc: Loc,
 ) -> Result<LoadReport> {
     let mut report = LoadReport::default();
+    // The names of each tensor that the state has: those of tied weights stand in for each other.
+    let mut there: HashMap<usize, Vec<(&str, &Tensor)>> = HashMap::new();
     for (name, tensor) in own.iter() {
-        match values.get(name) {
+        if let Some(value) = values.get(name) {
+            there.entry(tensor.address()).or_default().push((name, value));
+            if value.shape() != tensor.shape() {
+                report.mismatched.push(Mismatch {
+                    name: name.to_string(),
+                    expected: tensor.shape(),
+                    got: value.shape(),
+                });
+            }
+        }
+    }
+    for (name, tensor) in own.iter() {
+        match there.get(&tensor.address()) {
             None => report.missing.push(name.to_string()),
-            Some(value) if value.shape() != tensor.shape() => report.mismatched.push(Mismatch {
-                name: name.to_string(),
-                expected: tensor.shape(),
-                got: value.shape(),
-            }),
-            Some(_) => {}
+            Some(there) => {
+                let (first, value) = there[0];
+                let own_value = there.iter().find(|(other, _)| *other == name && name != first);
+                if let Some((_, other)) = own_value
+                    && !equal(value, other)?
+                {
+                    report.conflicting.push((first.to_string(), name.to_string()));
+                }
+            }
         }
     }
     report.unexpected = values.names().filter(|name| own.get(name).is_none()).map(String::from).collect();
-    match !report.mismatched.is_empty() || (strict && !report.is_clean()) {
-        true => Err(Error::State(format!("loading the state of {what}: {report}, at {loc}"))),
-        false => Ok(report),
+    if !report.mismatched.is_empty() || (strict && !report.is_clean()) {
+        return Err(Error::State(format!("loading the state of {what}: {report}, at {loc}")));
     }
+    Ok(report)
+}
+
+/// Whether two tensors have the same values, bit by bit.
+fn equal(a: &Tensor, b: &Tensor) -> Result<bool> {
+    Ok(a.same(b) || (a.ty() == b.ty() && a.to_bytes()? == b.to_bytes()?))
 }
 
 /// Copies values into the tensors of the same names. Nothing is changed if anything is refused.

@@ -111,8 +111,42 @@ fn errors_and_panics_arrive_at_their_batch() {
     }
     let options = || DataLoader::options().batch_size(4);
     let ragged = vec![Tensor::from_slice(&[1.0f32]).unwrap(), Tensor::from_slice(&[1.0f32, 2.0]).unwrap()];
-    let error = options().build(ListDataset(ragged)).unwrap().iter().next().unwrap().unwrap_err().to_string();
-    assert!(error.starts_with("batch 0: stack"), "{error}");
+    // The sample in the data set, and the line that built the loader.
+    for workers in [0, 2] {
+        let built = (options().workers(workers).build(ListDataset(ragged.clone())).unwrap(), line!());
+        let error = built.0.iter().next().unwrap().unwrap_err().to_string();
+        let want = "batch 0, sample 1: collate: f32[2] beside f32[1]: the tensors of a batch have one shape";
+        assert_eq!(error, format!("{want}, at data.rs:{}", built.1), "{workers} workers");
+    }
+    let (pairs, line) =
+        (options().build(ListDataset(vec![(vec![1i64], 1i64), (vec![1, 2], 1)])).unwrap(), line!());
+    let error = pairs.iter().next().unwrap().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        format!("batch 0, sample 1: collate: parts of the samples: 1 and 2 differ, at data.rs:{line}")
+    );
+    // An op of the user's own code has its own line.
+    struct Own;
+    impl Dataset for Own {
+        type Sample = Tensor;
+        fn len(&self) -> usize {
+            1
+        }
+        fn get(&self, _: usize) -> Result<Tensor> {
+            Tensor::from_slice(&[1.0f32])?.reshape([2, 2]) // the user's line
+        }
+    }
+    let error = options().build(Own).unwrap().iter().next().unwrap().unwrap_err().to_string();
+    let own =
+        include_str!("data.rs").lines().position(|line| line.ends_with("// the user's line")).unwrap() + 1;
+    assert!(error.contains("sample 0: ") && error.ends_with(&format!("at data.rs:{own}")), "{error}");
+    // Options that are refused, and a sampler that names a sample which is not there.
+    let (refused, line) = (DataLoader::options().batch_size(0).build(ListDataset(vec![1i64])), line!());
+    assert!(refused.err().unwrap().to_string().ends_with(&format!("at data.rs:{line}")));
+    let sampler = WeightedRandomSampler::new(&[0.0, 0.0, 1.0], 1, 0).unwrap();
+    let (beyond, line) = (options().sampler(sampler).build(ListDataset(vec![1i64])).unwrap(), line!());
+    let error = beyond.iter().next().unwrap().unwrap_err().to_string();
+    assert!(error.ends_with(&format!("at data.rs:{line}")), "{error}");
     let wrong = options()
         .workers(1)
         .build_with(ListDataset(vec![1, 2]), |_| -> Result<()> { panic!("can't collate") });

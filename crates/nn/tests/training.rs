@@ -146,7 +146,37 @@ fn refusals(folder: &Path, path: &Path) -> Result<()> {
 
     assert!(told(Checkpoint::of(&wide).load(path)).contains("loading the state of Sequential"));
     assert!(bytes(&run.model) == model && get_rng_state() == random);
+    absurd_counts(folder, path)?;
     // A checkpoint's model loads without the rest.
     Run::new()?.model.load_state_dict(&safetensors::load(path)?.below("model."), true)?;
+    Ok(())
+}
+
+/// Counts that nothing could count on from are refused, wherever they are in a file.
+fn absurd_counts(folder: &Path, path: &Path) -> Result<()> {
+    let run = Run::new()?;
+    let (state, file) = (safetensors::load(path)?, safetensors::SafeTensorsFile::open(path)?);
+    let counts = ["part.scheduler.last_epoch", "optimizer.state.0.step"];
+    let other = folder.join("absurd.safetensors");
+    for name in counts {
+        for number in [f64::MAX, f64::INFINITY, f64::NAN, -1.0, 0.5, 2f64.powi(54)] {
+            let mut changed = state.clone();
+            assert!(changed.get(name).is_some(), "{name}");
+            changed.insert(name, Tensor::from_vec(vec![number], [0usize; 0])?);
+            safetensors::save_with(&changed, file.metadata(), &other)?;
+            let error = run.checkpoint().load(&other).unwrap_err().to_string();
+            assert!(error.contains("which counts nothing"), "{name} {number}: {error}");
+        }
+    }
+    for name in ["epoch", "batch", "step"] {
+        for text in ["18446744073709551615", "-1", "1e3", ""] {
+            let mut metadata = file.metadata().clone();
+            metadata.insert(name.into(), text.into());
+            safetensors::save_with(&state, &metadata, &other)?;
+            assert!(
+                run.checkpoint().load(&other).unwrap_err().to_string().contains(&format!("its {name} is"))
+            );
+        }
+    }
     Ok(())
 }

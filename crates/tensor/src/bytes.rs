@@ -1,8 +1,6 @@
-//! Tensors and bytes: what files hold, in little-endian order, and files mapped into memory.
+//! Tensors and bytes: what files hold, in little-endian order.
 
-use std::fs::File;
-use std::ops::Deref;
-use std::path::Path;
+use std::io::Read;
 
 use kiln_ir::{DType, Error, Loc, Result, Shape, TensorTy, Why, bf16, f16};
 
@@ -17,29 +15,55 @@ fn file_order(bytes: &mut [u8], dtype: DType) {
     }
 }
 
+/// The bytes of a dense tensor.
+fn size_of(shape: &Shape, dtype: DType) -> Option<usize> {
+    shape.checked_numel()?.checked_mul(dtype.size())
+}
+
+/// How much of a reader is taken at once: what a core's cache holds.
+const PIECE: usize = 256 << 10;
+
+/// A new tensor of a reader's next bytes.
+fn fill(mut reader: impl Read, shape: Shape, dtype: DType, op: &'static str, loc: Loc) -> Result<Tensor> {
+    let size = size_of(&shape, dtype)
+        .ok_or_else(|| Error::op(op, Why::Other(format!("{dtype}{shape} is too large")), loc))?;
+    let ready = allocate(&TensorTy::new(dtype, shape), op, loc)?;
+    let mut piece = vec![0; size.min(PIECE)];
+    let mut done = 0;
+    while done < size {
+        let part = &mut piece[..(size - done).min(PIECE)];
+        let read = reader.read_exact(part);
+        read.map_err(|error| Error::op(op, Why::Other(format!("cannot read {size} bytes: {error}")), loc))?;
+        file_order(part, dtype);
+        if dtype == DType::Bool {
+            part.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+        }
+        // SAFETY: the memory is fresh and dense, nobody else has it, and `done + part.len()` is at most its size.
+        unsafe { u8::write(part, ready.storage.pointer().add(done)) };
+        done += part.len();
+    }
+    Ok(Tensor::from_ready(ready))
+}
+
 impl Tensor {
     /// A tensor of these bytes: its elements in row-major order, each in little-endian order. A truth value is
     /// false if its byte is 0.
     #[track_caller]
     pub fn from_bytes(bytes: &[u8], shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let (loc, shape) = (Loc::caller(), shape.into());
-        let size = shape.checked_numel().and_then(|numel| numel.checked_mul(dtype.size()));
-        if size != Some(bytes.len()) {
+        if size_of(&shape, dtype) != Some(bytes.len()) {
             let why = Why::Other(format!("{} bytes are not {dtype}{shape}", bytes.len()));
             return Err(Error::op("from_bytes", why, loc));
         }
-        let ready = allocate(&TensorTy::new(dtype, shape), "from_bytes", loc)?;
-        // SAFETY: the memory is fresh, dense and as long as `bytes`; nobody else has it.
-        unsafe { u8::write(bytes, ready.storage.pointer()) };
-        if !bytes.is_empty() {
-            // SAFETY: as above, and now all of it is set.
-            let own = unsafe { std::slice::from_raw_parts_mut(ready.storage.pointer(), bytes.len()) };
-            file_order(own, dtype);
-            if dtype == DType::Bool {
-                own.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
-            }
-        }
-        Ok(Tensor::from_ready(ready))
+        fill(bytes, shape, dtype, "from_bytes", loc)
+    }
+
+    /// A tensor of the next bytes of a reader, as [`Tensor::from_bytes`] takes them, without a copy of all of them
+    /// in between. The memory is taken before anything is read: a size that comes from a file is to be compared with
+    /// the file's length first.
+    #[track_caller]
+    pub fn from_reader(reader: impl Read, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        fill(reader, shape.into(), dtype, "from_reader", Loc::caller())
     }
 
     /// The elements in row-major order, each in little-endian order.
@@ -67,27 +91,5 @@ impl Tensor {
             DType::F32 => bytes::<f32>(self, loc),
             DType::F64 => bytes::<f64>(self, loc),
         }
-    }
-}
-
-/// A file's bytes, read as they are needed. The file must not be changed while it is mapped.
-pub struct MappedFile(memmap2::Mmap);
-
-impl MappedFile {
-    /// Maps a file.
-    pub fn open(path: impl AsRef<Path>) -> Result<MappedFile> {
-        let path = path.as_ref();
-        let fail = |error: std::io::Error| Error::Environment(format!("{}: {error}", path.display()));
-        let file = File::open(path).map_err(fail)?;
-        // SAFETY: the mapping is private and read-only. That no other process changes or cuts the file meanwhile is
-        // what `open` asks of its caller, and what saving by renaming a finished file keeps.
-        Ok(MappedFile(unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?))
-    }
-}
-
-impl Deref for MappedFile {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.0
     }
 }

@@ -38,7 +38,7 @@ impl<'a> DenseCall<'a> {
     pub(crate) fn of(op: &Op, args: &[Arg<'a>], in_place: bool) -> Option<DenseCall<'a>> {
         let function = function(op, args.len())?;
         let Some(Arg::Tensor(first)) = args.first() else { return None };
-        let first = first.try_ready()?;
+        let first = first.try_kept()?;
         if !first.dtype.is_float() || first.device != Device::Cpu {
             return None;
         }
@@ -46,7 +46,7 @@ impl<'a> DenseCall<'a> {
         for (input, arg) in inputs.iter_mut().zip(args) {
             *input = match arg {
                 Arg::Tensor(t) => {
-                    let t = t.try_ready()?;
+                    let t = t.try_kept()?;
                     let same = || {
                         t.dtype == first.dtype
                             && t.device == first.device

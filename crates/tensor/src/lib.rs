@@ -52,7 +52,6 @@ pub use autograd::{
     AnomalyMode, Context, Function, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad,
     grad_enabled, no_grad,
 };
-pub use bytes::MappedFile;
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{
     check_in_place, check_in_place_target, check_in_place_types, execute, run_op, run_op_in_place,
@@ -74,4 +73,4 @@ pub use norm::BatchNorm;
 pub use order::Unique;
 pub use pool::{Interpolation, Pool, Resize};
 pub use random::{RngState, get_rng_state, manual_seed, set_rng_state};
-pub use tensor::{Ready, Tensor};
+pub use tensor::{Ready, Seen, Tensor};

@@ -17,7 +17,7 @@ use crate::eager::compute_into;
 use crate::hook::{Scope, replaced_meanwhile};
 use crate::kernels::{self, Operand};
 use crate::storage::{Room, Storage};
-use crate::tensor::Ready;
+use crate::tensor::{Held, Ready, Tensor};
 
 /// A buffer of the program as host steps see it: its number, element type and layout.
 #[derive(Clone, Debug)]
@@ -219,7 +219,7 @@ impl Executable {
     /// Runs on these inputs and numbers (bit patterns) and appends the results.
     pub fn run<'a>(
         &self,
-        inputs: impl Iterator<Item = Option<&'a Ready>>,
+        inputs: impl Iterator<Item = Option<&'a Tensor>> + Clone,
         scalars: &[u64],
         results: &mut Vec<Ready>,
     ) -> std::result::Result<(), Failure> {
@@ -239,9 +239,10 @@ impl Executable {
         kept.watched.clear();
         kept.contents.clear();
         kept.outputs.extend(results[first..].iter().map(Ready::pointer));
+        let held = Held::of(inputs.clone().flatten());
         let mut uses = kept.locks.list();
         for (i, input) in inputs.enumerate() {
-            match input {
+            match input.and_then(|input| held.get(input)) {
                 Some(ready) => {
                     let write = self.writes.get(i).copied().unwrap_or(false);
                     kept.inputs.push(ready.pointer());

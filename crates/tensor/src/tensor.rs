@@ -2,6 +2,7 @@
 //! run that will make it ready).
 
 use std::cell::UnsafeCell;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
@@ -20,6 +21,8 @@ const CLAIMED: u8 = 1;
 const READY: u8 = 2;
 /// Ready, with other data than it had first.
 const REPLACED: u8 = 3;
+/// Ready, with data that was replaced more than once.
+const SWAPPED: u8 = 4;
 
 /// What a ready tensor is: memory and how its elements lie there.
 #[derive(Clone)]
@@ -48,6 +51,106 @@ impl Ready {
     }
 }
 
+/// A ready tensor as it was when somebody looked: data may be replaced at any time.
+pub enum Seen<'a> {
+    /// Data that stays as long as the tensor.
+    Kept(&'a Ready),
+    /// Data that may be replaced and freed: this keeps it.
+    Held(Arc<Ready>),
+}
+
+impl Deref for Seen<'_> {
+    type Target = Ready;
+    #[inline]
+    fn deref(&self) -> &Ready {
+        match self {
+            Seen::Kept(ready) => ready,
+            Seen::Held(ready) => ready,
+        }
+    }
+}
+
+/// The data of a tensor since `set_data`.
+///
+/// [Note: data that was replaced] Whoever looks at a tensor borrows its data, without counting, so nobody knows when
+/// the last one has looked away. That is why the first data stays as long as the tensor, and so does what came in
+/// its place: `Module::to` replaces once, and looking costs as little as before. Data that is replaced again and
+/// again is counted from then on, and freed with the last one who looks at it: of a thousand `set_data` three are
+/// in memory.
+pub(crate) struct Replaced {
+    first: Ready,
+    /// Where it was replaced again.
+    now: Mutex<Option<Arc<Ready>>>,
+}
+
+/// The data of operands that could be replaced and freed while they are used. Mostly there is none.
+pub(crate) struct Held(Vec<(usize, Arc<Ready>)>);
+
+/// Whether any tensor's data was ever replaced more than once: where it was not, nobody needs to look.
+static ANY_SWAPPED: AtomicBool = AtomicBool::new(false);
+
+impl Held {
+    /// Of these operands.
+    #[inline]
+    pub(crate) fn of<'t>(tensors: impl Iterator<Item = &'t Tensor>) -> Held {
+        Held(if ANY_SWAPPED.load(Ordering::Relaxed) { Held::list(tensors) } else { Vec::new() })
+    }
+
+    /// Of an op's arguments.
+    #[inline]
+    pub(crate) fn of_args(args: &[hook::Arg<'_>]) -> Held {
+        Held::of(args.iter().filter_map(|arg| match arg {
+            hook::Arg::Tensor(tensor) => Some(*tensor),
+            _ => None,
+        }))
+    }
+
+    #[cold]
+    fn list<'t>(tensors: impl Iterator<Item = &'t Tensor>) -> Vec<(usize, Arc<Ready>)> {
+        tensors
+            .filter_map(|tensor| match tensor.try_ready() {
+                Some(Seen::Held(ready)) => Some((tensor.address(), ready)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// An operand of the op, made ready, of the type that it was checked with.
+    #[inline]
+    pub(crate) fn operand<'a>(
+        &'a self,
+        tensor: &'a Tensor,
+        ty: Option<&Ty>,
+        op: &Op,
+        loc: Loc,
+    ) -> Result<&'a Ready> {
+        let ready = match self.get(tensor) {
+            Some(ready) => ready,
+            None => {
+                // Lazy: its run makes it ready.
+                tensor.ready()?;
+                let lost = Why::Other("the computation that was to make this tensor failed".into());
+                self.get(tensor).ok_or_else(|| Error::op(op.name(), lost, loc))?
+            }
+        };
+        tensor.check_as(ready, ty, op, loc)?;
+        Ok(ready)
+    }
+
+    /// One of the tensors, if it is ready.
+    #[inline]
+    pub(crate) fn get<'a>(&'a self, tensor: &'a Tensor) -> Option<&'a Ready> {
+        tensor.try_kept().or_else(|| self.find(tensor))
+    }
+
+    #[cold]
+    fn find<'a>(&'a self, tensor: &'a Tensor) -> Option<&'a Ready> {
+        let own = self.0.iter().find(|(address, _)| *address == tensor.address()).map(|(_, ready)| &**ready);
+        // Replaced again since this list was made: what it had before stays, too.
+        own.or_else(|| tensor.is_swapped().then(|| &tensor.replaced().first))
+    }
+}
+
 /// In this order: what replay touches is in the count's cache line.
 #[repr(C)]
 pub(crate) struct Slot {
@@ -61,8 +164,8 @@ pub(crate) struct Slot {
     pub(crate) record: Mutex<Record>,
     /// Written once, by who claimed it, before `status` becomes READY; read only after.
     ready: UnsafeCell<Option<Ready>>,
-    /// The data since `set_data`, owned by `record`; read only when `status` is REPLACED.
-    replaced: AtomicPtr<Ready>,
+    /// The data since `set_data`, owned by `record`; read only when `status` is REPLACED or SWAPPED.
+    replaced: AtomicPtr<Replaced>,
 }
 
 // SAFETY: `ready` is written by the one thread that claimed it, before READY is published with release ordering,
@@ -186,34 +289,59 @@ impl Tensor {
 
     /// The ready state, if it is ready.
     #[inline]
-    pub fn try_ready(&self) -> Option<&Ready> {
+    pub fn try_ready(&self) -> Option<Seen<'_>> {
         match self.slot.status.load(Ordering::Acquire) {
             // SAFETY: READY was published after the write, and nothing writes again while a handle lives.
-            READY => unsafe { (*self.slot.ready.get()).as_ref() },
-            REPLACED => Some(self.replacement()),
+            READY => unsafe { (*self.slot.ready.get()).as_ref() }.map(Seen::Kept),
+            status @ (REPLACED | SWAPPED) => Some(self.replacement(status)),
             _ => None,
         }
     }
 
     #[cold]
-    fn replacement(&self) -> &Ready {
-        // SAFETY: REPLACED is published after the pointer, which is to data that the slot's record owns until the
-        // last handle is gone, however often it is replaced again.
+    fn replacement(&self, status: u8) -> Seen<'_> {
+        let now = if status == SWAPPED { self.replaced().now.lock().clone() } else { None };
+        now.map_or(Seen::Kept(&self.replaced().first), Seen::Held)
+    }
+
+    /// The ready state, if it is ready and stays as long as the tensor.
+    #[inline]
+    pub(crate) fn try_kept(&self) -> Option<&Ready> {
+        match self.slot.status.load(Ordering::Acquire) {
+            // SAFETY: READY was published after the write, and nothing writes again while a handle lives.
+            READY => unsafe { (*self.slot.ready.get()).as_ref() },
+            REPLACED => Some(&self.replaced().first),
+            _ => None,
+        }
+    }
+
+    #[cold]
+    fn replaced(&self) -> &Replaced {
+        // SAFETY: asked for when REPLACED or SWAPPED was seen, which is published after the pointer; the slot's
+        // record owns what it points to until the last handle is gone.
         unsafe { &*self.slot.replaced.load(Ordering::Acquire) }
+    }
+
+    fn is_swapped(&self) -> bool {
+        self.slot.status.load(Ordering::Acquire) == SWAPPED
     }
 
     /// The ready state, for an op that was checked with the tensor being of this type: data may be replaced at any
     /// time, and kernels trust the types.
     #[inline]
-    pub(crate) fn ready_as(&self, ty: Option<&Ty>, op: &Op, loc: Loc) -> Result<&Ready> {
+    pub(crate) fn ready_as(&self, ty: Option<&Ty>, op: &Op, loc: Loc) -> Result<Seen<'_>> {
         let ready = self.ready()?;
-        match self.slot.status.load(Ordering::Acquire) == REPLACED && ty != Some(&Ty::Tensor(ready.ty())) {
-            false => Ok(ready),
-            true => {
-                let why = Why::Other("an operand was given other data while the op began".into());
-                Err(Error::op(op.name(), why, loc))
-            }
+        self.check_as(&ready, ty, op, loc)?;
+        Ok(ready)
+    }
+
+    #[inline]
+    fn check_as(&self, ready: &Ready, ty: Option<&Ty>, op: &Op, loc: Loc) -> Result<()> {
+        if self.slot.status.load(Ordering::Acquire) >= REPLACED && ty != Some(&Ty::Tensor(ready.ty())) {
+            let why = Why::Other("an operand was given other data while the op began".into());
+            return Err(Error::op(op.name(), why, loc));
         }
+        Ok(())
     }
 
     /// The tensor gets other memory, and with it another dtype, shape or layout, and stays the same tensor for
@@ -240,21 +368,35 @@ impl Tensor {
             };
             return fail(why);
         }
-        let data = Arc::new(Ready { view_version: None, ..data.ready()?.clone() });
+        let data = Ready { view_version: None, ..data.ready()?.clone() };
         // Under the record's lock: of two that come at once the later one counts.
-        self.with_meta(|meta| {
+        let before = self.with_meta(|meta| {
             // First: who sees the new data sees that some was replaced.
             hook::note_replacement();
-            self.slot.replaced.store(Arc::as_ptr(&data).cast_mut(), Ordering::Release);
-            self.slot.status.store(REPLACED, Ordering::Release);
-            meta.data.push(data);
+            match &meta.data {
+                None => {
+                    let replaced = Arc::new(Replaced { first: data, now: Mutex::new(None) });
+                    self.slot.replaced.store(Arc::as_ptr(&replaced).cast_mut(), Ordering::Release);
+                    self.slot.status.store(REPLACED, Ordering::Release);
+                    meta.data = Some(replaced);
+                    None
+                }
+                Some(replaced) => {
+                    ANY_SWAPPED.store(true, Ordering::Relaxed);
+                    let before = replaced.now.lock().replace(Arc::new(data));
+                    self.slot.status.store(SWAPPED, Ordering::Release);
+                    before
+                }
+            }
         });
+        // Its memory is freed without the lock.
+        drop(before);
         Ok(())
     }
 
     /// The ready state; makes the tensor's run finish first if need be.
     #[inline]
-    pub fn ready(&self) -> Result<&Ready> {
+    pub fn ready(&self) -> Result<Seen<'_>> {
         match self.try_ready() {
             Some(ready) => Ok(ready),
             None => self.forced(),
@@ -262,7 +404,7 @@ impl Tensor {
     }
 
     #[cold]
-    fn forced(&self) -> Result<&Ready> {
+    fn forced(&self) -> Result<Seen<'_>> {
         hook::force(self.tag())?;
         self.try_ready().ok_or_else(|| {
             let lost = Why::Other("the computation that was to make this tensor failed".into());

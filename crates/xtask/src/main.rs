@@ -1,6 +1,7 @@
-//! Kiln's development tasks: `cargo xtask test`, `tidy`, `fmt`, `docs`.
+//! Kiln's development tasks: `cargo xtask test`, `tidy`, `deny`, `fmt`, `docs`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod deny;
 mod layers;
 mod source;
 mod stages;
@@ -12,8 +13,9 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Kiln's development tasks
 
-  cargo xtask test    everything: fmt, tidy, clippy, then all tests; ends with `N passed, M failed`
+  cargo xtask test    everything: fmt, tidy, clippy, deny, then all tests; ends with `N passed, M failed`
   cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
+  cargo xtask deny    licences, sources and bans of deny.toml, without cargo-deny
   cargo xtask fmt     format all code
   cargo xtask docs    write docs/ops.md from the op table";
 
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
     let done = match words[..] {
         ["test"] => stages::test(&root),
         ["tidy"] => stages::tidy(&root),
+        ["deny"] => stages::deny(&root),
         ["fmt"] => stages::fmt(&root),
         ["docs"] => stages::docs(&root),
         [] | ["help" | "-h" | "--help"] => {

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::tidy as rules;
+use crate::{deny as dependencies, tidy as rules};
 
-/// fmt, tidy, clippy, tests. The last line is `N passed, M failed`.
+/// fmt, tidy, clippy, deny, tests. The last line is `N passed, M failed`.
 pub fn test(root: &Path) -> bool {
     if !tools_are_here(root) {
         return false;
@@ -16,8 +16,10 @@ pub fn test(root: &Path) -> bool {
     let fmt = stage("fmt", || cargo(root, &["fmt", "--all", "--check"]));
     let tidy = stage("tidy", || tidy(root));
     let clippy = stage("clippy", || lint(root));
+    // Behind clippy: by then everything is downloaded.
+    let deny = stage("deny", || deny(root));
     let tests = stage("test", || run_tests(root, clippy.ok, &mut totals));
-    let results = [fmt, tidy, clippy, tests];
+    let results = [fmt, tidy, clippy, deny, tests];
     println!();
     for result in &results {
         println!(
@@ -33,12 +35,26 @@ pub fn test(root: &Path) -> bool {
 
 /// Prints what is against the rules; true if nothing is.
 pub fn tidy(root: &Path) -> bool {
-    let problems = rules::check(root);
-    for problem in &problems {
-        eprintln!("tidy: {problem}");
+    tell("tidy", &rules::check(root))
+}
+
+/// Prints what is against `deny.toml`; true if nothing is.
+pub fn deny(root: &Path) -> bool {
+    let host = Command::new("rustc").arg("-vV").output().map(|output| output.stdout).unwrap_or_default();
+    let host = String::from_utf8_lossy(&host);
+    let host = host.lines().find_map(|line| line.strip_prefix("host: "));
+    let mut words = vec!["metadata", "--format-version", "1", "--locked"];
+    // Crates of other systems need not be downloaded for it.
+    words.extend(host.iter().flat_map(|host| ["--filter-platform", host]));
+    tell("deny", &dependencies::check(root, command(root, &words)))
+}
+
+fn tell(stage: &str, problems: &[String]) -> bool {
+    for problem in problems {
+        eprintln!("{stage}: {problem}");
     }
     if !problems.is_empty() {
-        eprintln!("tidy: {} to put right", problems.len());
+        eprintln!("{stage}: {} to put right", problems.len());
     }
     problems.is_empty()
 }

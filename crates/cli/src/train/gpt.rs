@@ -16,7 +16,7 @@ use kiln::training::{Checkpoint, History, Meter, Plot, Position};
 use kiln::{Region, Result};
 
 use super::text::{Text, Windows};
-use super::{Common, Folder, compiled, speed};
+use super::{Common, Folder, compiled, finished, speed, stepped};
 use crate::failure::{Done, Failure};
 use crate::output;
 use crate::progress::Progress;
@@ -32,7 +32,7 @@ pub struct Options {
     /// About how long to train: the first steps are timed, and as many are taken as fit
     #[arg(long, default_value_t = 2.0, value_parser = crate::minutes)]
     minutes: f64,
-    /// How many steps to train, instead of a time: the same numbers on every run
+    /// How many steps to train, instead of a time: the same numbers on every run. With --resume those before count
     #[arg(long, value_parser = crate::positive)]
     steps: Option<usize>,
     /// Learn from this file instead of Kiln's documentation
@@ -150,9 +150,7 @@ impl Learner {
             optim::ParamGroup::new(vectors, adam.weight_decay(0.0)),
         ])?);
         let total = Arc::new(AtomicU64::new(options.steps.map_or(u64::MAX, |steps| steps as u64)));
-        let known = total.clone();
-        let schedule = LambdaLR::new(move |step| share(step, known.load(Ordering::Relaxed)));
-        let scheduler = schedule.on(optimizer.clone())?;
+        let scheduler = schedule(&total).on(optimizer.clone())?;
         let (step, validation) = (options.common.region("train_step"), options.common.region("validation"));
         Ok(Learner { model, optimizer, scheduler, total, step, validation })
     }
@@ -189,6 +187,12 @@ impl Learner {
     }
 }
 
+/// The learning rate over as many steps as are planned.
+fn schedule(total: &Arc<AtomicU64>) -> LambdaLR {
+    let total = total.clone();
+    LambdaLR::new(move |step| share(step, total.load(Ordering::Relaxed)))
+}
+
 /// The share of the learning rate at a step: a line up, then a cosine down.
 fn share(step: u64, total: u64) -> f64 {
     let warm_up = WARM_UP.min(total / 10).max(1);
@@ -213,8 +217,8 @@ pub fn run(options: &Options) -> Done {
         });
     }
 
-    let learner = Learner::new(options, size)?;
-    let (position, history) = begin(options, &learner, size, &folder)?;
+    let mut learner = Learner::new(options, size)?;
+    let (position, history) = begin(options, &mut learner, size, &folder)?;
     let windows = Windows { tokens: text.training.clone(), length: context };
     let loader = DataLoader::options().batch_size(options.batch_size).shuffle(true).drop_last(true);
     let loader = loader.seed(options.common.seed).workers(options.workers).build(windows)?;
@@ -231,6 +235,14 @@ pub fn run(options: &Options) -> Done {
         options.batch_size,
     ))?;
 
+    let total = learner.total.load(Ordering::Relaxed);
+    if position.step >= total {
+        output::print(&finished("steps", position.step, &folder))?;
+        return sample(options, &learner, &text, prompt);
+    }
+    if options.common.resume {
+        output::print(&format!("going on after step {} of {total}\n", position.step))?;
+    }
     let mut training = Training { options, size, learner: &learner, folder: &folder, history, position };
     let validation = validation_batches(&text.validation, context, options.batch_size)?;
     training.run(&loader, &validation)?;
@@ -238,10 +250,11 @@ pub fn run(options: &Options) -> Done {
     sample(options, &learner, &text, prompt)
 }
 
-/// Where to begin: at the start, or at a checkpoint.
+/// Where to begin: at the start, or at a checkpoint. If more steps are planned now, the learning rate is that of a run
+/// that was planned like this.
 fn begin(
     options: &Options,
-    learner: &Learner,
+    learner: &mut Learner,
     size: CharGpt,
     folder: &Folder,
 ) -> Result<(Position, History), Failure> {
@@ -250,23 +263,22 @@ fn begin(
         return Ok((Position::default(), History::new(columns)));
     }
     let path = folder.checkpoint();
-    let refuse = |reason: String| Failure::Resume { path: path.display().to_string(), reason };
     let saved = Checkpoint::position(&path)?;
     let note = |name: &str| saved.notes.get(name).cloned().unwrap_or_default();
     let this = plan(size, options);
     if note("plan") != this {
-        return Err(refuse(format!("it is of {}, this is of {this}", note("plan"))));
+        let reason = format!("it is of {}, this is of {this}", note("plan"));
+        return Err(Failure::Resume { path: path.display().to_string(), reason });
     }
     let planned = note("steps").parse().unwrap_or(saved.step);
     let total = options.steps.map_or(planned, |steps| steps as u64);
-    if saved.step >= total {
-        return Err(refuse(format!("all of its {total} steps are done; more with --steps N")));
-    }
     learner.total.store(total, Ordering::Relaxed);
     let position = learner.checkpoint().load(&path)?;
+    if total != planned && position.step < total {
+        learner.scheduler = stepped(schedule(&learner.total), &learner.optimizer, position.step)?;
+    }
     let mut history = History::load_csv(folder.metrics())?;
     history.truncate(position.step as f64);
-    output::print(&format!("going on after step {} of {total}\n", position.step))?;
     Ok((position, history))
 }
 
@@ -367,13 +379,14 @@ impl Training<'_> {
     fn save(&mut self, total: u64) -> Result<()> {
         let notes = [("plan", plan(self.size, self.options)), ("steps", total.to_string())];
         self.position.notes.extend(notes.map(|(name, text)| (name.to_string(), text)));
-        self.learner.checkpoint().save(self.folder.checkpoint(), &self.position)?;
         self.history.save_csv(self.folder.metrics())?;
         Plot::new("A character GPT learns Kiln's documentation")
             .labels("step", "cross-entropy a character")
             .line("training", self.history.curve("loss"))
             .line("validation", self.history.curve("validation"))
-            .save(self.folder.plot(PLOT))
+            .save(self.folder.plot(PLOT))?;
+        // Last: rows that it does not know are cut off, but none may be missing.
+        self.learner.checkpoint().save(self.folder.checkpoint(), &self.position)
     }
 }
 

@@ -8,6 +8,7 @@ mod text;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use kiln::optim::lr_scheduler::{Schedule, Scheduler};
 use kiln::prelude::*;
 use kiln::training::Meter;
 use kiln::{Backend, Explanation, Region};
@@ -103,6 +104,22 @@ impl Folder {
     fn told(&self, plot: &str) -> String {
         format!("{}: metrics.csv, {plot}, checkpoint.safetensors (go on with --resume)\n", self.0.display())
     }
+}
+
+/// That there is nothing to go on with, in a line.
+fn finished(what: &str, done: u64, folder: &Folder) -> String {
+    format!("{}: all of its {done} {what} are done; more with --{what} N\n", folder.0.display())
+}
+
+/// A schedule on an optimizer, at a certain step.
+fn stepped<O: Optimizer + Clone>(
+    schedule: impl Schedule + 'static,
+    optimizer: &O,
+    steps: u64,
+) -> kiln::Result<Scheduler<O>> {
+    let scheduler = schedule.on(optimizer.clone())?;
+    (0..steps).try_for_each(|_| scheduler.step())?;
+    Ok(scheduler)
 }
 
 /// What was compiled, in a line.

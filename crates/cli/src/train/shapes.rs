@@ -12,7 +12,7 @@ use kiln::training::{Checkpoint, History, Meter, Plot, Position};
 use kiln::{Region, Result};
 
 use super::pictures::{NAMES, Pictures, SIDE, show};
-use super::{Common, Folder, compiled, speed};
+use super::{Common, Folder, compiled, finished, speed, stepped};
 use crate::failure::{Done, Failure};
 use crate::output;
 use crate::progress::Progress;
@@ -25,9 +25,9 @@ pub struct Options {
     /// Where metrics, plot and checkpoint go
     #[arg(long, default_value = "kiln-train-shapes", value_name = "FOLDER")]
     out: PathBuf,
-    /// How often to go through all pictures
-    #[arg(long, default_value_t = 8, value_parser = crate::positive)]
-    epochs: usize,
+    /// How often to go through all pictures: 8 times, or as often as the run that is resumed
+    #[arg(long, value_parser = crate::positive)]
+    epochs: Option<usize>,
     /// Pictures to learn from; a fifth as many are held out
     #[arg(long, default_value_t = 6000, value_parser = crate::positive)]
     pictures: usize,
@@ -43,6 +43,7 @@ pub struct Options {
 }
 
 const PLOT: &str = "accuracy.svg";
+const EPOCHS: u64 = 8;
 /// Pictures that are shown in the end.
 const SHOWN: usize = 3;
 
@@ -78,6 +79,11 @@ struct Learner {
     evaluation: Region,
 }
 
+/// One cycle of so many steps.
+fn schedule(options: &Options, steps: u64) -> OneCycleLR {
+    OneCycleLR::new(options.lr, steps.saturating_add(1))
+}
+
 /// Sums over pictures.
 #[derive(Default)]
 struct Score {
@@ -108,7 +114,7 @@ impl Learner {
         manual_seed(options.common.seed);
         let model = network()?;
         let optimizer = Arc::new(AdamW::new(model.parameters(), options.lr)?);
-        let scheduler = OneCycleLR::new(options.lr, steps + 1).on(optimizer.clone())?;
+        let scheduler = schedule(options, steps).on(optimizer.clone())?;
         let (step, evaluation) = (options.common.region("train_step"), options.common.region("evaluation"));
         Ok(Learner { model, optimizer, scheduler, step, evaluation })
     }
@@ -169,7 +175,10 @@ pub fn run(options: &Options) -> Done {
         let reason = format!("{} pictures are no batch of {}", options.pictures, options.batch_size);
         return Err(Failure::Text { path: "shapes".into(), reason });
     }
-    let learner = Learner::new(options, (options.epochs * training.len()) as u64)?;
+    let planned = if options.common.resume { Some(planned(options, &folder)?) } else { None };
+    let epochs = options.epochs.map_or(planned.unwrap_or(EPOCHS), |epochs| epochs as u64);
+    let steps = epochs.saturating_mul(training.len() as u64);
+    let mut learner = Learner::new(options, steps)?;
     let parameters: usize = learner.model.parameters().iter().map(Tensor::numel).sum();
     output::print(&format!(
         "{parameters} parameters, {} pictures of {SIDE} × {SIDE} to learn from, {} held out, {} a step of {}, {} workers\n",
@@ -179,11 +188,21 @@ pub fn run(options: &Options) -> Done {
         options.batch_size,
         options.workers,
     ))?;
-    let (mut position, mut history) = begin(options, &learner, &folder)?;
+    let (mut position, mut history) = match planned {
+        Some(planned) => resume(options, &mut learner, &folder, steps, planned != epochs)?,
+        None => (Position::default(), History::new(COLUMNS)),
+    };
+    if position.epoch >= epochs {
+        output::print(&finished("epochs", position.epoch, &folder))?;
+        return show_some(&learner, &held_out, options);
+    }
+    if planned.is_some() {
+        output::print(&format!("going on after epoch {} of {epochs}\n", position.epoch))?;
+    }
 
     let mut meter = Meter::new("pictures").done_before(position.step);
-    meter.set_steps((options.epochs * training.len()) as u64);
-    while position.epoch < options.epochs as u64 {
+    meter.set_steps(steps);
+    while position.epoch < epochs {
         let progress = Progress::bar(training.len());
         progress.says("compiling");
         let mut score = Score::default();
@@ -209,7 +228,7 @@ pub fn run(options: &Options) -> Done {
             100.0 * found.accuracy(),
             speed(&meter, "pictures")
         ))?;
-        save(&learner, &folder, &history, &mut position, options)?;
+        save(&learner, &folder, &history, &mut position, options, epochs)?;
     }
     output::print(&format!(
         "trained for {:.0} s; {}\n{}",
@@ -220,31 +239,41 @@ pub fn run(options: &Options) -> Done {
     show_some(&learner, &held_out, options)
 }
 
+const COLUMNS: [&str; 5] = ["epoch", "loss", "accuracy", "held_out_loss", "held_out_accuracy"];
+
+/// What a checkpoint must agree about with the run that goes on from it.
 fn plan(options: &Options) -> String {
-    let Options { epochs, pictures, batch_size, .. } = options;
-    format!("{epochs} epochs of {pictures} pictures by {batch_size}, seed {}", options.common.seed)
+    let Options { pictures, batch_size, .. } = options;
+    format!("{pictures} pictures by {batch_size}, seed {}", options.common.seed)
 }
 
-fn begin(options: &Options, learner: &Learner, folder: &Folder) -> Result<(Position, History), Failure> {
-    let columns = ["epoch", "loss", "accuracy", "held_out_loss", "held_out_accuracy"];
-    if !options.common.resume {
-        return Ok((Position::default(), History::new(columns)));
-    }
+/// How many epochs the run was to have whose checkpoint is in the folder.
+fn planned(options: &Options, folder: &Folder) -> Result<u64, Failure> {
     let path = folder.checkpoint();
-    let refuse = |reason: String| Failure::Resume { path: path.display().to_string(), reason };
     let saved = Checkpoint::position(&path)?;
-    let planned = saved.notes.get("plan").cloned().unwrap_or_default();
-    // The learning rate's cycle is as long as the plan: another length would be another run.
-    if planned != plan(options) {
-        return Err(refuse(format!("it is of {planned}, this is of {}", plan(options))));
+    let note = |name: &str| saved.notes.get(name).cloned().unwrap_or_default();
+    if note("plan") != plan(options) {
+        let reason = format!("it is of {}, this is of {}", note("plan"), plan(options));
+        return Err(Failure::Resume { path: path.display().to_string(), reason });
     }
-    if saved.epoch >= options.epochs as u64 {
-        return Err(refuse(format!("all of its {} epochs are done", saved.epoch)));
+    Ok(note("epochs").parse().unwrap_or(saved.epoch))
+}
+
+/// Goes to where the checkpoint is. If the plan is now another one, the learning rate's cycle is stretched to it: it
+/// goes on as if the run had been planned like this.
+fn resume(
+    options: &Options,
+    learner: &mut Learner,
+    folder: &Folder,
+    steps: u64,
+    stretched: bool,
+) -> Result<(Position, History), Failure> {
+    let position = learner.checkpoint().load(folder.checkpoint())?;
+    if stretched && position.step < steps {
+        learner.scheduler = stepped(schedule(options, steps), &learner.optimizer, position.step)?;
     }
-    let position = learner.checkpoint().load(&path)?;
     let mut history = History::load_csv(folder.metrics())?;
     history.truncate(position.epoch as f64);
-    output::print(&format!("going on after epoch {}\n", position.epoch))?;
     Ok((position, history))
 }
 
@@ -254,15 +283,18 @@ fn save(
     history: &History,
     position: &mut Position,
     options: &Options,
+    epochs: u64,
 ) -> Result<()> {
-    position.notes.insert("plan".into(), plan(options));
-    learner.checkpoint().save(folder.checkpoint(), position)?;
+    let notes = [("plan", plan(options)), ("epochs", epochs.to_string())];
+    position.notes.extend(notes.map(|(name, text)| (name.to_string(), text)));
     history.save_csv(folder.metrics())?;
     Plot::new("A small network learns shapes")
         .labels("epoch", "accuracy")
         .line("training", history.curve("accuracy"))
         .line("held out", history.curve("held_out_accuracy"))
-        .save(folder.plot(PLOT))
+        .save(folder.plot(PLOT))?;
+    // Last: rows that it does not know are cut off, but none may be missing.
+    learner.checkpoint().save(folder.checkpoint(), position)
 }
 
 /// A few pictures beside each other, with what the network says they are.

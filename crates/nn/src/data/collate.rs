@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln_ir::{Error, Loc, Why};
+use kiln_ir::{DataFault, Error, Loc, Why};
 use kiln_tensor::{Element, Result, Tensor};
 
 /// Samples that can be put together by themselves, as PyTorch's `default_collate` does it: tensors are stacked,
@@ -26,7 +26,8 @@ pub trait Collate: Sized {
     /// What they become.
     type Batch: Send;
 
-    /// The batch of these samples.
+    /// The batch of these samples. Where one is unlike the others, an [`Error::Data`] has its place in the batch as
+    /// its sample; a loader tells which one that is in the data set.
     #[track_caller]
     fn collate(samples: Vec<Self>) -> Result<Self::Batch>;
 }
@@ -36,8 +37,23 @@ impl Collate for Tensor {
     fn collate(samples: Vec<Tensor>) -> Result<Tensor> {
         let loc = Loc::caller();
         let _behalf = loc.on_behalf(crate::folder());
+        if let Some(first) = samples.first() {
+            let shape = first.shape();
+            if let Some((place, other)) = samples.iter().enumerate().find(|(_, other)| other.shape() != shape)
+            {
+                let why =
+                    format!("{} beside {}: the tensors of a batch have one shape", other.ty(), first.ty());
+                return Err(unlike(place, Why::Other(why), loc));
+            }
+        }
         Tensor::stack(&samples, 0)
     }
+}
+
+/// The error of a sample that is not like the first one, by its place in the batch.
+fn unlike(place: usize, why: Why, loc: Loc) -> Error {
+    let fault = DataFault::Error(Box::new(Error::op("collate", why, loc)));
+    Error::Data { batch: 0, sample: Some(place), fault }
 }
 
 macro_rules! collate_numbers {
@@ -102,10 +118,10 @@ impl<T: Collate> Collate for Vec<T> {
     fn collate(samples: Vec<Vec<T>>) -> Result<Vec<T::Batch>> {
         let parts = samples.first().map_or(0, Vec::len);
         let mut columns: Vec<Vec<T>> = (0..parts).map(|_| Vec::with_capacity(samples.len())).collect();
-        for sample in samples {
+        for (place, sample) in samples.into_iter().enumerate() {
             if sample.len() != parts {
                 let why = Why::Sizes { what: "parts of the samples", left: parts, right: sample.len() };
-                return Err(Error::op("collate", why, Loc::caller()));
+                return Err(unlike(place, why, Loc::caller()));
             }
             columns.iter_mut().zip(sample).for_each(|(column, part)| column.push(part));
         }
@@ -127,7 +143,7 @@ impl<T: Collate> Collate for BTreeMap<String, T> {
         let names: Vec<String> =
             samples.first().map(|first| first.keys().cloned().collect()).unwrap_or_default();
         let mut rows = Vec::with_capacity(samples.len());
-        for sample in samples {
+        for (place, sample) in samples.into_iter().enumerate() {
             if !sample.keys().eq(&names) {
                 let other: Vec<String> = sample.into_keys().collect();
                 let why = Why::Other(format!(
@@ -135,7 +151,7 @@ impl<T: Collate> Collate for BTreeMap<String, T> {
                     names.join(", "),
                     other.join(", ")
                 ));
-                return Err(Error::op("collate", why, Loc::caller()));
+                return Err(unlike(place, why, Loc::caller()));
             }
             rows.push(sample.into_values().collect::<Vec<T>>());
         }

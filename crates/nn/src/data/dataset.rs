@@ -51,7 +51,8 @@ impl<T: Clone + Send + Sync> Dataset for ListDataset<T> {
     }
     #[track_caller]
     fn get(&self, index: usize) -> Result<T> {
-        self.0.get(index).cloned().ok_or_else(|| beyond("ListDataset", index, self.0.len(), Loc::caller()))
+        let loc = Loc::caller();
+        self.0.get(index).cloned().ok_or_else(|| beyond("ListDataset", index, self.0.len(), loc))
     }
 }
 

@@ -74,7 +74,8 @@ impl DataLoaderOptions {
         D: Dataset + 'static,
         D::Sample: Collate,
     {
-        self.build_with(dataset, Collate::collate)
+        // A closure, so that the caller of `collate` is a line of this crate, and not of the standard library.
+        self.build_with(dataset, |samples| D::Sample::collate(samples))
     }
 
     /// A loader whose batches a function makes of the samples.
@@ -84,7 +85,8 @@ impl DataLoaderOptions {
         dataset: D,
         collate: impl Fn(Vec<D::Sample>) -> Result<B> + Send + Sync + 'static,
     ) -> Result<DataLoader<D, B>> {
-        let refuse = |why: &str| Err(Error::op("DataLoader", Why::Other(why.into()), Loc::caller()));
+        let loc = Loc::caller();
+        let refuse = |why: &str| Err(Error::op("DataLoader", Why::Other(why.into()), loc));
         if self.batch_size == 0 {
             return refuse("batch_size is 0: a batch has at least one sample");
         }
@@ -106,6 +108,7 @@ impl DataLoaderOptions {
             batch_size: self.batch_size,
             drop_last: self.drop_last,
             seed: self.seed,
+            loc,
         };
         Ok(DataLoader {
             plan: Arc::new(plan),
@@ -205,14 +208,13 @@ struct Plan<D: Dataset, B> {
     batch_size: usize,
     drop_last: bool,
     seed: u64,
+    /// Where it was built: what Kiln's own data sets and `collate` find wrong is put down to this line.
+    loc: Loc,
 }
 
 impl<D: Dataset, B> Plan<D, B> {
     fn batches(&self, samples: usize) -> usize {
-        match self.drop_last {
-            true => samples / self.batch_size,
-            false => samples.div_ceil(self.batch_size),
-        }
+        if self.drop_last { samples / self.batch_size } else { samples.div_ceil(self.batch_size) }
     }
 }
 
@@ -226,18 +228,29 @@ struct Job<D: Dataset, B> {
 impl<D: Dataset, B> Job<D, B> {
     /// The batch of this number, unless nobody wants it any more.
     fn make(&self, batch: usize, stop: &AtomicBool) -> Result<B> {
-        let Plan { dataset, collate, batch_size, seed, .. } = &*self.plan;
-        let end = self.indices.len().min((batch + 1) * batch_size);
+        let Plan { dataset, collate, batch_size, seed, loc, .. } = &*self.plan;
+        let _behalf = loc.on_behalf(crate::folder());
+        let indices = &self.indices[batch * batch_size..];
+        let indices = &indices[..indices.len().min(*batch_size)];
         let _seed = Random::for_samples(*seed, self.epoch);
         let fail = |sample, fault| Error::Data { batch, sample, fault };
-        let mut samples = Vec::with_capacity(end - batch * batch_size);
-        for &index in &self.indices[batch * batch_size..end] {
+        let mut samples = Vec::with_capacity(indices.len());
+        for &index in indices {
             if stop.load(Ordering::Relaxed) {
                 return Err(fail(None, DataFault::Panic("the loader was dropped".into())));
             }
             samples.push(guarded(|| dataset.get(index)).map_err(|fault| fail(Some(index), fault))?);
         }
-        guarded(|| collate(samples)).map_err(|fault| fail(None, fault))
+        guarded(|| collate(samples)).map_err(|fault| match fault {
+            // The place in the batch is known: then so is the sample.
+            DataFault::Error(error) => match *error {
+                Error::Data { sample, fault, .. } => {
+                    fail(sample.and_then(|place| indices.get(place).copied()), fault)
+                }
+                error => fail(None, DataFault::Error(Box::new(error))),
+            },
+            fault => fail(None, fault),
+        })
     }
 }
 

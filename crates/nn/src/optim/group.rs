@@ -440,7 +440,7 @@ impl<R: Rule> Groups<R> {
                     entries.push((0, 1.0, Vec::new()));
                     continue;
                 }
-                let steps = values.number(&format!("{prefix}step"))? as u64;
+                let steps = values.count(&format!("{prefix}step"))?;
                 let product = values.number(&format!("{prefix}product"))?;
                 let mut state = Vec::new();
                 for name in &names {

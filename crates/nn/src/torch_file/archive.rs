@@ -1,7 +1,11 @@
 //! Zip archives of stored (not compressed) files, which is what PyTorch writes.
+//!
+//! A directory can say anything: that a thousand files are all the same bytes, or larger than the archive. What it
+//! says is held against the archive's length and against each other before anything is read, so that all files
+//! together are at most as long as the archive.
 
 use std::collections::BTreeMap;
-use std::io::{Error, Result as IoResult, Write};
+use std::io::{Error, Read, Result as IoResult, Seek, SeekFrom, Write};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -11,8 +15,30 @@ const END: u32 = 0x0605_4b50;
 const END_64: u32 = 0x0606_4b50;
 const LOCATOR_64: u32 = 0x0706_4b50;
 
-/// The files of an archive in memory.
-pub(super) struct Archive<'a>(BTreeMap<String, &'a [u8]>);
+/// Sizes of the records, without names, fields and comments.
+const LOCAL_SIZE: u64 = 30;
+const CENTRAL_SIZE: usize = 46;
+const END_SIZE: usize = 22;
+const LOCATOR_64_SIZE: usize = 20;
+const END_64_SIZE: u64 = 56;
+
+/// The longest directory, and the longest file that is not a storage: hundreds of bytes for each of a million
+/// tensors.
+const LONGEST: u64 = 256 << 20;
+
+/// An archive whose directory is read.
+pub(super) struct Archive<R> {
+    reader: R,
+    files: BTreeMap<String, Place>,
+}
+
+/// Where a file lies and what its checksum is.
+#[derive(Clone, Copy)]
+struct Place {
+    begin: u64,
+    size: u64,
+    checksum: u32,
+}
 
 /// Little-endian numbers at a place, if there are that many bytes.
 fn number(bytes: &[u8], at: usize, size: usize) -> Result<u64> {
@@ -21,69 +47,145 @@ fn number(bytes: &[u8], at: usize, size: usize) -> Result<u64> {
     Ok(part.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
 }
 
-fn place(value: u64) -> Result<usize> {
-    usize::try_from(value).map_err(|_| "it is too large".to_string())
+/// Bytes of a reader from a place on, of which it has `length`.
+fn bytes_at(reader: &mut (impl Read + Seek), length: u64, at: u64, size: u64) -> Result<Vec<u8>> {
+    if at.checked_add(size).is_none_or(|end| end > length) {
+        return Err("it is cut off".into());
+    }
+    if size > LONGEST {
+        return Err(format!("a part of it that should be short has {size} bytes"));
+    }
+    let mut bytes = vec![0; size as usize];
+    let read = reader.seek(SeekFrom::Start(at)).and_then(|_| reader.read_exact(&mut bytes));
+    read.map_err(|error| error.to_string()).map(|()| bytes)
 }
 
-impl<'a> Archive<'a> {
-    pub(super) fn parse(bytes: &'a [u8]) -> Result<Archive<'a>> {
+impl<R: Read + Seek> Archive<R> {
+    pub(super) fn parse(mut reader: R) -> Result<Archive<R>> {
+        let length = reader.seek(SeekFrom::End(0)).map_err(|error| error.to_string())?;
         // The end record is the last thing but a comment of at most 65535 bytes.
-        let first = bytes.len().saturating_sub(22 + 65_535);
-        let end = (first..bytes.len().saturating_sub(21))
+        let first = length.saturating_sub((LOCATOR_64_SIZE + END_SIZE + 65_535) as u64);
+        let tail = bytes_at(&mut reader, length, first, length - first)?;
+        let end = (0..(tail.len() + 1).saturating_sub(END_SIZE))
             .rev()
-            .find(|&at| number(bytes, at, 4) == Ok(u64::from(END)))
+            .find(|&at| number(&tail, at, 4) == Ok(u64::from(END)))
             .ok_or("it is no zip archive, as torch.save writes it")?;
-        let (mut count, mut at) = (number(bytes, end + 10, 2)?, number(bytes, end + 16, 4)?);
-        if end >= 20 && number(bytes, end - 20, 4)? == u64::from(LOCATOR_64) {
-            let end_64 = place(number(bytes, end - 12, 8)?)?;
-            if number(bytes, end_64, 4)? != u64::from(END_64) {
+        let (mut count, mut begin) = (number(&tail, end + 10, 2)?, number(&tail, end + 16, 4)?);
+        let mut stop = first + end as u64;
+        if let Some(locator) = end.checked_sub(LOCATOR_64_SIZE)
+            && number(&tail, locator, 4)? == u64::from(LOCATOR_64)
+        {
+            stop = number(&tail, locator + 8, 8)?;
+            let end = bytes_at(&mut reader, length, stop, END_64_SIZE)?;
+            if number(&end, 0, 4)? != u64::from(END_64) {
                 return Err("its end record is broken".into());
             }
-            (count, at) = (number(bytes, end_64 + 32, 8)?, number(bytes, end_64 + 48, 8)?);
+            (count, begin) = (number(&end, 32, 8)?, number(&end, 48, 8)?);
         }
+        let size = stop.checked_sub(begin).ok_or("its directory is broken")?;
+        let directory = bytes_at(&mut reader, length, begin, size)?;
         let mut files = BTreeMap::new();
-        let mut at = place(at)?;
+        let mut at = 0;
         for _ in 0..count {
-            if number(bytes, at, 4)? != u64::from(CENTRAL) {
-                return Err("its directory is broken".into());
+            let (name, offset, place, next) = entry(&directory, at)?;
+            let begin = data_begin(&mut reader, length, offset)?;
+            if begin.checked_add(place.size).is_none_or(|end| end > length) {
+                return Err("it is cut off".into());
             }
-            let [name_size, extra_size, comment_size] =
-                [28, 30, 32].map(|offset| number(bytes, at + offset, 2).map_or(0, |size| size as usize));
-            let name = bytes.get(at + 46..at + 46 + name_size).ok_or("it is cut off")?;
-            let name = std::str::from_utf8(name).map_err(|_| "a name in it is no text")?;
-            if number(bytes, at + 10, 2)? != 0 {
-                return Err(format!("{name} is compressed"));
+            if files.insert(name.to_string(), Place { begin, ..place }).is_some() {
+                return Err(format!("there are two files {name} in it"));
             }
-            let extra =
-                bytes.get(at + 46 + name_size..at + 46 + name_size + extra_size).ok_or("it is cut off")?;
-            let [whole, size, offset] = wide_sizes(
-                extra,
-                [number(bytes, at + 24, 4)?, number(bytes, at + 20, 4)?, number(bytes, at + 42, 4)?],
-            )?;
-            if whole != size {
-                return Err(format!("{name} is compressed"));
-            }
-            files.insert(name.to_string(), file(bytes, place(offset)?, place(size)?)?);
-            at += 46 + name_size + extra_size + comment_size;
+            at = next;
         }
-        Ok(Archive(files))
+        let mut places: Vec<&Place> = files.values().filter(|place| place.size > 0).collect();
+        places.sort_by_key(|place| place.begin);
+        if places.windows(2).any(|two| two[0].begin + two[0].size > two[1].begin) {
+            return Err("files in it overlap".into());
+        }
+        Ok(Archive { reader, files })
     }
 
-    /// A file, by its full name.
-    pub(super) fn get(&self, name: &str) -> Option<&'a [u8]> {
-        self.0.get(name).copied()
+    /// The bytes of a file, if there is one of this full name.
+    pub(super) fn get(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(size) = self.size(name) else { return Ok(None) };
+        if size > LONGEST {
+            return Err(format!("{name} has {size} bytes"));
+        }
+        self.read(name, |reader| {
+            let mut bytes = vec![0; size as usize];
+            reader.read_exact(&mut bytes).map_err(|error| error.to_string()).map(|()| bytes)
+        })
+        .map(Some)
     }
 
-    /// The folder that holds a file of this name, with its `/`, and the file.
-    pub(super) fn root(&self, name: &str) -> Result<(&str, &'a [u8])> {
-        self.0
-            .iter()
-            .find_map(|(path, bytes)| {
-                let folder = path.strip_suffix(name)?;
-                (folder.ends_with('/')).then_some((folder, *bytes))
-            })
-            .ok_or_else(|| format!("there is no {name} in it"))
+    /// How long a file is.
+    pub(super) fn size(&self, name: &str) -> Option<u64> {
+        Some(self.files.get(name)?.size)
     }
+
+    /// Reads a file, all of it, and compares its checksum.
+    pub(super) fn read<T>(&mut self, name: &str, body: impl FnOnce(&mut dyn Read) -> Result<T>) -> Result<T> {
+        let place = *self.files.get(name).ok_or_else(|| format!("there is no {name} in it"))?;
+        self.reader.seek(SeekFrom::Start(place.begin)).map_err(|error| error.to_string())?;
+        let mut summed = Summed { inner: (&mut self.reader).take(place.size), sum: crc32fast::Hasher::new() };
+        let result = body(&mut summed)?;
+        // PyTorch writes 0 where it was asked not to compute checksums.
+        if place.checksum != 0 && summed.sum.finalize() != place.checksum {
+            return Err(format!("{name} is damaged: its CRC-32 does not match"));
+        }
+        Ok(result)
+    }
+
+    /// The folder that holds a file of this name, with its `/`.
+    pub(super) fn root(&self, name: &str) -> Result<String> {
+        let folders = self.files.keys().filter_map(|path| path.strip_suffix(name));
+        let found = folders.into_iter().find(|folder| folder.ends_with('/'));
+        found.map(String::from).ok_or_else(|| format!("there is no {name} in it"))
+    }
+}
+
+/// A reader that sums up what passes.
+struct Summed<R> {
+    inner: R,
+    sum: crc32fast::Hasher,
+}
+
+impl<R: Read> Read for Summed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> IoResult<usize> {
+        let count = self.inner.read(buffer)?;
+        self.sum.update(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// A directory's entry: name, offset of its local record, what is known of its place, and where the next one is.
+fn entry(directory: &[u8], at: usize) -> Result<(&str, u64, Place, usize)> {
+    if number(directory, at, 4)? != u64::from(CENTRAL) {
+        return Err("its directory is broken".into());
+    }
+    let field = |offset: usize, size: usize| number(directory, at + offset, size);
+    let [name_size, extra_size, comment_size] =
+        [field(28, 2)?, field(30, 2)?, field(32, 2)?].map(|size| size as usize);
+    let name_at = at + CENTRAL_SIZE;
+    let extra_at = name_at + name_size;
+    let name = directory.get(name_at..extra_at).ok_or("it is cut off")?;
+    let name = std::str::from_utf8(name).map_err(|_| "a name in it is no text")?;
+    let extra = directory.get(extra_at..extra_at + extra_size).ok_or("it is cut off")?;
+    let [whole, size, offset] = wide_sizes(extra, [field(24, 4)?, field(20, 4)?, field(42, 4)?])?;
+    if field(10, 2)? != 0 || whole != size {
+        return Err(format!("{name} is compressed"));
+    }
+    let place = Place { begin: 0, size, checksum: field(16, 4)? as u32 };
+    Ok((name, offset, place, extra_at + extra_size + comment_size))
+}
+
+/// Where a file's data begins, behind its local record.
+fn data_begin(reader: &mut (impl Read + Seek), length: u64, offset: u64) -> Result<u64> {
+    let header = bytes_at(reader, length, offset, LOCAL_SIZE)?;
+    if number(&header, 0, 4)? != u64::from(LOCAL) {
+        return Err("a file in it is not where its directory says".into());
+    }
+    Ok(offset + LOCAL_SIZE + number(&header, 26, 2)? + number(&header, 28, 2)?)
 }
 
 /// Sizes and offset of a directory entry: those that are too large for their fields are in the extra field 1.
@@ -101,16 +203,6 @@ fn wide_sizes(mut extra: &[u8], mut sizes: [u64; 3]) -> Result<[u64; 3]> {
         extra = &extra[4 + size..];
     }
     Ok(sizes)
-}
-
-fn file(bytes: &[u8], header: usize, size: usize) -> Result<&[u8]> {
-    if number(bytes, header, 4)? != u64::from(LOCAL) {
-        return Err("a file in it is not where its directory says".into());
-    }
-    let skip = 30 + number(bytes, header + 26, 2)? as usize + number(bytes, header + 28, 2)? as usize;
-    let begin = header + skip;
-    let end = begin.checked_add(size).ok_or("it is cut off")?;
-    bytes.get(begin..end).ok_or_else(|| "it is cut off".to_string())
 }
 
 /// Writes an archive, file after file.
@@ -143,7 +235,7 @@ impl<'a> Writer<'a> {
         for part in [20u16, 1 << 11, 0, 0, 0x21] {
             common.extend(part.to_le_bytes());
         }
-        for part in [crc32(bytes), size, size] {
+        for part in [crc32fast::hash(bytes), size, size] {
             common.extend(part.to_le_bytes());
         }
         common.extend((name.len() as u16).to_le_bytes());
@@ -181,34 +273,5 @@ impl<'a> Writer<'a> {
         end.extend(begin.to_le_bytes());
         end.extend([0; 2]);
         self.write(&end)
-    }
-}
-
-/// The checksum of zip archives.
-fn crc32(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = {
-        let mut table = [0; 256];
-        let mut i = 0;
-        while i < 256 {
-            let (mut value, mut bit) = (i as u32, 0);
-            while bit < 8 {
-                value = if value & 1 == 1 { value >> 1 ^ 0xedb8_8320 } else { value >> 1 };
-                bit += 1;
-            }
-            table[i] = value;
-            i += 1;
-        }
-        table
-    };
-    !bytes.iter().fold(!0, |sum, &byte| sum >> 8 ^ TABLE[((sum ^ u32::from(byte)) & 0xff) as usize])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn checksums_are_zips() {
-        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 }

@@ -1,11 +1,20 @@
 //! The subset of pickle that state dicts need: a stack machine that builds tensors and plain containers.
+//!
+//! [Note: hostile programs] A memo makes a few bytes stand for anything: a tuple of two equal tuples of two equal
+//! tuples, and so on, has more elements than there is memory. So nothing is copied when it is taken from the memo:
+//! containers are numbers, texts and tensors are shared, storages are read once and tensors are views of them. What
+//! an instruction can take is then a constant, and what is left to limit is how many there are ([`MOST`]), how deep
+//! the result is nested ([`DEEPEST`]), and how large it looks to somebody who walks through all of it
+//! ([`Finished::size`]).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use kiln_tensor::{DType, Tensor};
+use kiln_tensor::{DType, Shape, Tensor};
 
 use super::{STORAGES, Value};
 use crate::StateDict;
+use crate::files::MOST_DIMS;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -13,35 +22,43 @@ type Result<T> = std::result::Result<T, String>;
 pub const FUNCTIONS: [&str; 3] =
     ["collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"];
 
-/// How many values a file may have in all: a list of lists of lists, each the same one, is exponential.
-const MOST: usize = 10_000_000;
+/// How many instructions a file may have. Each adds at most one value to the stack, the memo or a container.
+const MOST: usize = 20_000_000;
+/// How many tensors it may build.
+const MOST_TENSORS: usize = 1 << 20;
 /// How deep containers may be nested.
 const DEEPEST: usize = 200;
 
-/// A value while it is built. Containers are numbers of [`Machine::containers`], since the memo shares them.
+/// A value while it is built, cheap to copy. Containers are numbers of [`Machine::containers`], since the memo shares
+/// them.
 #[derive(Clone)]
 enum Item {
     None,
     Bool(bool),
     Int(i64),
     Float(f64),
-    Text(String),
-    Tuple(Vec<Item>),
+    Text(Arc<str>),
+    Tuple(usize),
     List(usize),
     Dict(usize),
     Tensor(Tensor),
     Function(&'static str),
     StorageType(DType),
-    Storage { dtype: DType, key: String },
+    Storage { dtype: DType, key: Arc<str> },
     Mark,
 }
 
-#[derive(Default)]
-struct Machine {
+/// Reads a storage, once: all of its elements as a 1-d tensor.
+type ReadStorage<'a> = dyn FnMut(&str, DType) -> Result<Tensor> + 'a;
+
+struct Machine<'a> {
     stack: Vec<Item>,
     memo: HashMap<u64, Item>,
-    /// Elements of lists, and keys and values of dicts in turn.
+    /// Elements of tuples and lists, and keys and values of dicts in turn.
     containers: Vec<Vec<Item>>,
+    read_storage: &'a mut ReadStorage<'a>,
+    storages: HashMap<Arc<str>, Tensor>,
+    tensors: usize,
 }
 
 /// The bytes of a program, from where it is.
@@ -63,12 +80,12 @@ impl<'a> Program<'a> {
         Ok(self.take(size)?.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
     }
 
-    fn text(&mut self, size: usize) -> Result<String> {
+    fn text(&mut self, size: usize) -> Result<&'a str> {
         let bytes = self.take(size)?;
-        std::str::from_utf8(bytes).map(String::from).map_err(|_| "a text in it is not UTF-8".to_string())
+        std::str::from_utf8(bytes).map_err(|_| "a text in it is not UTF-8".to_string())
     }
 
-    fn line(&mut self) -> Result<String> {
+    fn line(&mut self) -> Result<&'a str> {
         let end = self.rest.iter().position(|&byte| byte == b'\n').ok_or("its pickle is cut off")?;
         let line = self.text(end)?;
         self.take(1)?;
@@ -76,19 +93,32 @@ impl<'a> Program<'a> {
     }
 }
 
-/// The bytes of a storage by its key.
-type Storages<'a> = dyn Fn(&str) -> Option<&'a [u8]> + 'a;
-
-/// Runs a program; `data` gives the bytes of a storage by its key.
-pub(super) fn run(program: &[u8], data: &Storages<'_>) -> Result<Value> {
-    let mut machine = Machine::default();
+/// Runs a program; `read_storage` reads a storage by its key.
+pub(super) fn run<'a>(program: &[u8], read_storage: &'a mut ReadStorage<'a>) -> Result<Value> {
+    let mut machine = Machine {
+        stack: Vec::new(),
+        memo: HashMap::new(),
+        containers: Vec::new(),
+        read_storage,
+        storages: HashMap::new(),
+        tensors: 0,
+    };
+    let largest = program.len().saturating_mul(16).saturating_add(1 << 20);
     let mut program = Program { rest: program };
-    while machine.step(&mut program, data)? {}
+    let mut instructions = 0;
+    while machine.step(&mut program)? {
+        instructions += 1;
+        if instructions > MOST {
+            return Err(format!("its pickle has more than {MOST} instructions"));
+        }
+    }
     let result = machine.pop()?;
-    machine.finish(&result, 0, &mut 0)
+    let mut finish =
+        Finish { done: vec![None; machine.containers.len()], containers: &machine.containers, largest };
+    Ok(finish.value(&result, 0)?.value)
 }
 
-impl Machine {
+impl Machine<'_> {
     fn pop(&mut self) -> Result<Item> {
         match self.stack.pop() {
             Some(Item::Mark) | None => Err("its pickle takes what is not there".into()),
@@ -110,12 +140,13 @@ impl Machine {
             items.push(self.pop()?);
         }
         items.reverse();
-        self.stack.push(Item::Tuple(items));
+        let tuple = Item::Tuple(self.container(items));
+        self.stack.push(tuple);
         Ok(())
     }
 
-    fn container(&mut self) -> usize {
-        self.containers.push(Vec::new());
+    fn container(&mut self, items: Vec<Item>) -> usize {
+        self.containers.push(items);
         self.containers.len() - 1
     }
 
@@ -132,7 +163,7 @@ impl Machine {
     }
 
     /// One instruction; false at the end.
-    fn step(&mut self, program: &mut Program<'_>, data: &Storages<'_>) -> Result<bool> {
+    fn step(&mut self, program: &mut Program<'_>) -> Result<bool> {
         let code = program.take(1)?[0];
         match code {
             // Protocol and frames: nothing to do.
@@ -171,26 +202,27 @@ impl Machine {
             b'X' => {
                 let size = program.number(4)? as usize;
                 let text = program.text(size)?;
-                self.stack.push(Item::Text(text));
+                self.stack.push(Item::Text(text.into()));
             }
             0x8c => {
                 let size = program.number(1)? as usize;
                 let text = program.text(size)?;
-                self.stack.push(Item::Text(text));
+                self.stack.push(Item::Text(text.into()));
             }
             b']' => {
-                let list = Item::List(self.container());
+                let list = Item::List(self.container(Vec::new()));
                 self.stack.push(list);
             }
             b'}' => {
-                let dict = Item::Dict(self.container());
+                let dict = Item::Dict(self.container(Vec::new()));
                 self.stack.push(dict);
             }
-            b')' => self.stack.push(Item::Tuple(Vec::new())),
+            b')' => self.top_tuple(0)?,
             0x85..=0x87 => self.top_tuple(usize::from(code - 0x84))?,
             b't' => {
                 let items = self.since_mark()?;
-                self.stack.push(Item::Tuple(items));
+                let tuple = Item::Tuple(self.container(items));
+                self.stack.push(tuple);
             }
             b'a' => {
                 let item = self.pop()?;
@@ -237,12 +269,12 @@ impl Machine {
                 }
             }
             b'Q' => {
-                let storage = storage(self.pop()?)?;
-                self.stack.push(storage);
+                let id = self.pop()?;
+                self.stack.push(self.storage(&id)?);
             }
             b'R' => {
                 let (arguments, function) = (self.pop()?, self.pop()?);
-                let result = self.call(&function, &arguments, data)?;
+                let result = self.call(&function, &arguments)?;
                 self.stack.push(result);
             }
             // Attributes of a dict, such as the versions of modules: not needed.
@@ -258,54 +290,125 @@ impl Machine {
         Ok(true)
     }
 
-    fn call(&mut self, function: &Item, arguments: &Item, data: &Storages<'_>) -> Result<Item> {
+    fn call(&mut self, function: &Item, arguments: &Item) -> Result<Item> {
         let (Item::Function(name), Item::Tuple(arguments)) = (function, arguments) else {
             return Err("its pickle calls what is no function: refused".into());
         };
-        match (*name, &arguments[..]) {
-            ("collections OrderedDict", []) => Ok(Item::Dict(self.container())),
+        match (*name, &self.containers[*arguments][..]) {
+            ("collections OrderedDict", []) => Ok(Item::Dict(self.container(Vec::new()))),
             ("torch._utils _rebuild_parameter", [tensor @ Item::Tensor(_), ..]) => Ok(tensor.clone()),
             (
                 "torch._utils _rebuild_tensor_v2",
                 [Item::Storage { dtype, key }, Item::Int(offset), Item::Tuple(size), Item::Tuple(stride), ..],
             ) => {
-                let bytes = data(key).ok_or_else(|| format!("there is no storage {key}"))?;
-                tensor(bytes, *dtype, *offset, &sizes(size)?, &sizes(stride)?).map(Item::Tensor)
+                let (dtype, key, offset) = (*dtype, key.clone(), *offset);
+                let (size, stride) = (sizes(&self.containers[*size])?, sizes(&self.containers[*stride])?);
+                self.tensors += 1;
+                if self.tensors > MOST_TENSORS {
+                    return Err(format!("it has more than {MOST_TENSORS} tensors"));
+                }
+                let storage = self.elements(&key, dtype)?;
+                tensor(&storage, offset, &size, &stride).map(Item::Tensor)
             }
             (name, _) => Err(format!("{name} is called with other arguments than PyTorch's: refused")),
         }
     }
 
-    /// A finished value, cut off from the memo.
-    fn finish(&self, item: &Item, depth: usize, count: &mut usize) -> Result<Value> {
-        *count += 1;
-        if depth > DEEPEST || *count > MOST {
-            return Err("its containers are too many or too deep".into());
+    /// `('storage', type, key, location, count)`
+    fn storage(&self, id: &Item) -> Result<Item> {
+        if let Item::Tuple(parts) = id
+            && let [Item::Text(kind), Item::StorageType(dtype), Item::Text(key), Item::Text(_), Item::Int(_)] =
+                &self.containers[*parts][..]
+            && &**kind == "storage"
+        {
+            return Ok(Item::Storage { dtype: *dtype, key: key.clone() });
         }
-        let all = |items: &[Item], count: &mut usize| {
-            items.iter().map(|item| self.finish(item, depth + 1, count)).collect::<Result<Vec<Value>>>()
+        Err("it names a storage in another way than PyTorch: refused".into())
+    }
+
+    /// The elements of a storage. PyTorch saves none as two dtypes.
+    fn elements(&mut self, key: &Arc<str>, dtype: DType) -> Result<Tensor> {
+        if let Some(storage) = self.storages.get(key) {
+            if storage.dtype() != dtype {
+                return Err(format!("storage {key} is {} and {dtype}: refused", storage.dtype()));
+            }
+            return Ok(storage.clone());
+        }
+        let storage = (self.read_storage)(key, dtype)?;
+        self.storages.insert(key.clone(), storage.clone());
+        Ok(storage)
+    }
+}
+
+/// Makes values of items, each container once.
+struct Finish<'a> {
+    containers: &'a [Vec<Item>],
+    done: Vec<Option<Finished>>,
+    /// What the size of a value may be.
+    largest: usize,
+}
+
+/// A value, and how it looks to whoever walks through all of it.
+#[derive(Clone)]
+struct Finished {
+    value: Value,
+    /// Values in it, and bytes of texts, those that are shared as often as they are met.
+    size: usize,
+    /// How many containers lie in one another.
+    height: usize,
+}
+
+impl Finish<'_> {
+    /// A finished value; `depth` ends the walk through a container that holds itself.
+    fn value(&mut self, item: &Item, depth: usize) -> Result<Finished> {
+        let (at, make): (usize, fn(Vec<Value>) -> Value) = match item {
+            Item::Tuple(at) | Item::List(at) => (*at, |values| Value::List(values.into())),
+            Item::Dict(at) => (*at, |values| {
+                let mut values = values.into_iter();
+                let pairs = std::iter::from_fn(|| Some((values.next()?, values.next()?)));
+                Value::Dict(pairs.collect())
+            }),
+            single => return Finished::single(single),
         };
-        Ok(match item {
+        if let Some(done) = &self.done[at] {
+            return Ok(done.clone());
+        }
+        let too_deep = || format!("its containers are nested more than {DEEPEST} deep");
+        if depth > DEEPEST {
+            return Err(too_deep());
+        }
+        let mut whole = Finished { value: Value::None, size: 1, height: 1 };
+        let mut values = Vec::with_capacity(self.containers[at].len());
+        for item in &self.containers[at] {
+            let Finished { value, size, height } = self.value(item, depth + 1)?;
+            values.push(value);
+            whole.size = whole.size.saturating_add(size);
+            whole.height = whole.height.max(height + 1);
+            if whole.height > DEEPEST {
+                return Err(too_deep());
+            }
+            if whole.size > self.largest {
+                return Err("it repeats its values too often".into());
+            }
+        }
+        whole.value = make(values);
+        Ok(self.done[at].insert(whole).clone())
+    }
+}
+
+impl Finished {
+    fn single(item: &Item) -> Result<Finished> {
+        let value = match item {
             Item::None => Value::None,
             Item::Bool(value) => Value::Bool(*value),
             Item::Int(value) => Value::Int(*value),
             Item::Float(value) => Value::Float(*value),
             Item::Text(value) => Value::Text(value.clone()),
             Item::Tensor(tensor) => Value::Tensor(tensor.clone()),
-            Item::Tuple(items) => Value::List(all(items, count)?),
-            Item::List(at) => Value::List(all(&self.containers[*at], count)?),
-            Item::Dict(at) => {
-                let mut flat = all(&self.containers[*at], count)?.into_iter();
-                let mut entries = Vec::with_capacity(flat.len() / 2);
-                while let (Some(key), Some(value)) = (flat.next(), flat.next()) {
-                    entries.push((key, value));
-                }
-                Value::Dict(entries)
-            }
-            Item::Function(_) | Item::StorageType(_) | Item::Storage { .. } | Item::Mark => {
-                return Err("it holds a function or a storage where a value should be".into());
-            }
-        })
+            _ => return Err("it holds a function or a storage where a value should be".into()),
+        };
+        let size = if let Item::Text(text) = item { 1 + text.len() } else { 1 };
+        Ok(Finished { value, size, height: 0 })
     }
 }
 
@@ -321,22 +424,10 @@ fn function(name: &str) -> Result<Item> {
     }
 }
 
-/// `('storage', type, key, location, count)`
-fn storage(id: Item) -> Result<Item> {
-    match id {
-        Item::Tuple(parts) => match &parts[..] {
-            [Item::Text(kind), Item::StorageType(dtype), Item::Text(key), Item::Text(_), Item::Int(_)]
-                if kind == "storage" =>
-            {
-                Ok(Item::Storage { dtype: *dtype, key: key.clone() })
-            }
-            _ => Err("it names a storage in another way than PyTorch: refused".into()),
-        },
-        _ => Err("it names a storage in another way than PyTorch: refused".into()),
-    }
-}
-
 fn sizes(items: &[Item]) -> Result<Vec<usize>> {
+    if items.len() > MOST_DIMS {
+        return Err(format!("a tensor in it has {} dims, more than {MOST_DIMS}", items.len()));
+    }
     let size = |item: &Item| match item {
         Item::Int(size) => usize::try_from(*size).map_err(|_| "a size in it is negative".to_string()),
         _ => Err("a size in it is no integer".to_string()),
@@ -344,41 +435,40 @@ fn sizes(items: &[Item]) -> Result<Vec<usize>> {
     items.iter().map(size).collect()
 }
 
-/// The tensor of a storage's elements from an offset on, by sizes and strides.
-fn tensor(bytes: &[u8], dtype: DType, offset: i64, size: &[usize], stride: &[usize]) -> Result<Tensor> {
+/// The view of a storage's elements from an offset on, by sizes and strides.
+fn tensor(storage: &Tensor, offset: i64, size: &[usize], stride: &[usize]) -> Result<Tensor> {
     let broken = || "a tensor in it reaches beyond its storage".to_string();
     if size.len() != stride.len() {
         return Err("a tensor in it has other dims than strides".into());
     }
     let offset = usize::try_from(offset).map_err(|_| broken())?;
-    let numel = size.iter().try_fold(1usize, |n, &s| n.checked_mul(s)).ok_or_else(broken)?;
+    let numel = Shape::from(size).checked_numel().ok_or_else(broken)?;
     // One past the last element.
     let mut reach = usize::from(numel > 0);
     for (&size, &stride) in size.iter().zip(stride).filter(|_| numel > 0) {
         reach = (size - 1).checked_mul(stride).and_then(|s| s.checked_add(reach)).ok_or_else(broken)?;
     }
-    let begin = offset.checked_mul(dtype.size()).ok_or_else(broken)?;
-    let length = reach.checked_mul(dtype.size()).ok_or_else(broken)?;
-    let end = begin.checked_add(length).ok_or_else(broken)?;
-    let part = bytes.get(begin..end).ok_or_else(broken)?;
-    let mut dense = 1;
-    let contiguous = size.iter().zip(stride).rev().all(|(&size, &stride)| {
-        let holds = size == 1 || stride == dense;
-        dense *= size;
-        holds
-    });
-    let made = match contiguous || numel == 0 {
-        true => Tensor::from_bytes(part, size, dtype),
-        // Not more elements than twice those of the storage: an expanded tensor of a few bytes could be endless.
-        false if numel > 2 * reach => return Err("a tensor in it repeats its elements: refused".into()),
-        false => Tensor::from_bytes(part, [reach], dtype)
-            .and_then(|flat| flat.as_strided(size, stride, 0))
-            .and_then(|view| view.contiguous()),
+    if offset.checked_add(reach).is_none_or(|end| end > storage.numel()) {
+        return Err(broken());
+    }
+    // An expanded tensor of a few bytes could be endless for whoever makes it contiguous.
+    if numel > reach.saturating_mul(2) {
+        return Err("a tensor in it repeats its elements: refused".into());
+    }
+    let made = match numel {
+        0 => Tensor::from_bytes(&[], size, storage.dtype()),
+        _ => storage.as_strided(size, stride, offset),
     };
     made.map_err(|error| error.to_string())
 }
 
-/// A state dict as a pickle; storages are named by their positions.
+/// The storage of each tensor: the position of the first entry that has the same tensor.
+pub(super) fn storages(state: &StateDict) -> Vec<usize> {
+    let mut first = HashMap::new();
+    state.iter().enumerate().map(|(i, (_, tensor))| *first.entry(tensor.address()).or_insert(i)).collect()
+}
+
+/// A state dict as a pickle.
 pub(super) fn write(state: &StateDict) -> Vec<u8> {
     let mut out = b"\x80\x02ccollections\nOrderedDict\n)R(".to_vec();
     let text = |out: &mut Vec<u8>, text: &str| {
@@ -401,14 +491,14 @@ pub(super) fn write(state: &StateDict) -> Vec<u8> {
         sizes.iter().for_each(|&size| integer(out, size));
         out.push(b't');
     };
-    for (i, (name, tensor)) in state.iter().enumerate() {
+    for ((name, tensor), storage) in state.iter().zip(storages(state)) {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let kind = STORAGES.iter().find(|(_, own)| *own == dtype).map_or("FloatStorage", |(name, _)| name);
         text(&mut out, name);
         out.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((");
         text(&mut out, "storage");
         out.extend(format!("ctorch\n{kind}\n").as_bytes());
-        text(&mut out, &i.to_string());
+        text(&mut out, &storage.to_string());
         text(&mut out, "cpu");
         integer(&mut out, tensor.numel());
         out.extend(b"tQ");

@@ -9,7 +9,8 @@ use kiln_tensor::{Result, RngState, get_rng_state, set_rng_state};
 use crate::optim::Optimizer;
 use crate::optim::lr_scheduler::{PlateauScheduler, Scheduler};
 use crate::safetensors::{self, Metadata, SafeTensorsFile};
-use crate::{Module, StateDict, state};
+use crate::state::{self, MOST_COUNTED};
+use crate::{Module, StateDict};
 
 /// Something whose state goes into a checkpoint beside the model's and the optimizer's.
 pub trait Stateful {
@@ -192,12 +193,16 @@ fn read_metadata(path: &Path, metadata: &Metadata) -> Result<(Position, RngState
         let text = metadata.get(name).ok_or_else(|| fail(format!("it does not say its {name}")))?;
         text.parse::<u64>().map_err(|error| fail(format!("its {name} is {text:?}: {error}")))
     };
+    let count = |name: &str| match number(name)? {
+        count if count <= MOST_COUNTED => Ok(count),
+        count => Err(fail(format!("its {name} is {count}, which no loop has come to"))),
+    };
     let notes =
         metadata.iter().filter_map(|(name, text)| Some((name.strip_prefix(NOTE)?.into(), text.clone())));
     let position = Position {
-        epoch: number("epoch")?,
-        batch: number("batch")?,
-        step: number("step")?,
+        epoch: count("epoch")?,
+        batch: count("batch")?,
+        step: count("step")?,
         notes: notes.collect(),
     };
     Ok((position, RngState { seed: number("rng_seed")?, offset: number("rng_offset")? }))

@@ -3,10 +3,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use kiln_ir::Error;
 use kiln_tensor::Result;
 
-use super::write_text;
+use crate::files::{fail, read_text, write_text};
 
 /// Named columns of numbers, of which a row need not have all: losses at each step, accuracies at each epoch.
 ///
@@ -100,9 +99,8 @@ impl History {
     /// Reads such a file.
     pub fn load_csv(path: impl AsRef<Path>) -> Result<History> {
         let path = path.as_ref();
-        let fail = |why: String| Error::Environment(format!("{}: {why}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-        History::from_csv(&text).map_err(|(line, why)| fail(format!("line {line}: {why}")))
+        History::from_csv(&read_text(path)?)
+            .map_err(|(line, why)| fail(path, format_args!("line {line}: {why}")))
     }
 
     fn from_csv(text: &str) -> Result<History, (usize, String)> {

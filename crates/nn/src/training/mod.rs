@@ -39,16 +39,3 @@ pub use checkpoint::{Checkpoint, Position, Stateful};
 pub use history::History;
 pub use meter::Meter;
 pub use plot::Plot;
-
-use std::path::Path;
-
-use kiln_ir::Error;
-use kiln_tensor::Result;
-
-/// A text file that is there as a whole or not at all.
-fn write_text(path: &Path, text: &str) -> Result<()> {
-    crate::safetensors::write_atomically(path, |file| {
-        let failed = |error| Error::Environment(format!("{}: {error}", path.display()));
-        file.write_all(text.as_bytes()).map_err(failed)
-    })
-}

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kiln_tensor::Result;
 
-use super::write_text;
+use crate::files::write_text;
 
 /// Curves over a common axis, with a title, labels, a grid and a legend.
 ///

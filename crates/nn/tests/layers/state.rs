@@ -80,6 +80,72 @@ fn states_report_what_does_not_fit() -> Result<()> {
     Ok(())
 }
 
+/// A table and a head that are one tensor, as language models have them.
+#[derive(Module)]
+struct Tied {
+    table: Embedding,
+    head: Linear,
+}
+
+#[test]
+fn tied_weights_need_one_of_their_names() -> Result<()> {
+    let _turn = crate::turn();
+    let tied = || -> Result<Tied> {
+        let table = Embedding::new(3, 2)?;
+        let head = Linear::from_parts(table.weight.clone(), None);
+        Ok(Tied { table, head })
+    };
+    let (source, folder) = (tied()?, folder("tied"));
+    let both = source.state_dict();
+    assert_eq!(both.names().collect::<Vec<_>>(), ["table.weight", "head.weight"]);
+    let want = source.table.weight.to_vec::<f32>()?;
+    let without = |name: &str| {
+        let mut state = both.clone();
+        state.remove(name);
+        state
+    };
+    let [table, head] = ["head.weight", "table.weight"].map(without);
+    // As PyTorch and Hugging Face write them, in memory and through both kinds of files.
+    for state in [both.copied()?, table.copied()?, head.copied()?] {
+        safetensors::save(&state, folder.join("tied.safetensors"))?;
+        torch_file::save(&state, folder.join("tied.pt"))?;
+        let read =
+            [safetensors::load(folder.join("tied.safetensors"))?, torch_file::load(folder.join("tied.pt"))?];
+        for (state, strict) in read.iter().chain([&state]).flat_map(|state| [(state, true), (state, false)]) {
+            let model = tied()?;
+            assert!(model.load_state_dict(state, strict)?.is_clean());
+            assert_eq!(model.head.weight.to_vec::<f32>()?, want);
+            assert!(model.head.weight.same(&model.table.weight), "still one tensor");
+            let checkpoint = training::Checkpoint::of(&model);
+            checkpoint.save(folder.join("run"), &training::Position::default())?;
+            checkpoint.load(folder.join("run"))?;
+        }
+    }
+    // The file has the tensor once, and whoever reads it gets it once.
+    torch_file::save(&both, folder.join("both.pt"))?;
+    torch_file::save(&table, folder.join("one.pt"))?;
+    let size = |name: &str| std::fs::metadata(folder.join(name)).expect("the file").len();
+    assert!(size("both.pt") < size("one.pt") + 200, "{} {}", size("both.pt"), size("one.pt"));
+    assert_eq!(torch_file::load(folder.join("both.pt"))?.len(), 2);
+
+    // Two different values.
+    let model = tied()?;
+    let before = model.table.weight.to_vec::<f32>()?;
+    let mut other = both.copied()?;
+    other.insert("head.weight", Tensor::ones([3, 2], &CPU)?);
+    let error = message(model.load_state_dict(&other, true));
+    assert!(error.contains("table.weight and head.weight are one tensor of the module"), "{error}");
+    assert_eq!(model.table.weight.to_vec::<f32>()?, before);
+    let report = model.load_state_dict(&other, false)?;
+    assert_eq!(report.conflicting, [("table.weight".to_string(), "head.weight".to_string())]);
+    assert_eq!(model.table.weight.to_vec::<f32>()?, [1.0; 6], "the last one stays, as in PyTorch");
+    // None of the names: all of them are missing.
+    let error = message(model.load_state_dict(&StateDict::new(), true));
+    assert!(error.contains("missing: table.weight, head.weight"), "{error}");
+    std::fs::remove_dir_all(&folder).expect("the folder");
+    Ok(())
+}
+
 #[test]
 fn files_keep_every_dtype() -> Result<()> {
     let _turn = crate::turn();
@@ -180,7 +246,7 @@ fn pytorchs_files_are_read() -> Result<()> {
     assert!(matches!(all.get("large"), Some(Value::Int(number)) if *number == 1 << 40));
     assert!(matches!(all.get("negative"), Some(Value::Int(-7))));
     assert!(matches!(all.get("loss"), Some(Value::Float(loss)) if *loss == 0.5));
-    assert!(matches!(all.get("name"), Some(Value::Text(name)) if name == "run"));
+    assert!(matches!(all.get("name"), Some(Value::Text(name)) if &**name == "run"));
     assert!(matches!(all.get("flags"), Some(Value::List(flags)) if flags.len() == 3));
     assert!(message(torch_file::load(&path)).contains("no dict of named tensors"));
 

@@ -147,7 +147,7 @@ impl Application<'_> {
             };
             // Not the handle itself, for an output: the node that keeps it would keep itself alive.
             let ready = tensor.try_ready();
-            let version = ready.map_or(0, |ready| ready.storage.version());
+            let version = ready.as_ref().map_or(0, |ready| ready.storage.version());
             let tensor = match (role, ready) {
                 (Role::Other, _) | (_, None) => tensor.clone(),
                 (_, Some(ready)) => Tensor::from_ready(ready.clone()),

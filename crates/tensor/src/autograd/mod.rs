@@ -62,8 +62,8 @@ pub(crate) struct Meta {
     pub(crate) retained: Option<watch::Retained>,
     /// A leaf that a run is yet to make: the program told it to require a gradient.
     pub(crate) lazy_leaf: bool,
-    /// What `set_data` gave a leaf, the last one counts.
-    pub(crate) data: Vec<std::sync::Arc<crate::Ready>>,
+    /// What `set_data` gave a leaf.
+    pub(crate) data: Option<std::sync::Arc<crate::tensor::Replaced>>,
 }
 
 impl Tensor {

@@ -13,7 +13,6 @@ use kiln_ir::{Layout, Loc, Op, Pairs, Result, Ty};
 use super::node::begin;
 use crate::Tensor;
 use crate::hook::{Arg, Call};
-use crate::tensor::Ready;
 
 /// What a view is a view of.
 #[derive(Clone)]
@@ -116,7 +115,7 @@ impl Tensor {
 
     /// The sizes, strides and offset of the view in its base, if the base lies in order.
     fn window_of(&self, base: &Tensor) -> Option<(Pairs, usize)> {
-        let (own, whole): (&Ready, &Ready) = (self.try_ready()?, base.try_ready()?);
+        let (own, whole) = (self.try_ready()?, base.try_ready()?);
         window(&own.layout, &whole.layout)
     }
 

@@ -26,7 +26,7 @@ use crate::create::allocate;
 use crate::hook::Arg;
 use crate::kernels::{self, Bits, Comparison, Gamma, Logical, Operand};
 use crate::storage::Guard;
-use crate::tensor::Ready;
+use crate::tensor::{Held, Ready};
 
 /// An operand made ready: a tensor, or a number waiting for its dtype.
 #[derive(Clone, Copy)]
@@ -95,7 +95,8 @@ pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
 /// Runs an op into fresh memory.
 pub(crate) fn compute(op: &Op, args: &[Arg<'_>], tys: &[Ty], result: &TensorTy, loc: Loc) -> Result<Ready> {
     let out = allocate(result, op.name(), loc)?;
-    let inputs = inputs(op, args, tys, loc)?;
+    let held = Held::of_args(args);
+    let inputs = inputs(op, args, tys, &held, loc)?;
     let _lock = lock(&inputs, None);
     Job { op, tys, loc }.run(&out, &inputs)?;
     Ok(out)
@@ -117,9 +118,10 @@ pub(crate) fn compute_in_place(
     target: &Tensor,
     loc: Loc,
 ) -> Result<()> {
-    let target = target.ready_as(tys.first(), op, loc)?;
+    let held = Held::of_args(args);
+    let target = held.operand(target, tys.first(), op, loc)?;
     let temporary;
-    let mut inputs = inputs(op, args, tys, loc)?;
+    let mut inputs = inputs(op, args, tys, &held, loc)?;
     let job = Job { op, tys, loc };
     // `copy_` does not read its target, so only the source can overlap it.
     let first_read = if matches!(op, Op::Copy {}) { 1 } else { 0 };
@@ -160,11 +162,17 @@ pub(crate) fn overlaps(input: &Ready, target: &Ready) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-fn inputs<'a>(op: &Op, args: &[Arg<'a>], tys: &[Ty], loc: Loc) -> Result<SmallVec<[Input<'a>; 4]>> {
+fn inputs<'a>(
+    op: &Op,
+    args: &[Arg<'a>],
+    tys: &[Ty],
+    held: &'a Held,
+    loc: Loc,
+) -> Result<SmallVec<[Input<'a>; 4]>> {
     let mut inputs = SmallVec::new();
     for (i, arg) in args.iter().enumerate() {
         inputs.push(match arg {
-            Arg::Tensor(t) => Input::Tensor(t.ready_as(tys.get(i), op, loc)?),
+            Arg::Tensor(t) => Input::Tensor(held.operand(t, tys.get(i), op, loc)?),
             Arg::Number(x) => Input::Number(*x),
             Arg::List(_) => Input::Number(Scalar::Int(0)),
         });

@@ -189,7 +189,7 @@ impl<O: Optimizer> Scheduler<O> {
 
     /// Goes to where a schedule was. Load the optimizer's state too: it has the learning rates.
     pub fn load_state_dict(&self, dict: &StateDict) -> Result<()> {
-        let (epoch, base) = (dict.number("last_epoch")? as u64, dict.numbers("base_lrs")?);
+        let (epoch, base) = (dict.count("last_epoch")?, dict.numbers("base_lrs")?);
         let last = dict.numbers("last_lr")?;
         let mut state = self.state.lock();
         if base.len() != state.base.len() || last.len() != state.base.len() {

@@ -180,9 +180,9 @@ impl<O: Optimizer> PlateauScheduler<O> {
     pub fn load_state_dict(&self, dict: &StateDict) -> Result<()> {
         let state = State {
             best: dict.number("best")?,
-            bad: dict.number("num_bad_epochs")? as u64,
-            cooling: dict.number("cooldown_counter")? as u64,
-            epoch: dict.number("last_epoch")? as u64,
+            bad: dict.count("num_bad_epochs")?,
+            cooling: dict.count("cooldown_counter")?,
+            epoch: dict.count("last_epoch")?,
         };
         *self.state.lock() = state;
         Ok(())
