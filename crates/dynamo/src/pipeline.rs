@@ -301,8 +301,9 @@ impl Stages {
             lowered = self.timed("inductor", || lower_without(lowering.tuning, &names))?;
         }
         self.describe(&lowered, refused);
-        let Loading { compiled, refused } = loaded?;
-        let mut kernels = kernels::find(&lowered, build)?;
+        let loading = loaded?;
+        let mut kernels = loading.find(&lowered)?;
+        let Loading { compiled, refused, .. } = loading;
         self.info.compiled_kernels += compiled;
         // Forms are compared step by step, so all must be kernels.
         if options.mode == Mode::MaxAutotune && refused.is_empty() {
@@ -311,7 +312,7 @@ impl Stages {
             self.info.compiled_kernels += chosen.compiled;
             self.info.tuned.extend(chosen.note);
             lowered = chosen.plan;
-            kernels = kernels::find(&lowered, build)?;
+            kernels = kernels::load(&lowered, build)?.find(&lowered)?;
             // Forms replace each other step by step, so they are those of the plan that was chosen.
             let settings = Settings { max_inline_product: chosen.products, ..options.settings.clone() };
             let tuned =
@@ -340,7 +341,7 @@ impl Stages {
         let mut loaded = Vec::with_capacity(1 + entry.parts.len());
         for planned in [&entry.forward].into_iter().chain(plans) {
             let loading = self.timed("compile", || kernels::load(&planned.plan, build)).ok()?;
-            let kernels = kernels::find(&planned.plan, build).ok().filter(|_| loading.refused.is_empty())?;
+            let kernels = loading.find(&planned.plan).ok().filter(|_| loading.refused.is_empty())?;
             loaded.push((kernels, loading.compiled));
         }
         let mut loaded = loaded.into_iter();
