@@ -12,7 +12,8 @@ use kiln_ir::{DType, Def, Graph, Op, Scalar, ScalarKind, Shape, Strides, TensorT
 use crate::check_kernels::{Access, Known};
 use crate::options::{Layout, Options};
 use crate::plan::{
-    BatchRef, BufferId, BufferRef, Epilogue, MatrixRef, OnPlanes, Place, Plan, ScalarRef, Step, ViewRef,
+    BatchRef, BufferId, BufferPlan, BufferRef, Epilogue, MatrixRef, OnPlanes, Place, Plan, ScalarRef, Step,
+    ViewRef,
 };
 
 /// What a plan takes and gives, as whoever runs it knows.
@@ -442,13 +443,18 @@ impl Check<'_> {
             };
             holds(band.rows > 0 && band.count > 0 && band.bytes <= MOST, wrong)?;
             let before_last = band.rows.checked_mul(band.count - 1).filter(|rows| *rows < all.max(1));
-            let most = before_last.map(|before| (all - before.min(all)).max(band.rows)).ok_or_else(wrong)?;
+            let most = before_last
+                .map(|before| (all - before.min(all)).max(band.rows.min(all)))
+                .ok_or_else(wrong)?;
             let mut kernels = band.kernels.iter();
             for step in &steps[band.first..end] {
                 let ids: Vec<BufferId> = match step {
                     Step::Kernel { bufs, items, .. } => {
                         let Epilogue { rows, items: per } = kernels.next().ok_or_else(wrong)?;
-                        let whole = *rows > 0 && *per > 0 && band.rows.is_multiple_of(*rows);
+                        let whole = *rows > 0
+                            && *per > 0
+                            && (band.count == 1 || band.rows.is_multiple_of(*rows))
+                            && (batch == 1 || all.is_multiple_of(*rows));
                         let groups = (batch * all).div_ceil((*rows).max(1)) as i128 * i128::from(*per);
                         let fits = groups >= i128::from(*items)
                             && groups - i128::from(*per) < i128::from(*items).max(1);
@@ -489,8 +495,10 @@ impl Check<'_> {
         let mut lives: Vec<Option<(usize, usize)>> = vec![None; buffers.len()];
         for (step, used) in uses.iter().enumerate() {
             for id in &used.reads {
-                let is_input = matches!(buffers[id.index()].place, Place::Input(_));
-                holds(is_input || written[id.index()] || used.writes.contains(id), || {
+                let BufferPlan { place, ty } = &buffers[id.index()];
+                // What has no elements is there as it is.
+                let is_there = matches!(place, Place::Input(_)) || ty.bytes == 0;
+                holds(is_there || written[id.index()] || used.writes.contains(id), || {
                     format!("step {step} reads buffer {} before it is written", id.0)
                 })?;
             }
