@@ -5,8 +5,8 @@ use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// The crates that take part in making a plan.
-const CRATES: [&str; 6] = ["ir", "tensor", "prims", "aot", "inductor", "dynamo"];
+/// The crates that take part in making a plan, and in running it.
+const CRATES: [&str; 7] = ["ir", "runtime", "tensor", "prims", "aot", "inductor", "dynamo"];
 
 fn main() {
     let own = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default());
@@ -27,9 +27,10 @@ fn files(folder: &Path) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        match path.is_dir() {
-            true => found.extend(files(&path)),
-            false => found.extend([path]),
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.insert(path);
         }
     }
     found

@@ -10,7 +10,7 @@ use crate::peer::{self, Peer};
 use crate::progress::Progress;
 use crate::{BenchOptions, How};
 
-/// Runs the cases; fails at the end if any compiled result was not eager's.
+/// Runs the cases; fails at the end if any compiled result was not eager's, or was not compiled.
 pub fn run(options: &BenchOptions) -> Done {
     // What can fail at once should not fail after minutes.
     options.how.device.find()?;

@@ -152,11 +152,10 @@ fn compiler() -> Finding {
         }
         Err(error) => return Finding::missing(NAME, error.to_string(), INSTALL),
     };
-    // Its arguments follow the path.
-    let path = compiler.identity().split(" [").next().unwrap_or_default();
-    let found = match version(Path::new(path)) {
+    let path = compiler.program().display();
+    let found = match version(compiler.program()) {
         Some(version) => format!("{path}: {version}"),
-        None => path.to_owned(),
+        None => path.to_string(),
     };
     match try_kernel() {
         Ok(taken) => Finding::fine(NAME, format!("{found}, a kernel takes {}", time(taken.as_secs_f64()))),

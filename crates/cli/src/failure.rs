@@ -36,6 +36,14 @@ pub enum Failure {
         /// The same of eager.
         eager: f64,
     },
+    /// Kernels that the C compiler fails on run eagerly: what was measured is not compiled code.
+    #[error("{what}: kernels can't be compiled and ran eagerly instead: {reason}")]
+    Refused {
+        /// The program.
+        what: String,
+        /// What the compiler says.
+        reason: String,
+    },
     /// Programs of the corpus whose compiled run gives something else.
     #[error("compiled results differ from eager: {}", .programs.join("; "))]
     Wrong {

@@ -11,7 +11,7 @@ pub fn run() -> Done {
     let asked =
         if isa == Isa::detect() { String::new() } else { format!(", of {} found", Isa::detect().name()) };
     let compiler = match Compiler::find() {
-        Ok(compiler) => compiler.identity().split_whitespace().next().unwrap_or_default().to_owned(),
+        Ok(compiler) => compiler.program().display().to_string(),
         Err(error) => format!("none: {error}; programs run eagerly"),
     };
     let cache = match KernelCache::global().directory() {

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use kiln::benchmark::{Measurement, compare};
 use kiln::prelude::*;
 use kiln::runtime::{kept, pool};
-use kiln::{Error, Explanation, Result};
+use kiln::{Counters, Error, Explanation, Result, counters};
 use serde::Serialize;
 
 use crate::cases::{Case, Workload};
@@ -52,6 +52,8 @@ pub struct Figures {
     pub accuracy: Accuracy,
     /// What of it was not compiled, and why.
     pub notes: Vec<String>,
+    /// Why kernels ran eagerly that should have been compiled.
+    pub refusal: Option<String>,
 }
 
 /// Figures as one line of JSON.
@@ -101,9 +103,13 @@ impl Figures {
         }
     }
 
-    /// Fails if compiled results are less exact than they may be.
+    /// Fails if compiled results are less exact than they may be, or were not compiled.
     pub fn check(&self) -> Result<(), Failure> {
-        self.accuracy.check(&self.case.to_string())
+        self.accuracy.check(&self.case.to_string())?;
+        match &self.refusal {
+            Some(reason) => Err(Failure::Refused { what: self.case.to_string(), reason: reason.clone() }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -117,6 +123,7 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
     let (expected, peak_eager) = eager.run_equal_steps(case.equal_steps(), |workload| workload.step())?;
 
     says("compiling");
+    let before = counters();
     let compiled = Stand::new(case, &device)?;
     let region = how.compile()?.region();
     let (found, peak_compiled) =
@@ -162,6 +169,7 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
 
     let (explanation, kept) = (region.explain(), kept::bytes());
     let mut notes = notes(&explanation);
+    let refusal = refusal(&explanation, counters() - before);
     if kept > 0 {
         notes.push(format!("keeps {} of constants in another form", output::bytes(kept as f64)));
     }
@@ -185,6 +193,19 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
         difference,
         accuracy,
         notes,
+        refusal,
+    })
+}
+
+/// What the C compiler says of kernels that it failed on, if there are any; `counted` is of the same program.
+pub fn refusal(explanation: &Explanation, counted: Counters) -> Option<String> {
+    let reasons = explanation.graphs.iter().filter_map(|graph| graph.interpreted.as_deref());
+    let whole = reasons.filter_map(|reason| reason.strip_prefix("compile: ")).next();
+    let first_line = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+    whole.map(first_line).or_else(|| {
+        let parts = explanation.graphs.iter().flat_map(|graph| &graph.fallbacks);
+        let list: Vec<&str> = parts.map(String::as_str).collect();
+        (counted.refused > 0).then(|| format!("{} of them: {}", counted.refused, list.join("; ")))
     })
 }
 

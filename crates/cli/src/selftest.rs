@@ -1,10 +1,11 @@
-//! `kiln selftest`: small programs, compiled and eager, must give the same results.
+//! `kiln selftest`: small programs, compiled and eager, must give the same results, and must have been compiled.
 
-use kiln::Result;
 use kiln::prelude::*;
+use kiln::runtime::Compiler;
+use kiln::{Result, counters};
 
 use crate::cases::{Case, OptimizerKind, Workload, mlp_train};
-use crate::failure::Done;
+use crate::failure::{Done, Failure};
 use crate::measure::Difference;
 use crate::output::{self, count, error};
 use crate::{DeviceKind, measure};
@@ -30,6 +31,7 @@ fn small_mlp(device: &Device) -> Result<Workload> {
 fn check(name: &str, build: impl Fn(&Device) -> Result<Workload>, device: &Device) -> Done {
     let (eager, compiled) = (build(device)?, build(device)?);
     let region = Compile::new().region();
+    let before = counters();
     let (mut expected, mut found) = (None, None);
     for _ in 0..STEPS {
         expected = eager.step()?;
@@ -38,6 +40,14 @@ fn check(name: &str, build: impl Fn(&Device) -> Result<Workload>, device: &Devic
     let difference = Difference::between(&eager.results(expected)?, &compiled.results(found)?);
     difference.check(name, measure::TOLERANCE)?;
     let explanation = region.explain();
+    let refusal = measure::refusal(&explanation, counters() - before);
+    if let Some(reason) = refusal {
+        // Without a compiler this is what can be tested; one that fails is a failure.
+        return match Compiler::find() {
+            Ok(_) => Err(Failure::Refused { what: name.into(), reason }),
+            Err(_) => Ok(output::print(&format!("eager {name:18} {reason}"))?),
+        };
+    }
     let kernels: usize = explanation.graphs.iter().map(|graph| graph.kernels).sum();
     let shape = format!("{}, {}", count(explanation.graphs.len(), "graph"), count(kernels, "kernel"));
     output::print(&format!(

@@ -133,6 +133,28 @@ fn selftest_passes() {
     assert!(ran.out.lines().all(|line| line.starts_with("ok ")), "{}", ran.out);
 }
 
+/// What ran eagerly because the C compiler failed is not called compiled.
+#[test]
+fn refused_kernels_fail_the_selftest_and_the_bench() {
+    let folder = std::env::temp_dir().join(format!("kiln-command-refused-{}", std::process::id()));
+    let run = |words: &[&str], compiler: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command.args(words).env("KILN_CACHE_DIR", &folder).env("KILN_CC", compiler);
+        let output = command.output().expect("the command was built");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    };
+    for words in [&["selftest"][..], &["bench", "adam_2x32", "--seconds", "0"]] {
+        let ran = run(words, "false");
+        assert_eq!(ran.code, Some(1), "{}{}", ran.out, ran.err);
+        assert!(ran.err.contains("can't be compiled and ran eagerly"), "{}", ran.err);
+        assert!(!ran.out.contains("ok "), "{}", ran.out);
+    }
+    let ran = run(&["selftest"], "none");
+    assert!(ran.out.lines().all(|line| line.starts_with("eager ")), "{}", ran.out);
+    std::fs::remove_dir_all(&folder).ok();
+}
+
 #[test]
 fn explain_shows_the_recipe() {
     let ran = kiln(&["explain", "--layers", "2", "--size", "16"]);

@@ -132,11 +132,11 @@ fn choose_plan(
             let mut programs = Vec::new();
             for (number, (_, plan)) in plans.iter().enumerate() {
                 let loading = kernels::load(plan, build)?;
-                if let Some((_, reason)) = loading.refused.into_iter().next() {
+                if let Some((_, reason)) = loading.refused.first() {
                     return Err(format!("compile: {reason}"));
                 }
                 *compiled += loading.compiled;
-                let kernels = kernels::find(plan, build)?;
+                let kernels = loading.find(plan)?;
                 let mut program = kernels::bind(&Outline::of(graph)?, plan, &kernels, Mode::Default)?;
                 program.executable = program.executable.timed();
                 programs.push((number, program));
@@ -263,12 +263,12 @@ fn steps(
     }
     let build = Build { level, ..settings.build() };
     let loading = kernels::load(&other, build)?;
-    if let Some((_, reason)) = loading.refused.into_iter().next() {
+    if let Some((_, reason)) = loading.refused.first() {
         return Err(format!("compile: {reason}"));
     }
     tuned.compiled += loading.compiled;
     let first = tuned.kernels.len();
-    tuned.kernels.extend(kernels::find(&other, build)?);
+    tuned.kernels.extend(loading.find(&other)?);
     let mut steps = other.steps;
     for step in &mut steps {
         if let Step::Kernel { kernel, .. } = step {

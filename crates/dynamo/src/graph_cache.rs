@@ -3,12 +3,13 @@
 //!
 //! A plan is found by everything it was made from: the functional graph with the user's lines (they are in its
 //! report), how the inputs lie, which gradients leave, the options, the machine's instructions and threads, and the
-//! very sources of the compiler. Modes that measure keep their own remarks and don't come here.
+//! very sources of the compiler. Modes that measure keep their own remarks and don't come here. What is found is
+//! [checked](Entry::check) before it is run.
 
 use kiln_aot::{Report, Source};
-use kiln_inductor::Plan as Lowered;
 use kiln_inductor::codec::{Code as _, Reader, Writer};
-use kiln_ir::{Def, Graph, Loc, TensorTy};
+use kiln_inductor::{Given, Options, Plan as Lowered, Surroundings};
+use kiln_ir::{Def, Graph, Loc, Stage, TensorTy};
 use kiln_runtime::KernelCache;
 
 use crate::segment::Code;
@@ -73,6 +74,70 @@ pub(crate) struct Entry {
     pub(crate) forward_outputs: usize,
     pub(crate) parts: Vec<(PartFacts, Planned)>,
     pub(crate) report: Report,
+}
+
+/// What is known of a graph before its entry is found.
+pub(crate) struct Around<'a> {
+    /// The functional graph.
+    pub(crate) graph: &'a Graph,
+    /// How its plan would be lowered, with its inputs' layouts.
+    pub(crate) options: &'a Options,
+    /// By part of the backward, which results gradients arrive for.
+    pub(crate) tangents: Vec<Vec<usize>>,
+    /// The inputs that gradients are for.
+    pub(crate) targets: Vec<usize>,
+}
+
+impl Entry {
+    /// Whether the entry can be run in the place of its graph's: whoever wrote it, it takes and gives what the graph does,
+    /// and stays inside of that. The error says what is wrong.
+    pub(crate) fn check(&self, around: &Around<'_>) -> Result<(), String> {
+        let holds = |condition: bool, what: &str| if condition { Ok(()) } else { Err(what.to_string()) };
+        let Around { graph, options, tangents, targets } = around;
+        let own = Outline::of(graph)?;
+        let Outline { outputs, writes } = &self.forward.outline;
+        let results = self.forward_outputs;
+        holds(outputs.get(..results) == Some(&own.outputs[..]) && *writes == own.writes, "other results")?;
+        holds(!tangents.is_empty() || outputs.len() == results, "results that nobody takes")?;
+        holds(self.parts.len() == tangents.len(), "another number of parts")?;
+        let forward = Surroundings { outputs: outputs.clone(), ..Surroundings::of(graph, options) };
+        self.forward.plan.check(&forward)?;
+        let dense = |ty: &TensorTy| Given::tensor(ty, &ty.shape.contiguous_strides());
+        let mut expected: Vec<&TensorTy> =
+            targets.iter().filter_map(|&input| graph.ty(*graph.inputs.get(input)?).as_tensor()).collect();
+        for ((facts, part), arriving) in self.parts.iter().zip(tangents) {
+            let saved = facts.saved.iter().map(|(source, _)| match *source {
+                Source::Input(input) => forward.inputs.get(input).cloned(),
+                Source::Output(output) => outputs.get(..results)?.get(output).map(dense),
+                Source::Fresh(fresh) => outputs.get(results..)?.get(fresh).map(dense),
+            });
+            let arriving: Vec<&TensorTy> =
+                arriving.iter().filter_map(|&output| own.outputs.get(output)).collect();
+            let inputs: Option<Vec<Given>> = saved.chain(arriving.iter().map(|ty| Some(dense(ty)))).collect();
+            let inputs = inputs.ok_or("a saved value that is not there")?;
+            let Outline { outputs, writes } = &part.outline;
+            holds(
+                writes.len() == inputs.len() && !writes.contains(&true),
+                "a backward that changes its inputs",
+            )?;
+            holds(facts.grads.len() == expected.len(), "another number of gradients")?;
+            for (ty, result) in expected.iter().zip(&facts.grads) {
+                let is_it = result.is_none_or(|result| outputs.get(result).is_some_and(|found| found == *ty));
+                holds(is_it, "a gradient of another type")?;
+            }
+            if let Some(partial) = &facts.partial {
+                partial.verify(Stage::Prims, "the graph cache").map_err(|error| error.to_string())?;
+                let results: Option<Vec<&TensorTy>> =
+                    partial.outputs.iter().map(|&value| partial.ty(value).as_tensor()).collect();
+                let same = results.is_some_and(|results| results.into_iter().eq(outputs));
+                holds(same && partial.inputs.len() == inputs.len(), "a backward of other values")?;
+            }
+            let around = Surroundings { inputs, outputs: outputs.clone(), writes: writes.clone(), options };
+            part.plan.check(&around)?;
+            expected.extend(arriving);
+        }
+        Ok(())
+    }
 }
 
 /// What an entry is found by.

@@ -12,7 +12,7 @@ use kiln_runtime::bands::Bands;
 use kiln_runtime::convolve::{self, Convolution, OnPlanes};
 use kiln_runtime::kept::Kept;
 use kiln_runtime::program::{self, BatchAt, Element, MatrixAt};
-use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, gemm, threads, warn};
+use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, WeakKernel, gemm, threads, warn};
 use kiln_tensor::Tensor;
 use kiln_tensor::program::{Executable, HostFunction, HostStep, View, geometry};
 
@@ -44,17 +44,27 @@ pub(crate) struct Build {
     pub sanitize: Sanitize,
 }
 
-/// Kernels that are loaded in this process, by name and how they were built.
-type Loaded = FxHashMap<(String, Build), Kernel>;
+/// Kernels that are loaded in this process, by name and how they were built. Programs keep them loaded, and the kernel
+/// cache does so for a while.
+type Loaded = FxHashMap<(String, Build), WeakKernel>;
 
 fn loaded() -> &'static Mutex<Loaded> {
     static LOADED: OnceLock<Mutex<Loaded>> = OnceLock::new();
     LOADED.get_or_init(Mutex::default)
 }
 
-/// Forgets the kernels loaded so far (those in use stay).
+/// Forgets the kernels loaded so far, and unloads those that are not in use.
 pub(crate) fn forget() {
     loaded().lock().clear();
+    KernelCache::global().release();
+}
+
+/// Adds a kernel, and drops what was unloaded whenever the table would grow.
+fn insert(loaded: &mut Loaded, key: (String, Build), kernel: &Kernel) {
+    if loaded.len() == loaded.capacity() {
+        loaded.retain(|_, kernel| kernel.is_loaded());
+    }
+    loaded.insert(key, kernel.downgrade());
 }
 
 /// What came of loading a plan's kernels.
@@ -63,6 +73,16 @@ pub(crate) struct Loading {
     pub compiled: usize,
     /// Names of kernels that the C compiler fails on, and what it says.
     pub refused: Vec<(String, String)>,
+    /// The kernels, by name.
+    kernels: FxHashMap<String, Kernel>,
+}
+
+impl Loading {
+    /// The kernels of the plan that was loaded, or of another that has none beside them.
+    pub(crate) fn find(&self, lowered: &Lowered) -> Result<Vec<Kernel>, String> {
+        let kernels = lowered.kernels.iter().map(|kernel| self.kernels.get(&kernel.name).cloned());
+        kernels.collect::<Option<_>>().ok_or_else(|| "compile: a kernel was lost".into())
+    }
 }
 
 /// What progress is called.
@@ -76,10 +96,13 @@ const MOST_FAILURES: usize = 3;
 /// the compiler fails on a source, its kernels are tried one by one.
 pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
     let key = |kernel: &KernelSource| (kernel.name.clone(), build);
-    let missing: Vec<&KernelSource> = {
+    let mut found: FxHashMap<String, Kernel> = {
         let loaded = loaded().lock();
-        lowered.kernels.iter().filter(|k| !loaded.contains_key(&key(k))).collect()
+        let there = |kernel: &KernelSource| Some((kernel.name.clone(), loaded.get(&key(kernel))?.upgrade()?));
+        lowered.kernels.iter().filter_map(there).collect()
     };
+    let missing: Vec<&KernelSource> =
+        lowered.kernels.iter().filter(|k| !found.contains_key(&k.name)).collect();
     let mut by_lanes: FxHashMap<usize, Vec<&KernelSource>> = FxHashMap::default();
     for kernel in missing {
         by_lanes.entry(kernel.lanes).or_default().push(kernel);
@@ -111,9 +134,10 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
         }
         let mut loaded = loaded().lock();
         for kernel in kernels {
-            let found = Kernel::new(library.library.clone(), &kernel.name)
+            let function = Kernel::new(library.library.clone(), &kernel.name)
                 .ok_or_else(|| format!("compile: {} is not in its library", kernel.name))?;
-            loaded.insert(key(kernel), found);
+            insert(&mut loaded, key(kernel), &function);
+            found.insert(kernel.name.clone(), function);
         }
         Ok(())
     };
@@ -154,14 +178,7 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
     }
     counters::add(Count::CacheMiss, compiled);
     counters::add(Count::CacheHit, lowered.kernels.len() - refused.len() - compiled);
-    Ok(Loading { compiled, refused })
-}
-
-/// A plan's kernels, which were [loaded](load) before.
-pub(crate) fn find(lowered: &Lowered, build: Build) -> Result<Vec<Kernel>, String> {
-    let loaded = loaded().lock();
-    let kernels = lowered.kernels.iter().map(|kernel| loaded.get(&(kernel.name.clone(), build)).cloned());
-    kernels.collect::<Option<_>>().ok_or_else(|| "compile: a kernel was lost".into())
+    Ok(Loading { compiled, refused, kernels: found })
 }
 
 fn warn_once(reason: &str) -> String {
@@ -176,7 +193,8 @@ fn source(kernels: &[&KernelSource], isa: CIsa, build: Build) -> Source {
     if kernels.iter().any(|k| k.needs_libm) {
         flags.push("-lm");
     }
-    Source { isa: build.isa, ..Source::new(KernelSource::shard(kernels, isa), &flags) }
+    let source = Source { isa: build.isa, ..Source::new(KernelSource::shard(kernels, isa), &flags) };
+    source.with_symbols(kernels.iter().map(|kernel| kernel.name.clone()))
 }
 
 fn element(dtype: kiln_ir::DType) -> Element {

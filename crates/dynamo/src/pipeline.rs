@@ -17,7 +17,7 @@ use crate::analysis::{self, Analysis, Far, OVERWRITTEN, TapeCall};
 use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
-use crate::graph_cache::{Entry, Key, Made, Outline, PartFacts, Planned};
+use crate::graph_cache::{Around, Entry, Key, Made, Outline, PartFacts, Planned};
 use crate::kernels::{self, Loading};
 use crate::logs::{self, Log};
 use crate::options::Mode;
@@ -94,7 +94,17 @@ fn plan(
     let (used_up, gradients) = leaving(site, trace, tape, &functional)?;
     let key = key(site, trace, &functional, gradients.as_ref(), stages.general);
     let found = key.as_ref().and_then(|key| stages.timed("graph cache", || key.find()));
-    let found = found.and_then(|entry| stages.run_entry(site, gradients.as_ref(), entry));
+    let found = found.filter(|entry| {
+        let general = stages.general;
+        let fits = || entry_fits(site, trace, &functional, gradients.as_ref(), entry, general);
+        let checked = stages.timed("graph cache", fits);
+        checked
+            .inspect_err(|reason| {
+                logs::write(Log::Recompiles, "graph cache", &|| format!("not used: {reason}"))
+            })
+            .is_ok()
+    });
+    let found = found.and_then(|entry| stages.run_entry(site, entry));
     let made = match found {
         Some(made) => {
             stages.texts_again(site, &functional, gradients.as_ref());
@@ -106,6 +116,12 @@ fn plan(
             if let Some(key) = key {
                 let plans = std::mem::take(&mut stages.planned);
                 stages.timed("graph cache", || key.keep(&made, &plans));
+                if cfg!(debug_assertions)
+                    && let Some(entry) = key.find()
+                {
+                    let general = stages.general;
+                    entry_fits(site, trace, &functional, gradients.as_ref(), &entry, general)?;
+                }
             }
             made
         }
@@ -154,6 +170,37 @@ fn make(
         parts.push((PartFacts { saved, grads: part.grads, partial }, code));
     }
     Ok(Made { code, forward_outputs, parts, report })
+}
+
+/// Whether an entry of the graph cache can be what its graph would be compiled to.
+fn entry_fits(
+    site: &Site,
+    trace: &Trace,
+    functional: &Functional,
+    gradients: Option<&Gradients>,
+    entry: &Entry,
+    general: bool,
+) -> Result<(), String> {
+    let tangents = gradients.map_or(&[][..], |gradients| &gradients.outputs);
+    let options = lowering(site, &layouts(trace, &functional.inputs), false, general);
+    entry.check(&Around {
+        graph: &functional.graph,
+        options: &options,
+        tangents: tangents.iter().map(|part| part.iter().map(|&(_, output)| output).collect()).collect(),
+        targets: gradients.map_or_else(Vec::new, |of| of.inputs.iter().map(|&(input, _)| input).collect()),
+    })
+}
+
+/// How a graph with inputs like these is lowered.
+fn lowering(site: &Site, layouts: &Arc<[InputLayout]>, constants: bool, general: bool) -> Options {
+    Options {
+        input_layouts: layouts.clone(),
+        isa: kernels::c_isa(site.options.settings.build().isa),
+        threads: threads::count(),
+        tuning: site.options.settings.tuning(),
+        constants,
+        general,
+    }
 }
 
 /// The key of a graph whose plan may be kept, or may have been.
@@ -279,14 +326,8 @@ impl Stages {
             return self.custom(site, graph, layouts, kind, results);
         }
         let build = options.settings.build();
-        let lowering = Options {
-            input_layouts: layouts.clone(),
-            isa: kernels::c_isa(build.isa),
-            threads: threads::count(),
-            tuning: options.settings.tuning(),
-            constants: options.settings.keep_weights && kind == GraphKind::Whole && !has_gradients(graph),
-            general: self.general,
-        };
+        let constants = options.settings.keep_weights && kind == GraphKind::Whole && !has_gradients(graph);
+        let lowering = lowering(site, layouts, constants, self.general);
         let lower_without = |tuning: Tuning, refused: &[String]| {
             let lowering = Options { tuning, ..lowering.clone() };
             let lowered = kiln_inductor::lower_without(graph, &lowering, refused);
@@ -301,8 +342,9 @@ impl Stages {
             lowered = self.timed("inductor", || lower_without(lowering.tuning, &names))?;
         }
         self.describe(&lowered, refused);
-        let Loading { compiled, refused } = loaded?;
-        let mut kernels = kernels::find(&lowered, build)?;
+        let loading = loaded?;
+        let mut kernels = loading.find(&lowered)?;
+        let Loading { compiled, refused, .. } = loading;
         self.info.compiled_kernels += compiled;
         // Forms are compared step by step, so all must be kernels.
         if options.mode == Mode::MaxAutotune && refused.is_empty() {
@@ -311,7 +353,7 @@ impl Stages {
             self.info.compiled_kernels += chosen.compiled;
             self.info.tuned.extend(chosen.note);
             lowered = chosen.plan;
-            kernels = kernels::find(&lowered, build)?;
+            kernels = kernels::load(&lowered, build)?.find(&lowered)?;
             // Forms replace each other step by step, so they are those of the plan that was chosen.
             let settings = Settings { max_inline_product: chosen.products, ..options.settings.clone() };
             let tuned =
@@ -331,16 +373,13 @@ impl Stages {
     }
 
     /// Makes an entry of the graph cache run; `None` if it does not: what it says of kernels may no longer hold.
-    fn run_entry(&mut self, site: &Site, gradients: Option<&Gradients>, entry: Entry) -> Option<Made> {
-        if gradients.map_or(0, |gradients| gradients.outputs.len()) != entry.parts.len() {
-            return None;
-        }
+    fn run_entry(&mut self, site: &Site, entry: Entry) -> Option<Made> {
         let build = site.options.settings.build();
         let plans = entry.parts.iter().map(|(_, part)| part);
         let mut loaded = Vec::with_capacity(1 + entry.parts.len());
         for planned in [&entry.forward].into_iter().chain(plans) {
             let loading = self.timed("compile", || kernels::load(&planned.plan, build)).ok()?;
-            let kernels = kernels::find(&planned.plan, build).ok().filter(|_| loading.refused.is_empty())?;
+            let kernels = loading.find(&planned.plan).ok().filter(|_| loading.refused.is_empty())?;
             loaded.push((kernels, loading.compiled));
         }
         let mut loaded = loaded.into_iter();

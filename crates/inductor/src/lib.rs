@@ -34,6 +34,8 @@
 mod assemble;
 mod bands;
 mod c;
+mod check;
+mod check_kernels;
 pub mod codec;
 mod eager;
 mod elements;
@@ -74,6 +76,7 @@ use rustc_hash::FxHashMap;
 
 use fuse::Fusion;
 
+pub use check::{Given, Surroundings};
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
 pub use plan::{
@@ -124,7 +127,12 @@ pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
 /// Lowers a graph of prims; instead of the kernels with these names there are steps that run their ops one by
 /// one ([`Step::Eager`]).
 pub fn lower_without(graph: &Graph, options: &Options, refused: &[String]) -> Result<Plan, LowerError> {
-    Ok(assembled(graph, options, refused)?.plan)
+    let plan = assembled(graph, options, refused)?.plan;
+    if cfg!(debug_assertions) && refused.is_empty() {
+        let checked = plan.check(&Surroundings::of(graph, options));
+        assert!(checked.is_ok(), "{checked:?}\n{graph}\n{plan:#?}");
+    }
+    Ok(plan)
 }
 
 fn assembled(

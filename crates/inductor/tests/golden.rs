@@ -3,13 +3,17 @@
 //! The first line says what is shown: `; test loops`, `; test loops c`, `; test loops c unroll 2`.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod support;
+
+use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use kiln_inductor::codec::{Code, Reader, Writer};
 use kiln_inductor::loops::Kernel;
-use kiln_inductor::{Bands, Epilogue, Options, Plan, ScalarRef, Step, lower};
-use kiln_ir::math::c::CIsa;
+use kiln_inductor::{Bands, Epilogue, KernelSource, Options, Plan, ScalarRef, Step, lower};
+use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{Graph, Stage};
 
 const RULE: &str = "\n; ----\n";
@@ -116,24 +120,65 @@ fn show(plan: &Plan, with_c: bool) -> String {
     out
 }
 
-#[test]
-fn golden_files() {
+fn files() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
     files.sort();
+    files
+}
+
+/// The plan of a golden file's graph.
+fn plan(input: &str, isa: CIsa) -> Plan {
+    let header = input.lines().next().unwrap();
+    assert!(header.starts_with("; test"), "no header: {header}");
+    let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
+    graph.verify(Stage::Prims, "the golden file").unwrap();
+    let mut options = Options::dense(&graph, isa, 2);
+    if let Some((_, vectors)) = header.split_once(" unroll ") {
+        options.tuning.unroll = vectors.parse().unwrap();
+    }
+    lower(&graph, &options).unwrap()
+}
+
+/// What Kiln writes is C for GCC and for Clang, without a warning that says otherwise.
+#[test]
+fn clang_compiles_every_text() {
+    let Some(clang) = support::clang() else {
+        eprintln!("no clang: the texts are not compiled by it");
+        return;
+    };
+    let folder = std::env::temp_dir().join(format!("kiln-clang-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for isa in [CIsa::Avx512, CIsa::Avx2, CIsa::Plain] {
+        let mut by_lanes: BTreeMap<usize, BTreeMap<String, KernelSource>> = BTreeMap::new();
+        for file in files() {
+            let text = std::fs::read_to_string(&file).unwrap();
+            for kernel in plan(text.split_once(RULE).unwrap().0, isa).kernels {
+                by_lanes.entry(kernel.lanes).or_default().insert(kernel.name.clone(), kernel);
+            }
+        }
+        for (lanes, kernels) in by_lanes {
+            let source = folder.join(format!("{isa:?}-{lanes}.c"));
+            let kernels: Vec<&KernelSource> = kernels.values().collect();
+            std::fs::write(&source, KernelSource::shard(&kernels, isa)).unwrap();
+            let mut command = Command::new(&clang);
+            command.args(FLAGS).args(isa.flags()).args(["-mf16c", "-O1", "-c", "-o"]);
+            let output = command.arg(source.with_extension("o")).arg(&source).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{clang} {isa:?}, {lanes} lanes\n{text}");
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn golden_files() {
     let mut failed = Vec::new();
-    for file in files {
+    for file in files() {
         let text = std::fs::read_to_string(&file).unwrap();
         let (input, expected) = text.split_once(RULE).unwrap_or((&text, ""));
         let header = input.lines().next().unwrap();
-        assert!(header.starts_with("; test"), "{}: no header", file.display());
-        let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
-        graph.verify(Stage::Prims, "the golden file").unwrap();
-        let mut options = Options::dense(&graph, CIsa::Avx512, 2);
-        if let Some((_, vectors)) = header.split_once(" unroll ") {
-            options.tuning.unroll = vectors.parse().unwrap();
-        }
-        let plan = lower(&graph, &options).unwrap();
+        let plan = plan(input, CIsa::Avx512);
         check_bytes(&plan);
         let got = show(&plan, header.contains(" c"));
         if got != expected {

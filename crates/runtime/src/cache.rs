@@ -1,12 +1,12 @@
 //! The kernel cache: compiled sources in memory, then on disk, then from the compiler. What lies on disk, and
 //! why it may be loaded, is in [`directory`](crate::directory).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW};
@@ -16,8 +16,10 @@ use thiserror::Error;
 
 use crate::cc::{CcError, Compiler};
 use crate::cpu::Isa;
-use crate::directory::{self, Contents, DEFAULT_LIMIT, Directory, MARK, Refused};
+use crate::directory::{self, Contents, DEFAULT_LIMIT, Directory, Refused};
 use crate::kernel::KernelFn;
+use crate::object::{self, BadObject};
+use crate::seal::MARK;
 
 /// C text and how to compile it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub struct Source {
     pub flags: Vec<String>,
     /// The instruction set to compile for.
     pub isa: Isa,
+    /// The functions that the object must have.
+    pub symbols: Vec<String>,
 }
 
 impl Source {
@@ -37,7 +41,13 @@ impl Source {
             text: text.into(),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             isa: Isa::best(),
+            symbols: Vec::new(),
         }
+    }
+
+    /// The same text, whose object is good only with these functions in it.
+    pub fn with_symbols(self, symbols: impl IntoIterator<Item = String>) -> Source {
+        Source { symbols: symbols.into_iter().collect(), ..self }
     }
 
     fn all_flags(&self) -> Vec<&str> {
@@ -91,7 +101,26 @@ impl Library {
         unsafe { self.handle.get::<KernelFn>(name).ok().map(|symbol| *symbol) }
     }
 
-    fn open(path: &Path) -> Result<Library, CacheError> {
+    /// Loads an object. Where programs can't be run from its folder, a copy elsewhere is loaded.
+    fn open(path: &Path, symbols: &[String]) -> Result<Library, CacheError> {
+        let library = Library::open_here(path).or_else(|error| {
+            let Ok(workshop) = Workshop::temporary() else { return Err(error) };
+            let copy = workshop.path.join("kernel.so");
+            // Once loaded, the code no longer needs its file.
+            fs::copy(path, &copy)
+                .map_err(|_| error.clone())
+                .and_then(|_| Library::open_here(&copy).map_err(|_| error))
+        })?;
+        match symbols.iter().find(|name| library.symbol(name).is_none()) {
+            Some(name) => Err(CacheError::Object {
+                path: path.to_owned(),
+                reason: BadObject::MissingSymbol { name: name.clone() },
+            }),
+            None => Ok(library),
+        }
+    }
+
+    fn open_here(path: &Path) -> Result<Library, CacheError> {
         // SAFETY: the object was made by the compiler from our source, verified, from a directory that only
         // this user writes; kernels have no initialisers.
         let handle = unsafe { Handle::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
@@ -137,24 +166,65 @@ pub enum CacheError {
         /// The loader's message.
         reason: String,
     },
+    /// The compiler said that all went well, but what it wrote can't be used.
+    #[error("the C compiler reported success, but {path} can't be used: {reason}")]
+    Object {
+        /// The object.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: BadObject,
+    },
 }
 
 impl CacheError {
-    /// Whether every source fails in this way: there is no compiler.
+    /// Whether every source fails in this way: there is no compiler, or it hangs.
     pub fn is_for_all(&self) -> bool {
-        matches!(self, CacheError::Compiler(CcError::Disabled | CcError::Missing { .. }))
+        let CacheError::Compiler(error) = self else { return false };
+        matches!(error, CcError::Disabled | CcError::Missing { .. } | CcError::TimedOut { .. })
+    }
+
+    /// Whether the place where it was tried may be why: elsewhere it may work.
+    fn is_of_the_place(&self, directory: &Directory) -> bool {
+        match self {
+            CacheError::Compiler(CcError::System { .. }) | CacheError::Load { .. } => true,
+            CacheError::Compiler(CcError::Failed { .. }) | CacheError::Object { .. } => directory.is_full(),
+            CacheError::Compiler(_) => false,
+        }
     }
 }
 
+/// What is known of one source.
+#[derive(Debug, Default)]
+enum Known {
+    #[default]
+    Nothing,
+    /// Its library, as long as somebody has it.
+    Loaded(Weak<Library>),
+    /// The compiler failed; it is not asked again for the same text.
+    Failed(CacheError),
+}
+
 /// One source's place in memory; its lock makes threads that want the same source wait for the one compiling.
-/// A compiler that failed is not asked again for the same text.
-type Entry = Arc<Mutex<Option<Result<Arc<Library>, CacheError>>>>;
+type Entry = Arc<Mutex<Known>>;
+
+/// So many libraries stay loaded though nobody may use them any more. Each takes about four of the 65,530 mappings that
+/// a process may have on Linux.
+const UNUSED: usize = 256;
+
+/// What this process has of the cache.
+#[derive(Debug, Default)]
+struct Memory {
+    entries: HashMap<Key, Entry>,
+    /// The libraries that were loaded last, which are not unloaded when their users are gone.
+    recent: VecDeque<Arc<Library>>,
+}
 
 /// Compiled sources, in memory and in a directory.
 #[derive(Debug)]
 pub struct KernelCache {
     directory: Result<Directory, Refused>,
-    entries: Mutex<HashMap<Key, Entry>>,
+    memory: Mutex<Memory>,
+    unused: usize,
 }
 
 impl KernelCache {
@@ -187,7 +257,30 @@ impl KernelCache {
             let message = format!("kernels are compiled anew by every process: {reason}");
             crate::warn::once(&message, || message.clone());
         }
-        KernelCache { directory, entries: Mutex::default() }
+        KernelCache { directory, memory: Mutex::default(), unused: UNUSED }
+    }
+
+    /// The same cache, which keeps at most so many libraries loaded that nobody uses.
+    pub fn with_unused(self, unused: usize) -> KernelCache {
+        KernelCache { unused, ..self }
+    }
+
+    /// Unloads the libraries that nobody uses.
+    pub fn release(&self) {
+        let released = {
+            let mut memory = self.memory.lock();
+            let released = std::mem::take(&mut memory.recent);
+            memory.forget_unloaded();
+            released
+        };
+        // Outside of the lock: unloading takes the loader's.
+        drop(released);
+        self.memory.lock().forget_unloaded();
+    }
+
+    /// How many sources this process knows the library of, or why there is none.
+    pub fn known(&self) -> usize {
+        self.memory.lock().entries.len()
     }
 
     /// The directory in use, or why there is none; without one every process compiles its own kernels.
@@ -217,18 +310,14 @@ impl KernelCache {
 
     /// A remark that was kept under a key.
     pub fn remark(&self, key: &str) -> Option<String> {
-        fs::read_to_string(self.remark_path(key)?).ok()
+        String::from_utf8(self.directory.as_ref().ok()?.read(&self.remark_name(key)?)?).ok()
     }
 
     /// Keeps a remark beside the objects for this and other processes: what was measured, say. One that can't
     /// be kept is only missed.
     pub fn keep_remark(&self, key: &str, text: &str) {
-        let Some(path) = self.remark_path(key) else { return };
-        let Some(Ok(workshop)) = path.parent().map(Workshop::new) else { return };
-        let draft = workshop.path.join("remark");
-        // Written apart and renamed, so that nobody reads half of it.
-        if fs::write(&draft, text).is_ok() && fs::rename(&draft, &path).is_ok() {
-            self.added(&[&path]);
+        if let (Ok(directory), Some(name)) = (&self.directory, self.remark_name(key)) {
+            directory.keep(&name, text.as_bytes());
         }
     }
 
@@ -239,26 +328,31 @@ impl KernelCache {
 
     /// Keeps a plan beside the objects for other processes. One that can't be kept is only missed.
     pub fn keep_plan(&self, key: &str, bytes: &[u8]) {
-        let Ok(directory) = &self.directory else { return };
-        let Ok(workshop) = Workshop::new(directory.path()) else { return };
-        let (draft, path) = (workshop.path.join("plan"), directory.path().join(plan_name(key)));
-        let sealed = [bytes, &directory::seal_of(bytes)].concat();
-        // Written apart and renamed, so that nobody reads half of it.
-        if fs::write(&draft, sealed).is_ok() && fs::rename(&draft, &path).is_ok() {
-            self.added(&[&path]);
-        }
-    }
-
-    fn added(&self, files: &[&Path]) {
         if let Ok(directory) = &self.directory {
-            directory.added(files);
+            directory.keep(&plan_name(key), bytes);
         }
     }
 
-    fn remark_path(&self, key: &str) -> Option<PathBuf> {
-        let compiler = Compiler::find().ok()?;
-        let key = Key::new(&Source::new(key, &[]), compiler.identity());
-        Some(self.directory.as_ref().ok()?.path().join(format!("{key}.txt")))
+    fn remark_name(&self, key: &str) -> Option<String> {
+        let key = Key::new(&Source::new(key, &[]), self.compiler().ok()?.1);
+        Some(format!("{key}.txt"))
+    }
+
+    /// The compiler, and what tells it from others. What it says of itself is kept in the directory.
+    fn compiler(&self) -> Result<(&'static Compiler, &'static str), CcError> {
+        let compiler = Compiler::find()?;
+        let name = |file: &str| {
+            let key = Key(Sha256::digest(format!("compiler {file}")).into());
+            format!("{key}.txt")
+        };
+        let directory = self.directory.as_ref().ok();
+        let known = |file: &str| String::from_utf8(directory?.read(&name(file))?).ok();
+        let keep = |file: &str, identity: &str| {
+            if let Some(directory) = directory {
+                directory.keep(&name(file), identity.as_bytes());
+            }
+        };
+        Ok((compiler, compiler.identity(known, keep)?))
     }
 
     /// The library of a source: from memory, from disk, or compiled now.
@@ -266,15 +360,36 @@ impl KernelCache {
         let start = Instant::now();
         let (key, entry) = self.entry(source)?;
         let mut place = entry.lock();
-        if let Some(found) = self.look_up(key, &mut place, start) {
+        if let Some(found) = self.look_up(key, source, &mut place, start) {
             return found;
         }
         let built = self.build(key, source).map(Arc::new);
-        // What the compiler makes of a text does not change; what the system had no room for may.
-        let lasts =
-            !matches!(built, Err(CacheError::Compiler(CcError::System { .. }) | CacheError::Load { .. }));
-        *place = lasts.then(|| built.clone());
-        Ok(Loaded { library: built?, origin: Origin::Compiler, time: start.elapsed() })
+        *place = match &built {
+            Ok(library) => Known::Loaded(Arc::downgrade(library)),
+            // What the compiler makes of a text does not change; what the system had no room for may.
+            Err(CacheError::Compiler(CcError::System { .. }) | CacheError::Load { .. }) => Known::Nothing,
+            Err(error) => Known::Failed(error.clone()),
+        };
+        drop(place);
+        let library = built?;
+        self.hold(&library);
+        Ok(Loaded { library, origin: Origin::Compiler, time: start.elapsed() })
+    }
+
+    /// Keeps a library for a while, whoever else does.
+    fn hold(&self, library: &Arc<Library>) {
+        let dropped = {
+            let mut memory = self.memory.lock();
+            memory.recent.push_back(library.clone());
+            let excess = memory.recent.len().saturating_sub(self.unused);
+            let dropped: Vec<Arc<Library>> = memory.recent.drain(..excess).collect();
+            if memory.entries.len() > 2 * (self.unused + memory.recent.len()) {
+                memory.forget_unloaded();
+            }
+            dropped
+        };
+        // Outside of the lock: unloading takes the loader's.
+        drop(dropped);
     }
 
     /// Loads several sources; those that have to be compiled run side by side, one compiler for each core.
@@ -313,60 +428,90 @@ impl KernelCache {
         let start = Instant::now();
         match self.entry(source) {
             Err(error) => Some(Err(error)),
-            Ok((key, entry)) => self.look_up(key, &mut entry.lock(), start),
+            Ok((key, entry)) => self.look_up(key, source, &mut entry.lock(), start),
         }
     }
 
     fn entry(&self, source: &Source) -> Result<(Key, Entry), CacheError> {
         // Objects are found by the compiler that would make them: without one there is nothing to find.
-        let key = Key::new(source, Compiler::find()?.identity());
-        Ok((key, self.entries.lock().entry(key).or_default().clone()))
+        let key = Key::new(source, self.compiler()?.1);
+        Ok((key, self.memory.lock().entries.entry(key).or_default().clone()))
     }
 
     fn look_up(
         &self,
         key: Key,
-        place: &mut Option<Result<Arc<Library>, CacheError>>,
+        source: &Source,
+        place: &mut Known,
         start: Instant,
     ) -> Option<Result<Loaded, CacheError>> {
-        let loaded = |library: &Arc<Library>, origin| {
-            Ok(Loaded { library: library.clone(), origin, time: start.elapsed() })
-        };
         match place {
-            Some(Ok(library)) => return Some(loaded(library, Origin::Memory)),
-            Some(Err(error)) => return Some(Err(error.clone())),
-            None => {}
+            Known::Failed(error) => return Some(Err(error.clone())),
+            Known::Loaded(library) => {
+                if let Some(library) = library.upgrade() {
+                    return Some(Ok(Loaded { library, origin: Origin::Memory, time: start.elapsed() }));
+                }
+            }
+            Known::Nothing => {}
         }
         let path = self.directory.as_ref().ok()?.find(&format!("{key}.so"))?;
         // An intact object that will not load (another system's, say) is rebuilt like a damaged one.
-        let library = Arc::new(Library::open(&path).ok()?);
-        *place = Some(Ok(library.clone()));
-        Some(loaded(&library, Origin::Disk))
+        let library = Arc::new(Library::open(&path, &source.symbols).ok()?);
+        *place = Known::Loaded(Arc::downgrade(&library));
+        self.hold(&library);
+        Some(Ok(Loaded { library, origin: Origin::Disk, time: start.elapsed() }))
     }
 
-    /// Compiles, seals, publishes and loads. A directory that can't be written to is done without.
+    /// Compiles, checks, loads and publishes, in the directory or, where that can't be written to, without it.
     fn build(&self, key: Key, source: &Source) -> Result<Library, CacheError> {
-        let compiler = Compiler::find()?;
-        if let Ok(directory) = &self.directory
-            && let Ok(workshop) = Workshop::new(directory.path())
-        {
-            let object = workshop.compile(compiler, source)?;
-            let published = directory.path().join(format!("{key}.so"));
-            let text = published.with_extension("c");
-            // The text stays beside the object for people to read; losing it does no harm.
-            let _ = fs::rename(object.with_extension("c"), &text);
-            if fs::rename(&object, &published).is_err() {
-                return Library::open(&object);
+        let compiler = self.compiler()?.0;
+        if let Ok(directory) = &self.directory {
+            match self.build_in(directory, compiler, key, source) {
+                Err(error) if error.is_of_the_place(directory) => {}
+                done => return done,
             }
-            let library = Library::open(&published);
-            directory.added(&[&published, &text]);
-            return library;
         }
-        let temporary = std::env::temp_dir();
-        let workshop = Workshop::new(&temporary)
-            .map_err(|error| CcError::system("make a folder in", &temporary, error))?;
+        let workshop = Workshop::temporary()?;
+        let object = workshop.compile(compiler, source)?;
         // Once loaded, the code no longer needs its file.
-        Library::open(&workshop.compile(compiler, source)?)
+        Library::open(&object, &source.symbols)
+    }
+
+    fn build_in(
+        &self,
+        directory: &Directory,
+        compiler: &Compiler,
+        key: Key,
+        source: &Source,
+    ) -> Result<Library, CacheError> {
+        let workshop = Workshop::new(directory.path())
+            .map_err(|error| CcError::system("make a folder in", directory.path(), error))?;
+        let object = workshop.compile(compiler, source)?;
+        let name = format!("{key}.so");
+        directory.seal(&object, &name).map_err(|error| CcError::system("seal", &object, error))?;
+        // Loaded before others can see it: an object that ends the process ends no other.
+        let library = Library::open(&object, &source.symbols)?;
+        let published = directory.path().join(name);
+        let text = published.with_extension("c");
+        // The text stays beside the object for people to read; losing it does no harm.
+        let _ = fs::rename(object.with_extension("c"), &text);
+        if fs::rename(&object, &published).is_ok() {
+            directory.added(&[&published, &text]);
+        }
+        Ok(library)
+    }
+}
+
+impl Memory {
+    /// Drops what is known of libraries that are no longer loaded. A place that somebody is working on stays.
+    fn forget_unloaded(&mut self) {
+        self.entries.retain(|_, entry| {
+            entry.try_lock().is_none_or(|known| match &*known {
+                Known::Loaded(library) => library.strong_count() > 0,
+                Known::Failed(_) => true,
+                Known::Nothing => Arc::strong_count(entry) > 1,
+            })
+        });
     }
 }
 
@@ -417,14 +562,27 @@ impl Workshop {
         Err(std::io::ErrorKind::AlreadyExists.into())
     }
 
-    /// The sealed object of a source.
-    fn compile(&self, compiler: &Compiler, source: &Source) -> Result<PathBuf, CcError> {
+    /// One in the system's folder for temporary files.
+    fn temporary() -> Result<Workshop, CcError> {
+        let folder = std::env::temp_dir();
+        let fails = |reason: String| CcError::system("make a folder in", &folder, reason);
+        // Nobody else may be able to exchange what is made in it.
+        let real = fs::canonicalize(&folder).map_err(|error| fails(error.to_string()))?;
+        directory::check_above(&real.join("kiln")).map_err(|error| fails(error.to_string()))?;
+        Workshop::new(&real).map_err(|error| fails(error.to_string()))
+    }
+
+    /// The object of a source, checked.
+    fn compile(&self, compiler: &Compiler, source: &Source) -> Result<PathBuf, CacheError> {
         let object = self.path.join("kernel.so");
         if let Err(error) = compiler.compile_shared(&source.text, &source.all_flags(), &object) {
             self.keep.set(matches!(error, CcError::Failed { .. } | CcError::TimedOut { .. }));
-            return Err(error);
+            return Err(error.into());
         }
-        directory::seal(&object).map_err(|error| CcError::system("seal", &object, error))?;
+        // Nothing at all is what a compiler wrote that wrote nothing.
+        let checked = object::check(&fs::read(&object).unwrap_or_default(), &source.symbols);
+        self.keep.set(checked.is_err());
+        checked.map_err(|reason| CacheError::Object { path: object.clone(), reason })?;
         Ok(object)
     }
 }

@@ -1,4 +1,5 @@
-//! The C compiler: found once, identified without running it, and called with a time limit.
+//! The C compiler: found once, known by what it says of itself, and called with a time limit. One that has hung once is
+//! not asked again.
 //!
 //! One call of the driver does everything. For a small kernel most of the time (about 20 ms) is the compiler
 //! proper starting up; `-pipe` lets the assembler run beside it and `-nostdlib` spares the linker the
@@ -7,6 +8,8 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -133,15 +136,15 @@ pub enum CcError {
         /// Where the source was kept.
         saved_source: PathBuf,
     },
-    /// The compiler was stopped.
-    #[error("C compiler stopped after {limit:?} on {saved}\n{command}", saved = saved_source.display())]
+    /// The compiler was stopped; it is not started again.
+    #[error("C compiler stopped after {limit:?} on {on}, and not used any more\n{command}", on = on.display())]
     TimedOut {
         /// The command line.
         command: String,
         /// The time it was given.
         limit: Duration,
-        /// Where the source was kept.
-        saved_source: PathBuf,
+        /// The source, which was kept, or the question that it did not answer.
+        on: PathBuf,
     },
 }
 
@@ -152,12 +155,16 @@ impl CcError {
 }
 
 /// A C compiler on this machine.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Compiler {
     program: PathBuf,
     arguments: Vec<OsString>,
-    identity: String,
+    file: String,
+    is_script: bool,
+    identity: OnceLock<String>,
     time_limit: Duration,
+    /// How it hung.
+    hung: OnceLock<CcError>,
 }
 
 impl Compiler {
@@ -189,17 +196,30 @@ impl Compiler {
         let name = words.next().ok_or_else(missing)?;
         let program = on_path(name).ok_or_else(missing)?;
         let arguments: Vec<OsString> = words.map(OsString::from).collect();
-        // A new version is a new file: path, size and date say which, without starting a process.
         let real = fs::canonicalize(&program).map_err(|_| missing())?;
         let data = fs::metadata(&real).map_err(|_| missing())?;
-        let identity = format!(
-            "{} {arguments:?} {} {}.{}",
+        let file = format!(
+            "{} {arguments:?} {} {} {}.{} {}.{}",
             real.display(),
+            data.ino(),
             data.size(),
             data.mtime(),
-            data.mtime_nsec()
+            data.mtime_nsec(),
+            data.ctime(),
+            data.ctime_nsec()
         );
-        Ok(Compiler { program, arguments, identity, time_limit: TIME_LIMIT })
+        let mut start = [0; 2];
+        let is_script =
+            File::open(&real).and_then(|mut file| file.read_exact(&mut start)).is_err() || start == *b"#!";
+        Ok(Compiler {
+            program,
+            arguments,
+            file,
+            is_script,
+            identity: OnceLock::new(),
+            time_limit: TIME_LIMIT,
+            hung: OnceLock::new(),
+        })
     }
 
     /// The same compiler with another time limit.
@@ -207,9 +227,58 @@ impl Compiler {
         Compiler { time_limit, ..self }
     }
 
-    /// Tells this compiler from others and from other versions of itself.
-    pub fn identity(&self) -> &str {
-        &self.identity
+    /// The file that is started.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// Tells this compiler from others and from other versions of itself: its version and the machine it compiles for,
+    /// in its own words. `known` may remember them for the very same file; what was not remembered is told to `keep`.
+    /// A script may start another compiler tomorrow, so it is asked by every process.
+    pub(crate) fn identity(
+        &self,
+        known: impl FnOnce(&str) -> Option<String>,
+        keep: impl FnOnce(&str, &str),
+    ) -> Result<&str, CcError> {
+        if let Some(identity) = self.identity.get() {
+            return Ok(identity);
+        }
+        let identity = match known(&self.file).filter(|_| !self.is_script) {
+            Some(identity) => identity,
+            None => {
+                let (version, machine) = (self.ask("--version")?, self.ask("-dumpmachine")?);
+                let identity = match (version.trim(), machine.trim()) {
+                    // It has nothing to say: then the file has to do.
+                    ("", _) => self.file.clone(),
+                    (version, machine) => format!("{version}\n{machine}\n{:?}", self.arguments),
+                };
+                if !self.is_script {
+                    keep(&self.file, &identity);
+                }
+                identity
+            }
+        };
+        Ok(self.identity.get_or_init(|| identity))
+    }
+
+    /// What the compiler prints if called with this argument alone; nothing if it fails.
+    fn ask(&self, question: &str) -> Result<String, CcError> {
+        self.check_hung()?;
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).arg(question).env("LC_ALL", "C");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        let text = format!("{command:?}");
+        let mut child = command.spawn().map_err(|error| CcError::system("start", &self.program, error))?;
+        // It is short enough for a pipe, so nobody has to read while the compiler runs.
+        let pipe = child.stdout.take();
+        let status = self.wait(child, text, Path::new(question))?;
+        let mut answer = Vec::new();
+        if let (Some(mut pipe), true) = (pipe, status.success()) {
+            // SAFETY: the descriptor is open. What a child of the compiler still writes is not waited for.
+            unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+            let _ = pipe.read_to_end(&mut answer);
+        }
+        Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 
     /// Compiles `source` to a shared object at `object`.
@@ -217,13 +286,20 @@ impl Compiler {
     /// `flags` follow the source on the command line, so they may name libraries. The source is written to
     /// `object` with the ending `.c` and stays there.
     pub fn compile_shared(&self, source: &str, flags: &[&str], object: &Path) -> Result<(), CcError> {
+        self.check_hung()?;
         let source_path = object.with_extension("c");
         fs::write(&source_path, source).map_err(|error| CcError::system("write", &source_path, error))?;
         let log_path = object.with_extension("log");
         let log = File::create(&log_path).map_err(|error| CcError::system("write", &log_path, error))?;
 
         let mut command = Command::new(&self.program);
-        command.args(&self.arguments).args(FLAGS).arg("-o").arg(object).arg(&source_path);
+        command.args(&self.arguments).args(FLAGS);
+        // Drivers hand paths on to other programs in ways of their own, and not all arrive: these names always do.
+        if let (Some(folder), Some(object), Some(source)) =
+            (object.parent(), object.file_name(), source_path.file_name())
+        {
+            command.current_dir(folder).arg("-o").arg(object).arg(source);
+        }
         // What comes next is linked, not compiled, unless it is a flag.
         command.args(["-x", "none"]).args(flags);
         // A file, not a pipe: nobody has to read it while the compiler runs.
@@ -233,20 +309,44 @@ impl Compiler {
         let text = format!("{command:?}");
 
         let child = command.spawn().map_err(|error| CcError::system("start", &self.program, error));
-        let ended = child.and_then(|child| wait(child, self.time_limit, &self.program));
+        let ended = child.and_then(|child| self.wait(child, text.clone(), &source_path));
         let stderr = fs::read(&log_path).unwrap_or_default();
         // Only a leftover if it fails.
         let _ = fs::remove_file(&log_path);
-        match ended? {
-            Some(status) if status.success() => Ok(()),
-            Some(status) => Err(CcError::Failed {
-                command: text,
-                status: status.to_string(),
-                stderr: String::from_utf8_lossy(&stderr).into_owned(),
-                saved_source: source_path,
-            }),
-            None => {
-                Err(CcError::TimedOut { command: text, limit: self.time_limit, saved_source: source_path })
+        let status = ended?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(CcError::Failed {
+            command: text,
+            status: status.to_string(),
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
+            saved_source: source_path,
+        })
+    }
+
+    fn check_hung(&self) -> Result<(), CcError> {
+        self.hung.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Waits for the process. After the time limit its whole group is killed, and nobody starts this compiler again:
+    /// what hung once would hang for every kernel.
+    fn wait(&self, mut child: Child, command: String, on: &Path) -> Result<ExitStatus, CcError> {
+        let start = Instant::now();
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if start.elapsed() < self.time_limit => {
+                    std::thread::sleep(Duration::from_micros(250));
+                }
+                Ok(None) => {
+                    // SAFETY: the group is the one made for this child, which has not been waited for yet.
+                    unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+                    child.wait().map_err(|error| CcError::system("stop", &self.program, error))?;
+                    let error = CcError::TimedOut { command, limit: self.time_limit, on: on.to_owned() };
+                    return Err(self.hung.get_or_init(|| error).clone());
+                }
+                Err(error) => return Err(CcError::system("wait for", &self.program, error)),
             }
         }
     }
@@ -266,24 +366,6 @@ fn time_limit() -> Duration {
     })
 }
 
-/// Waits for the process; after `limit` its whole group is killed and the answer is `None`.
-fn wait(mut child: Child, limit: Duration, program: &Path) -> Result<Option<ExitStatus>, CcError> {
-    let start = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Ok(Some(status)),
-            Ok(None) if start.elapsed() < limit => std::thread::sleep(Duration::from_micros(250)),
-            Ok(None) => {
-                // SAFETY: the group is the one made for this child, which has not been waited for yet.
-                unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
-                child.wait().map_err(|error| CcError::system("stop", program, error))?;
-                return Ok(None);
-            }
-            Err(error) => return Err(CcError::system("wait for", program, error)),
-        }
-    }
-}
-
 fn on_path(name: &str) -> Option<PathBuf> {
     let runnable = |path: &Path| {
         fs::metadata(path).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
@@ -293,7 +375,9 @@ fn on_path(name: &str) -> Option<PathBuf> {
         return runnable(&path).then_some(path);
     }
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|path| runnable(path))
+    let mut on_path =
+        std::env::split_paths(&path).filter_map(|folder| std::path::absolute(folder.join(name)).ok());
+    on_path.find(|path| runnable(path))
 }
 
 #[cfg(test)]
@@ -331,5 +415,11 @@ mod tests {
         let error = compiler.compile_shared("", &[], &folder.path().join("k.so")).unwrap_err();
         assert!(matches!(error, CcError::TimedOut { .. }), "{error}");
         assert!(start.elapsed() < Duration::from_secs(10));
+        // It is not started again, for any text, nor asked for its name.
+        let start = Instant::now();
+        assert!(compiler.compile_shared("int other;", &[], &folder.path().join("other.so")).is_err());
+        assert!(!folder.path().join("other.c").exists());
+        assert!(matches!(compiler.identity(|_| None, |_, _| ()), Err(CcError::TimedOut { .. })));
+        assert!(start.elapsed() < Duration::from_millis(90));
     }
 }

@@ -2,11 +2,12 @@
 //! is full.
 //!
 //! [Note: what makes loading a file safe]
-//! A cached object becomes code of this process, so the directory must belong to the user and nobody else
-//! may write to it; anything else is refused with a reason, and the cache then works from private temporary
-//! folders. An object ends with a checksum over its bytes that is verified before loading: a truncated or
-//! damaged file is rebuilt. Objects are written under a name of their own and renamed into place, so other
-//! processes see either nothing or all of it; two that build the same object at once write the same content.
+//! A cached object becomes code of this process, so the directory must belong to the user, and nobody else
+//! may write to it, nor to a folder above it, through which it could be exchanged; anything else is refused with a
+//! reason, and the cache then works from private temporary folders. Files are used if they are the user's, nobody
+//! else can write them, and the [seal](crate::seal) under them is right; others are made again. They are written
+//! under a name of their own and renamed into place, so other processes see either nothing or all of it; two that
+//! build the same object at once write the same content.
 //!
 //! [Note: what goes when the directory is full]
 //! What was used least recently. Using an object sets its access time (explicitly: file systems that are
@@ -14,19 +15,16 @@
 //! published something and whenever its own count of bytes passes the limit, so the limit may be exceeded by
 //! what other processes wrote meanwhile. Objects in use stay mapped when their files go.
 
-use std::fs::{self, DirBuilder, File, FileTimes, Metadata, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs::{self, DirBuilder, FileTimes, Metadata, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
-use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-/// Ends every object file, after its checksum; a new layout of the cache gets a new mark.
-pub(crate) const MARK: &[u8; 8] = b"KILNOBJ1";
-const TRAILER: usize = 32 + MARK.len();
+use crate::seal::{self, Seal, read_own};
 
 /// Bytes that a directory may hold unless `KILN_CACHE_SIZE` says otherwise.
 pub const DEFAULT_LIMIT: u64 = 1 << 30;
@@ -36,6 +34,9 @@ const TENTHS_KEPT: u64 = 9;
 
 /// A compilation's folder that nobody has touched for this long is a leftover of a process that is gone.
 const LEFTOVER: Duration = Duration::from_secs(24 * 3600);
+
+/// What a file system that is not full takes at once.
+const PROBE: usize = 1 << 20;
 
 /// Why a directory is not used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -98,6 +99,7 @@ pub struct Contents {
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
+    seal: Seal,
     limit: u64,
     /// Bytes in it as far as this process knows; `None` until it has looked.
     bytes: Mutex<Option<u64>>,
@@ -117,21 +119,24 @@ impl Directory {
                 fs::symlink_metadata(&plain).map_err(unusable)?
             }
         };
-        // SAFETY: geteuid has no preconditions.
-        let user = unsafe { libc::geteuid() };
-        let (owner, mode) = (data.uid(), data.mode() & 0o7777);
+        let (user, owner, mode) = (seal::user(), data.uid(), data.mode() & 0o7777);
         if data.is_symlink() {
-            Err(Refused::Symlink(plain))
-        } else if !data.is_dir() {
-            Err(Refused::NotADirectory(plain))
-        } else if owner != user {
-            Err(Refused::OtherOwner { path: plain, owner, user })
-        } else if mode & 0o022 != 0 {
-            Err(Refused::Writable { path: plain, mode })
-        } else {
-            let path = std::path::absolute(&plain).map_err(unusable)?;
-            Ok(Directory { path, limit, bytes: Mutex::new(None) })
+            return Err(Refused::Symlink(plain));
         }
+        if !data.is_dir() {
+            return Err(Refused::NotADirectory(plain));
+        }
+        if owner != user {
+            return Err(Refused::OtherOwner { path: plain, owner, user });
+        }
+        if mode & 0o022 != 0 {
+            return Err(Refused::Writable { path: plain, mode });
+        }
+        // From here on the path has no links in it, and nobody else can put one there.
+        let path = fs::canonicalize(&plain).map_err(unusable)?;
+        check_above(&path)?;
+        let seal = Seal::of(&path).map_err(unusable)?;
+        Ok(Directory { path, seal, limit, bytes: Mutex::new(None) })
     }
 
     pub fn path(&self) -> &Path {
@@ -150,11 +155,54 @@ impl Directory {
 
     /// The contents of a sealed file, without the seal, if it is there and whole; it counts as used now.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
-        let path = self.path.join(name);
-        let mut bytes = fs::read(&path).ok().filter(|bytes| is_whole(bytes))?;
-        touch(&path);
-        bytes.truncate(bytes.len() - TRAILER);
+        let mut file = seal::open_own(&self.path.join(name)).ok()?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        let bytes = self.seal.open(name, bytes)?;
+        // A file that can't be told is only forgotten earlier.
+        let _ = file.set_times(FileTimes::new().set_accessed(SystemTime::now()));
         Some(bytes)
+    }
+
+    /// Puts contents into a file of this name, sealed. One that can't be kept is only missed.
+    pub fn keep(&self, name: &str, bytes: &[u8]) {
+        let (draft, path) = (self.path.join(Directory::draft()), self.path.join(name));
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        let sealed = [bytes, &self.seal.put(name, bytes)].concat();
+        let written = options.open(&draft).and_then(|mut file| file.write_all(&sealed));
+        // Written apart and renamed, so that nobody reads half of it.
+        if written.is_ok() && fs::rename(&draft, &path).is_ok() {
+            self.added(&[&path]);
+        } else {
+            let _ = fs::remove_file(&draft);
+        }
+    }
+
+    /// Appends the seal to an object that will have this name; loaders ignore what follows an object's own tables.
+    pub fn seal(&self, object: &Path, name: &str) -> std::io::Result<()> {
+        let seal = self.seal.put(name, &fs::read(object)?);
+        OpenOptions::new().append(true).open(object)?.write_all(&seal)
+    }
+
+    /// Whether a file of some size can't be written any more.
+    pub fn is_full(&self) -> bool {
+        let draft = self.path.join(Directory::draft());
+        let probe = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft);
+        let written = probe.and_then(|mut file| file.write_all(&[1; PROBE]).and_then(|()| file.sync_data()));
+        let _ = fs::remove_file(&draft);
+        written.is_err()
+    }
+
+    /// A name for a file that becomes another, in the form of the cache's own folders, which are removed when old.
+    fn draft() -> String {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let mut number = [0; 8];
+        // Two processes that share a number (in containers, say) still have different random ones.
+        let _ = seal::random(&mut number);
+        let count = NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("kiln-{}-{count}-{:x}.draft", std::process::id(), u64::from_le_bytes(number))
     }
 
     /// Counts what was just put into the directory, and makes room if that was too much.
@@ -204,7 +252,11 @@ impl Directory {
         let sealed =
             |path: &PathBuf| path.extension().is_some_and(|ending| ending == "so" || ending == "plan");
         let objects = self.entries().into_iter().flat_map(|entry| entry.files).filter(sealed);
-        objects.filter(|path| fs::read(path).is_ok_and(|bytes| !is_whole(&bytes))).collect()
+        let is_damaged = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            !read_own(path).is_ok_and(|bytes| self.seal.is_on(name, &bytes))
+        };
+        objects.filter(is_damaged).collect()
     }
 
     /// Removes everything that is the cache's, but for the folders of compilations that may still run;
@@ -230,14 +282,15 @@ impl Directory {
                 continue;
             };
             let is_key = stem.len() == 64 && stem.bytes().all(|byte| byte.is_ascii_hexdigit());
-            let is_folder = data.is_dir() && stem.starts_with("kiln-") && ending.is_empty();
+            let is_draft = data.is_file() && ending == "draft" || data.is_dir() && ending.is_empty();
+            let is_folder = is_draft && stem.starts_with("kiln-");
             let is_file = data.is_file() && is_key && ["so", "c", "txt", "plan"].contains(&ending);
             if !is_folder && !is_file {
                 continue;
             }
             // An object and its text come and go together.
             let entry = entries.entry(self.path.join(stem)).or_insert_with(|| Entry::new(is_folder));
-            entry.bytes += if is_folder { folder_bytes(&path) } else { data.len() };
+            entry.bytes += if data.is_dir() { folder_bytes(&path) } else { data.len() };
             entry.used = entry.used.max(used(&data, is_folder));
             entry.files.push(path);
         }
@@ -245,7 +298,7 @@ impl Directory {
     }
 }
 
-/// Files that belong together, or the folder of a compilation.
+/// Files that belong together, or the folder of a compilation, or a file that was to become another.
 struct Entry {
     files: Vec<PathBuf>,
     bytes: u64,
@@ -270,7 +323,7 @@ impl Entry {
     fn remove(&self) {
         for path in &self.files {
             // Another process may be doing the same.
-            let _ = if self.is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }
     }
 }
@@ -286,27 +339,22 @@ fn used(data: &Metadata, is_folder: bool) -> SystemTime {
     if is_folder { changed } else { data.accessed().map_or(changed, |accessed| accessed.max(changed)) }
 }
 
-/// Says that a file was used now. One that can't be told is only forgotten earlier.
-fn touch(path: &Path) {
-    if let Ok(file) = File::open(path) {
-        let _ = file.set_times(FileTimes::new().set_accessed(SystemTime::now()));
+/// Makes sure that nobody but the user and the system can exchange a directory by way of those above it. In a folder
+/// that all may write to, but where each can remove only what is theirs (`/tmp`), nobody can.
+pub(crate) fn check_above(path: &Path) -> Result<(), Refused> {
+    let user = seal::user();
+    for above in path.ancestors().skip(1) {
+        let data = fs::symlink_metadata(above)
+            .map_err(|error| Refused::Unusable { path: above.to_owned(), reason: error.to_string() })?;
+        let (owner, mode) = (data.uid(), data.mode() & 0o7777);
+        if owner != user && owner != 0 {
+            return Err(Refused::OtherOwner { path: above.to_owned(), owner, user });
+        }
+        if mode & 0o022 != 0 && mode & u32::from(libc::S_ISVTX as u16) == 0 {
+            return Err(Refused::Writable { path: above.to_owned(), mode });
+        }
     }
-}
-
-/// Appends the checksum; loaders ignore what follows an object's own tables.
-pub(crate) fn seal(object: &Path) -> std::io::Result<()> {
-    let seal = seal_of(&fs::read(object)?);
-    OpenOptions::new().append(true).open(object)?.write_all(&seal)
-}
-
-/// What follows these bytes in a sealed file.
-pub(crate) fn seal_of(bytes: &[u8]) -> Vec<u8> {
-    [Sha256::digest(bytes).as_slice(), MARK].concat()
-}
-
-fn is_whole(bytes: &[u8]) -> bool {
-    let Some((object, trailer)) = bytes.split_last_chunk::<TRAILER>() else { return false };
-    trailer[32..] == *MARK && Sha256::digest(object).as_slice() == &trailer[..32]
+    Ok(())
 }
 
 /// A number of bytes as `KILN_CACHE_SIZE` has it: `500M`, `2G`, `1000000`.

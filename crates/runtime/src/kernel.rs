@@ -1,7 +1,7 @@
 //! Kernels: the one signature of compiled functions, and their launch over the thread pool.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -48,11 +48,35 @@ pub struct Kernel {
     function: KernelFn,
 }
 
+/// A kernel that is there as long as others keep its library loaded.
+#[derive(Debug, Clone)]
+pub struct WeakKernel {
+    library: Weak<Library>,
+    function: KernelFn,
+}
+
+impl WeakKernel {
+    /// The kernel, if its library is still loaded.
+    pub fn upgrade(&self) -> Option<Kernel> {
+        self.library.upgrade().map(|library| Kernel { library, function: self.function })
+    }
+
+    /// Whether its library is still loaded.
+    pub fn is_loaded(&self) -> bool {
+        self.library.strong_count() > 0
+    }
+}
+
 impl Kernel {
     /// The kernel called `name`, if the library has it.
     pub fn new(library: Arc<Library>, name: &str) -> Option<Kernel> {
         let function = library.symbol(name)?;
         Some(Kernel { library, function })
+    }
+
+    /// The same kernel, which no longer keeps its library loaded.
+    pub fn downgrade(&self) -> WeakKernel {
+        WeakKernel { library: Arc::downgrade(&self.library), function: self.function }
     }
 
     /// The library the kernel is part of.

@@ -11,6 +11,9 @@ use std::process::Command;
 use kiln_runtime::directory::{Contents, Refused};
 use kiln_runtime::{Args, CacheError, CcError, Kernel, KernelCache, Origin, Source, warn};
 
+/// Files that a process makes with its first kernel: the key, and what the compiler says of itself.
+const OWN: usize = 2;
+
 /// A private directory, removed at the end of the test.
 struct Folder(PathBuf);
 
@@ -70,7 +73,11 @@ fn compiler_then_memory_then_disk() {
     let other = Source::new(source(1).text, &["-O2"]);
     assert_eq!(cache.load(&other).unwrap().origin, Origin::Compiler);
     // An object and its text for each of the three, and nothing else.
-    assert_eq!((folder.files(".so").len(), folder.files(".c").len(), folder.files("").len()), (3, 3, 6));
+    let own = folder.files("key").len() + folder.files(".txt").len();
+    assert_eq!(
+        (folder.files(".so").len(), folder.files(".c").len(), folder.files("").len()),
+        (3, 3, 6 + own)
+    );
 }
 
 #[test]
@@ -151,6 +158,87 @@ fn unsafe_directories_are_refused() {
     assert!(warn::taken().iter().any(|message| message.contains("is a symbolic link")));
 }
 
+/// A folder above that others can write to is as good as one of theirs.
+#[test]
+fn folders_above_are_looked_at() {
+    let before = warn::set_sink(|_| {});
+    let folder = Folder::new("above");
+    let (open, below) = (folder.0.join("open"), folder.0.join("open/kiln"));
+    fs::create_dir(&open).unwrap();
+    fs::DirBuilder::new().mode(0o700).create(&below).unwrap();
+    for mode in [0o777, 0o775, 0o757] {
+        fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(refused(&below), Refused::Writable { path: open.clone(), mode });
+    }
+    // Where each can remove only what is theirs, nobody can exchange it.
+    for mode in [0o1777, 0o755] {
+        fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(
+            load(&KernelCache::at(&below), 8),
+            if mode == 0o1777 { Origin::Compiler } else { Origin::Disk }
+        );
+    }
+    // A link above is followed, and where it leads is looked at.
+    let link = folder.0.join("link");
+    symlink(&open, &link).unwrap();
+    assert_eq!(KernelCache::at(&link.join("kiln")).directory().unwrap(), fs::canonicalize(&below).unwrap());
+    warn::set_sink(before);
+}
+
+/// What lies where a file should be is not waited for, and files that others could have written are made again.
+#[test]
+fn only_plain_files_of_ones_own_are_read() {
+    let folder = Folder::new("kinds");
+    load(&KernelCache::at(&folder.0), 1);
+    KernelCache::at(&folder.0).keep_plan("graph", b"steps");
+    let (object, plan) = (folder.files(".so").remove(0), folder.files(".plan").remove(0));
+    let start = std::time::Instant::now();
+    for path in [&object, &plan] {
+        let whole = fs::read(path).unwrap();
+        let puts: [&dyn Fn(); 4] = [
+            &|| assert!(Command::new("mkfifo").arg(path).status().unwrap().success()),
+            &|| fs::create_dir(path).unwrap(),
+            &|| {
+                let aside = folder.0.join("aside");
+                fs::write(&aside, &whole).unwrap();
+                symlink(&aside, path).unwrap();
+            },
+            &|| {
+                fs::write(path, &whole).unwrap();
+                fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
+            },
+        ];
+        for (number, put) in puts.iter().enumerate() {
+            let _ = fs::remove_file(path);
+            put();
+            let cache = KernelCache::at(&folder.0);
+            // Sockets and devices are what a pipe is: not plain.
+            assert_eq!((number, cache.plan("graph").is_some()), (number, path != &plan));
+            let expected = if path == &object { Origin::Compiler } else { Origin::Disk };
+            assert_eq!(load(&cache, 1), expected, "kind {number}");
+            if path.is_dir() {
+                fs::remove_dir(path).unwrap();
+            }
+            let _ = fs::remove_file(path);
+            fs::write(path, &whole).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        assert_eq!(load(&KernelCache::at(&folder.0), 1), Origin::Disk);
+    }
+    assert!(start.elapsed().as_secs() < 30, "nothing was waited for");
+}
+
+/// Paths are handed to nobody who takes them apart.
+#[test]
+fn any_path_will_do() {
+    let folder = Folder::new("path");
+    for name in ["a \"quoted\" one", "it's $HOME", "two\nlines", "über", "-o"] {
+        let path = folder.0.join(name);
+        assert_eq!(load(&KernelCache::at(&path), 1), Origin::Compiler, "{name}");
+        assert_eq!(load(&KernelCache::at(&path), 1), Origin::Disk, "{name}");
+    }
+}
+
 /// The user whom nothing belongs to.
 const NOBODY: u32 = 65534;
 
@@ -192,7 +280,7 @@ fn a_read_only_directory_serves_what_it_has() {
     let output = job("read only").unwrap();
     set(0o700);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(folder.files("").len(), 16);
+    assert_eq!(folder.files("").len(), 16 + OWN);
 }
 
 #[test]
@@ -238,7 +326,8 @@ fn contents_damage_and_clearing() {
     let leftover = folder.0.join("kiln-1-0-abc");
     fs::create_dir(&leftover).unwrap();
     let contents = cache.contents().unwrap();
-    assert_eq!((contents.objects, contents.texts, contents.remarks, contents.folders), (2, 2, 1, 1));
+    assert_eq!((contents.objects, contents.texts, contents.folders), (2, 2, 1));
+    assert_eq!(contents.remarks, folder.files(".txt").len() - 1);
     assert_eq!((contents.plans, cache.plan("graph").as_deref()), (1, Some(&b"steps"[..])));
     assert!(cache.damaged().unwrap().is_empty());
     let object = folder.files(".so").remove(0);
@@ -253,12 +342,14 @@ fn contents_damage_and_clearing() {
     assert_eq!(cache.plan("another graph"), None);
     // A folder that was just made may be that of a compilation that runs; one that is old is not.
     cache.clear().unwrap();
-    assert_eq!(folder.files("").len(), 2);
+    assert_eq!(folder.files("").len(), 3);
     let then = std::time::SystemTime::now() - std::time::Duration::from_secs(100_000);
     let times = fs::FileTimes::new().set_accessed(then).set_modified(then);
     fs::File::open(&leftover).unwrap().set_times(times).unwrap();
     cache.clear().unwrap();
-    assert_eq!(folder.files(""), [folder.0.join("notes.txt")]);
+    let mut left = folder.files("");
+    left.sort();
+    assert_eq!(left, ["key", "notes.txt"].map(|name| folder.0.join(name)));
     assert_eq!(load(&cache, 0), Origin::Memory);
     assert_eq!(load(&KernelCache::at(&folder.0), 0), Origin::Compiler);
 }
@@ -338,7 +429,7 @@ fn two_processes_at_once() {
     let folder = Folder::new("processes");
     let mut children: Vec<_> = (0..2).map(|_| child_process(&folder, "load").spawn().unwrap()).collect();
     assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
-    assert_eq!((folder.files(".so").len(), folder.files("").len()), (8, 16));
+    assert_eq!((folder.files(".so").len(), folder.files("").len()), (8, 16 + OWN));
     let cache = KernelCache::at(&folder.0);
     (0..8).for_each(|number| assert_eq!(load(&cache, number), Origin::Disk));
 }

@@ -23,7 +23,7 @@ use super::fit::{Fitter, Point, Polynomial};
 use super::shapes::Shapes;
 use super::{Came, Resized};
 use crate::analysis::Analysis;
-use crate::kernels::{self, Loading};
+use crate::kernels;
 use crate::pipeline;
 use crate::region::Site;
 use crate::segment::{Code, Info, Plan, Segment};
@@ -344,12 +344,11 @@ impl Template {
         let build = site.options.settings.build();
         let mut kernels = Vec::new();
         for drawn in draft.drawn() {
-            let Loading { refused, .. } =
-                kernels::load(drawn.general.plan(), build).map_err(Refusal::Never)?;
-            if let Some((_, reason)) = refused.into_iter().next() {
-                return Err(Refusal::Never(reason));
+            let loading = kernels::load(drawn.general.plan(), build).map_err(Refusal::Never)?;
+            if let Some((_, reason)) = loading.refused.first() {
+                return Err(Refusal::Never(reason.clone()));
             }
-            kernels.push(kernels::find(drawn.general.plan(), build).map_err(Refusal::Never)?);
+            kernels.push(loading.find(drawn.general.plan()).map_err(Refusal::Never)?);
         }
         let tape = Analysis::of(trie, at);
         let kept = Mutex::new(Vec::new());

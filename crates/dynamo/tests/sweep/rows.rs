@@ -265,3 +265,20 @@ fn eager() {
 fn eager_backward_outside() {
     sweep(Backend::Eager, &[DType::F32, DType::F64, DType::BF16], Backward::Outside);
 }
+
+/// What is promised to be eager's bits is so by clang, too, and every kernel is compiled by it.
+#[test]
+fn clang_gives_the_same_bits() {
+    let numbered = (14..30).rev().map(|version| format!("clang-{version}"));
+    let is_there = |name: &String| std::process::Command::new(name).arg("--version").output().is_ok();
+    let clang = std::iter::once("clang".to_string()).chain(numbered).find(is_there);
+    let (Some(clang), Err(_)) = (clang, std::env::var("KILN_CC")) else {
+        eprintln!("no clang, or another compiler is asked for: nothing is compared");
+        return;
+    };
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["numerics::", "--nocapture"]).env("KILN_CC", clang).output().unwrap();
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && !text.contains("can't be compiled"), "{text}");
+}

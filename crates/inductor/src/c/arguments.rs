@@ -71,6 +71,20 @@ impl Arguments {
         Some([at(Argument::Number(axis))?, at(Argument::Width)?, at(Argument::Blocks)?])
     }
 
+    /// How many integers follow from the loops.
+    pub(crate) fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Tells which numbers of the loops these integers are, and what they are.
+    pub(crate) fn each_number(&self, ints: &[i64], tell: &mut dyn FnMut(usize, i64)) {
+        for (argument, value) in self.list.iter().zip(ints) {
+            if let Argument::Number(number) = argument {
+                tell(*number, *value);
+            }
+        }
+    }
+
     /// The arguments of a kernel of this text.
     pub(crate) fn of(&self, kernel: &Kernel, threads: usize) -> Launch {
         let mut numbers = Vec::with_capacity(64);

@@ -111,10 +111,14 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
         if has_border || uses(&format!("kiln_second_{suffix}")) {
             out.push_str(&super::windows::second(vector, scalar, suffix, isa, lanes));
         }
+        let has_repeat = uses(&format!("kiln_repeat_{suffix}"));
+        if has_border || has_repeat {
+            out.push_str(&super::windows::permute(vector, suffix, isa, lanes));
+        }
         if has_border {
             out.push_str(&super::windows::border(vector, scalar, suffix, isa, lanes));
         }
-        if uses(&format!("kiln_repeat_{suffix}")) {
+        if has_repeat {
             out.push_str(&super::windows::repeat(vector, scalar, suffix, isa, lanes));
         }
         for half in (0..lanes.ilog2()).map(|bit| 1usize << bit) {
@@ -185,7 +189,7 @@ pub(super) fn partial(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes
         Some(instruction) => (
             format!(
                 "{vector} v;
-    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(v) : \"r\"(p), \"Yk\"((unsigned short)((1u << count) - 1)), \"m\"(*(const char (*)[])p));
+    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(v) : \"r\"(p), \"Yk\"((unsigned short)((1u << count) - 1)), \"m\"(*(const {vector}_memory *)p));
     return v;"
             ),
             format!(

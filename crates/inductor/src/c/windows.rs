@@ -140,6 +140,42 @@ pub(super) fn second(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
     )
 }
 
+/// Elements of a vector, or of two, in an order that is known at run time only.
+pub(super) fn permute(vector: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+    let (lane, packed, bytes) = match suffix {
+        "f32" => ("i32v", "ps", 4 * lanes),
+        _ => ("i64v", "pd", 8 * lanes),
+    };
+    let one = |text: &str| {
+        format!(
+            "KILN_INLINE {vector} kiln_permute_{suffix}({vector} x, {lane} at) {{ {vector} v; {text} return v; }}\n"
+        )
+    };
+    match isa {
+        CIsa::Avx512 if (16..=64).contains(&bytes) => {
+            // The smallest registers have an instruction of their own.
+            let order = if bytes == 16 { "vpermil" } else { "vperm" };
+            let operands = if bytes == 16 { "%2, %1, %0" } else { "%1, %2, %0" };
+            let text = format!("__asm__(\"{order}{packed} {operands}\" : \"=v\"(v) : \"v\"(x), \"v\"(at));");
+            let two = format!(
+                "KILN_INLINE {vector} kiln_permute2_{suffix}({vector} x, {vector} y, {lane} at) {{
+    __asm__(\"vpermi2{packed} %2, %1, %0\" : \"+v\"(at) : \"v\"(x), \"v\"(y));
+    return ({vector})at;
+}}
+"
+            );
+            format!("{}{two}", one(&text))
+        }
+        CIsa::Avx2 if bytes == 32 && suffix == "f32" => {
+            one("__asm__(\"vpermps %1, %2, %0\" : \"=x\"(v) : \"x\"(x), \"x\"(at));")
+        }
+        CIsa::Avx2 if bytes == 32 => one(
+            "\n#ifdef __clang__\n    for (int i = 0; i < KILN_LANES; i++) v[i] = x[at[i]];\n#else\n    v = __builtin_shuffle(x, at);\n#endif\n   ",
+        ),
+        CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => String::new(),
+    }
+}
+
 /// Loads elements whose positions are clamped to `most`, one or two apart. Where vectors can be permuted there is no
 /// branch: all elements lie within one or two vectors, and which is where is the same for all lines of a window.
 pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
@@ -168,8 +204,7 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
     let iota = iota.join(", ");
     let text = match isa {
         CIsa::Avx2 if bytes == 32 => format!(
-            "#if defined(__GNUC__) && !defined(__clang__)
-    if (step == 1) {{
+            "    if (step == 1) {{
         const long base = kiln_clamp(first, most), there = most + 1 - base;
         const int last = there - 1;
         const {lane} live = kiln_live{}(there < KILN_LANES ? there : KILN_LANES);
@@ -177,28 +212,24 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
         at &= at >= 0;
         at = (at & (at <= last)) | ((at > last) & last);
         {vector} x;
-        __asm__(\"{masked} (%1), %2, %0\" : \"=x\"(x) : \"r\"(p + base), \"x\"(live), \"m\"(*(const char (*)[])p));
-        return __builtin_shuffle(x, __builtin_convertvector(at, {lane}));
+        __asm__(\"{masked} (%1), %2, %0\" : \"=x\"(x) : \"r\"(p + base), \"x\"(live), \"m\"(*(const {vector}_memory *)(p + base)));
+        return kiln_permute_{suffix}(x, __builtin_convertvector(at, {lane}));
     }}
-#endif
 {branching}",
             8 * bytes / lanes
         ),
         CIsa::Avx512 if (16..=64).contains(&bytes) => format!(
-            "#if defined(__GNUC__) && !defined(__clang__)
-    const long base = kiln_clamp(first, most), there = most + 1 - base;
+            "    const long base = kiln_clamp(first, most), there = most + 1 - base;
     const long low = there < KILN_LANES ? there : KILN_LANES, high = there - low < KILN_LANES ? there - low : KILN_LANES;
     const {int} last = there - 1;
     {lane} at = ({lane}){{{iota}}} * ({int})step + ({int})(first - base);
     at &= at >= 0;
     at = (at & (at <= last)) | ((at > last) & last);
     {vector} x, y;
-    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(x) : \"r\"(p + base), \"Yk\"((unsigned short)((1u << low) - 1)), \"m\"(*(const char (*)[])p));
-    if (step == 1) return __builtin_shuffle(x, at);
-    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(y) : \"r\"(p + base + KILN_LANES), \"Yk\"((unsigned short)((1u << high) - 1)), \"m\"(*(const char (*)[])p));
-    return __builtin_shuffle(x, y, at);
-#else
-{branching}#endif
+    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(x) : \"r\"(p + base), \"Yk\"((unsigned short)((1u << low) - 1)), \"m\"(*(const {vector}_memory *)(p + base)));
+    if (step == 1) return kiln_permute_{suffix}(x, at);
+    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(y) : \"r\"(p + base + KILN_LANES), \"Yk\"((unsigned short)((1u << high) - 1)), \"m\"(*(const {vector}_memory *)(p + base + KILN_LANES)));
+    return kiln_permute2_{suffix}(x, y, at);
 "
         ),
         CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => branching,
@@ -241,14 +272,14 @@ pub(super) fn repeat(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
             "    const long base = kiln_clamp(from + shift, most), there = most + 1 - base;
     const long low = there < KILN_LANES ? there : KILN_LANES;
     {vector} x;
-    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(x) : \"r\"(p + base), \"Yk\"((unsigned short)((1u << low) - 1)), \"m\"(*(const char (*)[])p));
+    __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(x) : \"r\"(p + base), \"Yk\"((unsigned short)((1u << low) - 1)), \"m\"(*(const {vector}_memory *)(p + base)));
 "
         )),
         CIsa::Avx2 if bytes == 32 => Some(format!(
             "    const long base = kiln_clamp(from + shift, most), there = most + 1 - base;
     const {lane} live = kiln_live{}(there < KILN_LANES ? there : KILN_LANES);
     {vector} x;
-    __asm__(\"{masked} (%1), %2, %0\" : \"=x\"(x) : \"r\"(p + base), \"x\"(live), \"m\"(*(const char (*)[])p));
+    __asm__(\"{masked} (%1), %2, %0\" : \"=x\"(x) : \"r\"(p + base), \"x\"(live), \"m\"(*(const {vector}_memory *)(p + base)));
 ",
             8 * bytes / lanes
         )),
@@ -258,13 +289,11 @@ pub(super) fn repeat(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
         .map(|over| (0..lanes).map(|lane| ((lane + over) / 2).to_string()).collect::<Vec<_>>().join(", "));
     let permuted = load.map(|load| {
         format!(
-            "#if defined(__GNUC__) && !defined(__clang__)
-{load}    const int last = there - 1;
+            "{load}    const int last = there - 1;
     i32v at = kiln_parts(over, by) + (int)(from + shift - base);
     at &= at >= 0;
     at = (at & (at <= last)) | ((at > last) & last);
-    return __builtin_shuffle(x, __builtin_convertvector(at, {lane}));
-#endif
+    return kiln_permute_{suffix}(x, __builtin_convertvector(at, {lane}));
 "
         )
     });

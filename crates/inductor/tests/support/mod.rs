@@ -37,6 +37,18 @@ fn sanitizer() -> &'static [&'static str] {
     }
 }
 
+/// The C compiler: `KILN_CC`, as in the runtime.
+fn compiler() -> String {
+    std::env::var("KILN_CC").ok().filter(|name| !name.is_empty()).unwrap_or_else(|| "cc".into())
+}
+
+/// A clang, by whatever name, if there is one.
+pub fn clang() -> Option<String> {
+    let numbered = (14..30).rev().map(|version| format!("clang-{version}"));
+    let is_there = |name: &String| Command::new(name).arg("--version").output().is_ok();
+    std::iter::once("clang".to_string()).chain(numbered).find(is_there)
+}
+
 /// Memory aligned to 64 bytes with a fence on either side; with the address sanitizer it is a bare allocation,
 /// whose ends the sanitizer guards.
 pub struct Memory {
@@ -185,7 +197,7 @@ pub fn compile(plan: &Plan) -> Option<Compiled> {
     for (lanes, kernels) in shards {
         let (source, object) = (folder.join(format!("k{lanes}.c")), folder.join(format!("k{lanes}.so")));
         std::fs::write(&source, KernelSource::shard(&kernels, plan.isa)).unwrap();
-        let output = Command::new("cc")
+        let output = Command::new(compiler())
             .args(FLAGS)
             .args(plan.isa.flags())
             .args(sanitizer())

@@ -16,7 +16,7 @@ pub fn prelude(lanes: usize, isa: CIsa) -> String {
     let mut out = types(lanes, isa);
     for width in [Width::F32, Width::F64] {
         if isa.has_helpers(lanes, width) {
-            out.push_str(&helpers(isa, width));
+            out.push_str(&helpers(isa, width, lanes));
         }
     }
     out
@@ -61,9 +61,13 @@ KILN_INLINE void kiln_store_part_{suffix}(void *p, {vector} v, long n) {{
 "
         );
     }
-    // GCC widens a vector that it knows to come from memory byte by byte: here it doesn't know.
+    // GCC widens a vector that it knows to come from memory byte by byte: here it doesn't know. Clang does not, and has no
+    // registers for the smallest vectors.
     let known = match isa {
-        CIsa::Avx512 | CIsa::Avx2 => "__asm__(\"\" : \"+v\"(b)); ",
+        CIsa::Avx512 | CIsa::Avx2 => {
+            out.push_str("#ifdef __clang__\n#define KILN_HIDE(b)\n#else\n#define KILN_HIDE(b) __asm__(\"\" : \"+v\"(b))\n#endif\n");
+            "KILN_HIDE(b); "
+        }
         CIsa::Plain => "",
     };
     for (suffix, mask) in [("f32", "i32v"), ("f64", "i64v")] {
@@ -72,6 +76,14 @@ KILN_INLINE void kiln_store_part_{suffix}(void *p, {vector} v, long n) {{
             "KILN_INLINE {mask} kiln_mask_{suffix}_from_bool(u8v b) {{ {known}return __builtin_convertvector(b, {mask}) != 0; }}"
         );
     }
+    let apart = match isa {
+        CIsa::Avx512 if lanes <= 8 => format!("\n#ifdef __clang__\n    {APART}\n#endif\n   "),
+        CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => String::new(),
+    };
+    let _ = writeln!(
+        out,
+        "KILN_INLINE i64v kiln_select_i64(i64v m, i64v a, i64v b) {{{apart} return (m & a) | (~m & b); }}"
+    );
     // x - 0 keeps the sign of a zero, x + 0 would not.
     out.push_str(
         "KILN_INLINE f32v kiln_splat_f32(float x) { return x - (f32v){0}; }
@@ -81,7 +93,6 @@ KILN_INLINE i64v kiln_widen_mask(i32v m) { return __builtin_convertvector(m, i64
 KILN_INLINE i32v kiln_narrow_mask(i64v m) { return __builtin_convertvector(m, i32v); }
 KILN_INLINE u8v kiln_bool_from_mask_f32(i32v m) { return __builtin_convertvector(m & 1, u8v); }
 KILN_INLINE u8v kiln_bool_from_mask_f64(i64v m) { return __builtin_convertvector(m & 1, u8v); }
-KILN_INLINE i64v kiln_select_i64(i64v m, i64v a, i64v b) { return (m & a) | (~m & b); }
 #define KILN_EACH1(type, f, x) ({ const type x_ = (x); type r_; for (int i_ = 0; i_ < KILN_LANES; i_++) r_[i_] = __builtin_##f(x_[i_]); r_; })
 #define KILN_EACH2(type, f, x, y) ({ const type x_ = (x), y_ = (y); type r_; for (int i_ = 0; i_ < KILN_LANES; i_++) r_[i_] = __builtin_##f(x_[i_], y_[i_]); r_; })
 ",
@@ -89,7 +100,7 @@ KILN_INLINE i64v kiln_select_i64(i64v m, i64v a, i64v b) { return (m & a) | (~m 
     out
 }
 
-fn helpers(isa: CIsa, width: Width) -> String {
+fn helpers(isa: CIsa, width: Width, lanes: usize) -> String {
     let Names { vector, int, suffix, .. } = names(width);
     let magnitude_mask = match width {
         Width::F32 => "0x7fffffff",
@@ -99,14 +110,15 @@ fn helpers(isa: CIsa, width: Width) -> String {
         "KILN_INLINE {vector} kiln_absolute_{suffix}({vector} x) {{ return ({vector})(({int})x & {magnitude_mask}); }}\n"
     );
     match isa {
-        CIsa::Avx512 | CIsa::Avx2 => out.push_str(&x86_helpers(isa, width)),
+        CIsa::Avx512 | CIsa::Avx2 => out.push_str(&x86_helpers(isa, width, lanes)),
         CIsa::Plain => out.push_str(&plain_helpers(width)),
     }
     out
 }
 
-/// One instruction each; asm without side effects may be moved and merged freely.
-fn x86_helpers(isa: CIsa, width: Width) -> String {
+/// One instruction each; asm without side effects may be moved and merged freely. GCC keeps its constants out of loops;
+/// Clang does so only for what it understands, and knows these instructions by what they do in plain C.
+fn x86_helpers(isa: CIsa, width: Width, lanes: usize) -> String {
     let Names { vector, int, suffix, .. } = names(width);
     let packed = match width {
         Width::F32 => "ps",
@@ -118,21 +130,9 @@ fn x86_helpers(isa: CIsa, width: Width) -> String {
         CIsa::Avx2 | CIsa::Plain => "vround",
     };
     let mut out = format!(
-        "KILN_INLINE {vector} kiln_fma_{suffix}({vector} a, {vector} b, {vector} c) {{
-    __asm__(\"vfmadd213{packed} %2, %1, %0\" : \"+v\"(a) : \"v\"(b), \"v\"(c));
-    return a;
-}}
-KILN_INLINE {vector} kiln_root_{suffix}({vector} x) {{
+        "{}KILN_INLINE {vector} kiln_root_{suffix}({vector} x) {{
     __asm__(\"vsqrt{packed} %1, %0\" : \"=v\"(x) : \"v\"(x));
     return x;
-}}
-KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{
-    __asm__(\"vmin{packed} %2, %1, %0\" : \"=v\"(a) : \"v\"(a), \"v\"(b));
-    return a;
-}}
-KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{
-    __asm__(\"vmax{packed} %2, %1, %0\" : \"=v\"(a) : \"v\"(a), \"v\"(b));
-    return a;
 }}
 KILN_INLINE {vector} kiln_round_even_{suffix}({vector} x) {{
     __asm__(\"{round}{packed} $8, %1, %0\" : \"=v\"(x) : \"v\"(x));
@@ -142,14 +142,29 @@ KILN_INLINE {vector} kiln_round_down_{suffix}({vector} x) {{
     __asm__(\"{round}{packed} $9, %1, %0\" : \"=v\"(x) : \"v\"(x));
     return x;
 }}
-"
+",
+        fma(width, lanes)
     );
+    let apart = if isa == CIsa::Avx512 { APART } else { "" };
+    let _ = write!(out, "#ifdef __clang__\n{}#else\n", choices(width, apart));
+    out.push_str(&format!(
+        "KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{
+    __asm__(\"vmin{packed} %2, %1, %0\" : \"=v\"(a) : \"v\"(a), \"v\"(b));
+    return a;
+}}
+KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{
+    __asm__(\"vmax{packed} %2, %1, %0\" : \"=v\"(a) : \"v\"(a), \"v\"(b));
+    return a;
+}}
+"
+    ));
     out.push_str(&match isa {
         CIsa::Avx512 => format!(
             "KILN_INLINE {vector} kiln_select_{suffix}({int} m, {vector} a, {vector} b) {{
     __asm__(\"vpternlogd $0xca, %2, %1, %0\" : \"+v\"(m) : \"v\"(a), \"v\"(b));
     return ({vector})m;
 }}
+#endif
 KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
     (void)n_int;
     const {vector} vanishing = kiln_splat_{suffix}({vanishing:.1});
@@ -163,11 +178,39 @@ KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
     __asm__(\"vblendv{packed} %3, %2, %1, %0\" : \"=x\"(a) : \"x\"(b), \"x\"(a), \"x\"(m));
     return a;
 }}
+#endif
 {}",
             general_scale(width)
         ),
     });
     out
+}
+
+/// A fused multiply-add of whole vectors. Clang's builtins for it are other ones in every few versions.
+fn fma(width: Width, lanes: usize) -> String {
+    let Names { vector, suffix, .. } = names(width);
+    let packed = if width == Width::F32 { "ps" } else { "pd" };
+    let asm =
+        format!("__asm__(\"vfmadd213{packed} %2, %1, %0\" : \"+v\"(a) : \"v\"(b), \"v\"(c));\n    return a;");
+    let (builtin, more) = match lanes * width.bytes() {
+        64 => (format!("__builtin_ia32_vfmadd{packed}512_mask"), ", -1, 4"),
+        32 => (format!("__builtin_ia32_vfmadd{packed}256"), ""),
+        _ => (format!("__builtin_ia32_vfmadd{packed}"), ""),
+    };
+    format!(
+        "#ifndef __clang__
+#define KILN_FMA_{suffix} {asm}
+#elif __has_builtin(__builtin_elementwise_fma)
+#define KILN_FMA_{suffix} return __builtin_elementwise_fma(a, b, c);
+#elif __has_builtin({builtin})
+#define KILN_FMA_{suffix} return {builtin}(a, b, c{more});
+#else
+#define KILN_FMA_{suffix} {asm}
+#endif
+KILN_INLINE {vector} kiln_fma_{suffix}({vector} a, {vector} b, {vector} c) {{ KILN_FMA_{suffix} }}
+",
+        asm = asm.replace("\n    ", " ")
+    )
 }
 
 /// [`Lane::scale`](crate::math::Lane::scale) as it is defined: two products, the first one exact.
@@ -185,23 +228,39 @@ fn general_scale(width: Width) -> String {
     )
 }
 
-fn plain_helpers(width: Width) -> String {
+/// Clang 14 gets `m ? f(b, c, x) : b` wrong where f is bitwise logic and c a constant: it makes one masked `vpternlog`
+/// of it, whose operands are in another order than its table. What it can't look into it does not merge.
+const APART: &str = "__asm__(\"\" : \"+v\"(a)); ";
+
+/// Selection, minimum and maximum in plain C.
+fn choices(width: Width, apart: &str) -> String {
     let Names { vector, int, suffix, .. } = names(width);
+    let select =
+        |mask: &str| format!("const {int} m = {mask}; return ({vector})((m & ({int})a) | (~m & ({int})b));");
+    format!(
+        "KILN_INLINE {vector} kiln_select_{suffix}({int} mask, {vector} a, {vector} b) {{ {apart}{} }}
+KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{ {} }}
+KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{ {} }}
+",
+        select("mask"),
+        select("a < b"),
+        select("a > b")
+    )
+}
+
+fn plain_helpers(width: Width) -> String {
+    let Names { vector, suffix, .. } = names(width);
     let f = match width {
         Width::F32 => "f",
         Width::F64 => "",
     };
     let mut out = format!(
-        "KILN_INLINE {vector} kiln_select_{suffix}({int} m, {vector} a, {vector} b) {{
-    return ({vector})((m & ({int})a) | (~m & ({int})b));
-}}
-KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{ return kiln_select_{suffix}(a < b, a, b); }}
-KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{ return kiln_select_{suffix}(a > b, a, b); }}
-KILN_INLINE {vector} kiln_fma_{suffix}({vector} a, {vector} b, {vector} c) {{
+        "{}KILN_INLINE {vector} kiln_fma_{suffix}({vector} a, {vector} b, {vector} c) {{
     for (int i = 0; i < KILN_LANES; i++) a[i] = __builtin_fma{f}(a[i], b[i], c[i]);
     return a;
 }}
-"
+",
+        choices(width, "")
     );
     for (name, builtin) in [("root", "sqrt"), ("round_even", "rint"), ("round_down", "floor")] {
         let _ = write!(

@@ -90,28 +90,41 @@ fn program(isa: CIsa, lanes: usize, width: Width) -> String {
     )
 }
 
+/// The C compilers of this machine: the usual one, and a clang if there is one, by whatever name.
+fn compilers() -> Vec<String> {
+    let numbered = (14..30).rev().map(|version| format!("clang-{version}"));
+    let is_there = |name: &String| Command::new(name).arg("--version").output().is_ok();
+    let clang = std::iter::once("clang".to_string()).chain(numbered).find(is_there);
+    Some("cc".to_string()).into_iter().filter(is_there).chain(clang).collect()
+}
+
 fn check(isa: CIsa, lanes: usize, width: Width, level: &str) {
     if !supported(isa) {
         return;
     }
-    let directory =
-        std::env::temp_dir().join(format!("kiln-math-{}-{isa:?}{lanes}{width:?}{level}", std::process::id()));
+    let compilers = compilers();
+    if compilers.is_empty() {
+        eprintln!("no C compiler: the text is not checked");
+    }
+    compilers.iter().for_each(|compiler| check_by(compiler, isa, lanes, width, level));
+}
+
+fn check_by(compiler: &str, isa: CIsa, lanes: usize, width: Width, level: &str) {
+    let name = format!("kiln-math-{}-{compiler}{isa:?}{lanes}{width:?}{level}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&directory).unwrap();
     let stem = directory.join("check");
     let source = stem.with_extension("c");
     std::fs::write(&source, program(isa, lanes, width)).unwrap();
-    let compiled = Command::new("cc")
+    let compiled = Command::new(compiler)
         .args(FLAGS)
         .args(isa.flags())
         .args(["-std=gnu11", "-Wall", "-Wno-unused", level, "-o"])
         .arg(&stem)
         .arg(&source)
         .arg("-lm")
-        .output();
-    let Ok(compiled) = compiled else {
-        eprintln!("no C compiler: the text is not checked");
-        return;
-    };
+        .output()
+        .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     assert!(compiled.stderr.is_empty(), "{}", String::from_utf8_lossy(&compiled.stderr));
 
@@ -142,7 +155,7 @@ fn check(isa: CIsa, lanes: usize, width: Width, level: &str) {
                 let got = results[offset * n + i];
                 assert!(
                     got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(),
-                    "{isa:?} {lanes} {level} {form} {function:?}{args:?}: C {got:e}, Rust {expected:e}"
+                    "{compiler} {isa:?} {lanes} {level} {form} {function:?}{args:?}: C {got:e}, Rust {expected:e}"
                 );
             }
         }

@@ -1,0 +1,127 @@
+//! Plans that were changed after they were written: each is refused, or runs inside of its memory.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use kiln_inductor::codec::{Code, Reader, Writer};
+use kiln_inductor::{Options, Plan, Step, Surroundings, lower};
+use kiln_ir::{Graph, Scalar};
+use kiln_testkit::Rng;
+use support::{Random, Run, best_isa, compile, naive::Val};
+
+fn bytes(plan: &Plan) -> Vec<u8> {
+    let mut writer = Writer::new(&[]);
+    plan.put(&mut writer);
+    writer.into_bytes()
+}
+
+fn read(bytes: &[u8]) -> Option<Plan> {
+    let mut reader = Reader::new(bytes, &[]);
+    let plan = Plan::take(&mut reader)?;
+    reader.is_done().then_some(plan)
+}
+
+/// What a run leaves behind, as bits.
+fn results(
+    plan: &Plan,
+    graph: &Graph,
+    options: &Options,
+    inputs: &[Val],
+    compiled: &support::Compiled,
+) -> Vec<u64> {
+    let mut run = Run::new(plan, graph, options, inputs);
+    run.run(compiled).unwrap();
+    let mut out = Vec::new();
+    for (memory, &value) in run.outputs.iter().zip(&graph.outputs) {
+        let ty = graph.ty(value).as_tensor().unwrap();
+        out.extend((0..ty.shape.numel()).map(|at| match memory.read(at, ty.dtype) {
+            Scalar::Float(x) => x.to_bits(),
+            Scalar::Int(x) => x as u64,
+            Scalar::Bool(x) => u64::from(x),
+        }));
+    }
+    out
+}
+
+/// The part of a plan that is run.
+fn core(plan: &Plan) -> Plan {
+    let mut plan = plan.clone();
+    plan.report = Default::default();
+    for kernel in &mut plan.kernels {
+        kernel.ops.clear();
+        // The comment above the text.
+        kernel.code = kernel.code.split_once(" */\n").map_or_else(String::new, |(_, code)| code.to_owned());
+    }
+    plan
+}
+
+#[test]
+fn changed_plans_are_refused_or_stay_inside() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    let many: u64 = std::env::var("KILN_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(300);
+    let (mut refused, mut same, mut other, mut slowest) = (0, 0, Vec::new(), std::time::Duration::ZERO);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let input: Vec<&str> = text.lines().skip(1).take_while(|line| !line.starts_with("; ----")).collect();
+        let graph: Graph = input.join("\n").parse().unwrap();
+        let size: usize =
+            graph.inputs.iter().filter_map(|&v| graph.ty(v).as_tensor()).map(|t| t.shape.numel()).sum();
+        let options = Options::dense(&graph, best_isa(), 2);
+        let plan = lower(&graph, &options).unwrap();
+        let is_run = |step: &Step| {
+            matches!(step, Step::Kernel { .. } | Step::Gemm { .. } | Step::Bmm { .. } | Step::Copy { .. })
+        };
+        if size > 20_000 || !plan.steps.iter().all(is_run) || !graph.writes.is_empty() {
+            continue;
+        }
+        let Some(compiled) = compile(&plan) else { return };
+        let mut inputs = Random(5).inputs(&graph);
+        for input in &mut inputs {
+            if let Val::Tensor(t) = input {
+                for x in t.data.iter_mut().filter(|_| t.dtype == kiln_ir::DType::I64) {
+                    *x = Scalar::Int(x.as_i64().rem_euclid(3));
+                }
+            }
+        }
+        let expected = results(&plan, &graph, &options, &inputs, &compiled);
+        let surroundings = Surroundings::of(&graph, &options);
+        let start = std::time::Instant::now();
+        plan.check(&surroundings).unwrap();
+        slowest = slowest.max(start.elapsed());
+        let original = bytes(&plan);
+        let mut rng = Rng::new(original.len() as u64);
+        for _ in 0..many {
+            let mut changed = original.clone();
+            // Half of them among the numbers, of which there are few beside the texts.
+            for _ in 0..1 + rng.below(2) {
+                let from = if rng.one_in(2) { 0 } else { changed.len() * 2 / 3 };
+                let at = from + rng.below(changed.len() - from);
+                match rng.below(3) {
+                    0 => changed[at] ^= 1 << rng.below(8),
+                    1 => changed[at] = rng.below(256) as u8,
+                    _ => changed[at] = changed[at].wrapping_add(1),
+                }
+            }
+            let Some(changed) = read(&changed).filter(|changed| changed.check(&surroundings).is_ok()) else {
+                refused += 1;
+                continue;
+            };
+            if core(&changed) == core(&plan)
+                || results(&changed, &graph, &options, &inputs, &compiled) == expected
+            {
+                same += 1;
+            } else {
+                let (a, b) = (format!("{:#?}", core(&plan)), format!("{:#?}", core(&changed)));
+                let lines = a.lines().zip(b.lines()).filter(|(a, b)| a != b);
+                let what: Vec<String> =
+                    lines.take(3).map(|(a, b)| format!("{} -> {}", a.trim(), b.trim())).collect();
+                other.push(format!("{}: {}", file.file_name().unwrap().display(), what.join("; ")));
+            }
+        }
+    }
+    eprintln!("{refused} refused, {same} the same, {} others; a check takes {slowest:?}", other.len());
+    other.iter().for_each(|line| eprintln!("{line}"));
+    assert!(refused > 10 * same);
+}
