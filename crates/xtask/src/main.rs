@@ -13,7 +13,8 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Kiln's development tasks
 
-  cargo xtask test    everything: fmt, tidy, clippy, deny, then all tests; ends with `N passed, M failed`
+  cargo xtask test    everything: fmt, tidy, clippy, deny, then all tests; ends with `N passed, M failed`;
+                      --whole runs the sweeps that are sampled otherwise, which takes an hour
   cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
   cargo xtask deny    licences, sources and bans of deny.toml, without cargo-deny
   cargo xtask fmt     format all code
@@ -24,7 +25,8 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let root = root();
     let done = match words[..] {
-        ["test"] => stages::test(&root),
+        ["test"] => stages::test(&root, false),
+        ["test", "--whole"] => stages::test(&root, true),
         ["tidy"] => stages::tidy(&root),
         ["deny"] => stages::deny(&root),
         ["fmt"] => stages::fmt(&root),

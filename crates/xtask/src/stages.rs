@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::{deny as dependencies, tidy as rules};
 
 /// fmt, tidy, clippy, deny, tests. The last line is `N passed, M failed`.
-pub fn test(root: &Path) -> bool {
+pub fn test(root: &Path, whole: bool) -> bool {
     if !tools_are_here(root) {
         return false;
     }
@@ -18,7 +18,7 @@ pub fn test(root: &Path) -> bool {
     let clippy = stage("clippy", || lint(root));
     // Behind clippy: by then everything is downloaded.
     let deny = stage("deny", || deny(root));
-    let tests = stage("test", || run_tests(root, clippy.ok, &mut totals));
+    let tests = stage("test", || run_tests(root, clippy.ok, whole, &mut totals));
     let results = [fmt, tidy, clippy, deny, tests];
     println!();
     for result in &results {
@@ -188,9 +188,12 @@ impl Totals {
 
 /// All tests, documentation's included; their output passes through as it comes. What clippy finds can keep it from
 /// building them: then the compiler does.
-fn run_tests(root: &Path, linted: bool, totals: &mut Totals) -> bool {
+fn run_tests(root: &Path, linted: bool, whole: bool, totals: &mut Totals) -> bool {
     let mut screen = std::io::stdout().lock();
     let mut tests = command(root, &["test", "--workspace", "--no-fail-fast"]);
+    if whole {
+        tests.env("KILN_WHOLE", "1");
+    }
     each_line(if linted { linting(&mut tests) } else { &mut tests }, |line| {
         totals.add(&String::from_utf8_lossy(line));
         // Nobody reading on is no reason to stop testing.
