@@ -240,11 +240,13 @@ impl Scratch {
 
     /// Everything in it: names, bytes and when they were written.
     fn files(&self) -> Vec<(std::ffi::OsString, Vec<u8>, std::time::SystemTime)> {
-        let files = std::fs::read_dir(&self.0).unwrap().map(|file| file.unwrap());
-        let mut all: Vec<_> = files
+        let mut all: Vec<_> = std::fs::read_dir(&self.0)
+            .expect("the folder")
+            .flatten()
             .map(|file| {
-                let bytes = std::fs::read(file.path()).unwrap();
-                (file.file_name(), bytes, file.metadata().unwrap().modified().unwrap())
+                let bytes = std::fs::read(file.path()).expect("a file");
+                let written = file.metadata().and_then(|known| known.modified()).expect("a time");
+                (file.file_name(), bytes, written)
             })
             .collect();
         all.sort();

@@ -259,8 +259,16 @@ mod tests {
     fn parts_are_removed_when_their_writer_is_gone() {
         let folder = folder("killed");
         let path = folder.join("model");
-        let mut other = start("hang", &path);
-        let mut lines = BufReader::new(other.stdout.take().unwrap()).lines();
+        /// Ended even if the test fails.
+        struct Ended(Child);
+        impl Drop for Ended {
+            fn drop(&mut self) {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
+            }
+        }
+        let mut other = Ended(start("hang", &path));
+        let mut lines = BufReader::new(other.0.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("in the middle")));
         // Files that are not ours to remove: other names, a folder, a link.
         let digits = "0".repeat(DIGITS);
@@ -270,8 +278,7 @@ mod tests {
 
         save_version(&path, 1);
         assert_eq!(parts(&folder), 2, "the other process is still writing");
-        other.kill().unwrap();
-        other.wait().unwrap();
+        drop(other);
         save_version(&path, 2);
         assert_eq!(parts(&folder), 1, "only the folder of that name is left");
         assert!(kept.iter().all(|name| folder.join(name).exists()));
