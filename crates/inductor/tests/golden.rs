@@ -1,7 +1,7 @@
 //! Golden files: a graph, then what it is lowered to. `BLESS=1` renews them.
 //!
 //! The first line says what is shown: `; test loops`, `; test loops c`, `; test loops c unroll 2`.
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
 mod support;
 

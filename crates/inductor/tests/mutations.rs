@@ -1,5 +1,5 @@
 //! Plans that were changed after they were written: each is refused, or runs inside of its memory.
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
 mod support;
 
@@ -121,7 +121,12 @@ fn changed_plans_are_refused_or_stay_inside() {
             }
         }
     }
-    eprintln!("{refused} refused, {same} the same, {} others; a check takes {slowest:?}", other.len());
-    other.iter().for_each(|line| eprintln!("{line}"));
+    let others = other.join("\n");
+    eprintln!(
+        "{refused} refused, {same} the same, {} others; a check takes {slowest:?}\n{others}",
+        other.len()
+    );
+    // What is left are constants and strides that lead to other elements of the same buffers: the seal is for those.
+    assert!(100 * other.len() < refused, "{others}");
     assert!(refused > 10 * same);
 }

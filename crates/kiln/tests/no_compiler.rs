@@ -83,6 +83,7 @@ fn work() -> Result<()> {
 fn child() -> Result<()> {
     match std::env::var_os(JOB) {
         Some(job) if job == "two kernels" => two_kernels(),
+        Some(job) if job == "unloaded" => dropped_functions(),
         Some(job) if job == "optimizer" => optimizer_without_square_roots(),
         Some(_) => work(),
         None => Ok(()),
@@ -279,4 +280,45 @@ fn a_kernel_that_fails_runs_eagerly_and_the_rest_of_its_graph_is_compiled() {
         assert!(text.contains("running eagerly") && text.contains("SIGSEGV"), "{job}: {text}");
         assert!(!cache.objects().is_empty(), "{job}");
     }
+}
+
+/// Kernels of functions that are gone are unloaded: their mappings would add up to more than a process may have.
+#[cfg(target_os = "linux")]
+#[test]
+fn kernels_of_dropped_functions_are_unloaded() {
+    let folder = Folder::new("unloaded");
+    let output = child_process(&folder.0).env(JOB, "unloaded").output().unwrap();
+    assert_eq!(succeeded(&output), "");
+}
+
+/// As text, the mappings of kernels.
+fn mapped_kernels() -> Vec<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let is_kernel = |line: &&str| line.contains("unloaded") && line.contains("r-xp") && line.contains(".so");
+    maps.lines().filter(is_kernel).map(str::to_owned).collect()
+}
+
+fn dropped_functions() -> Result<()> {
+    let x = Tensor::ones([64], &Device::Cpu)?;
+    let kept = Compile::new().region();
+    let body = || (&x * 2.0).exp().ok();
+    let want = kept.run(body)?.to_vec::<f32>()?;
+    for number in 0..4 {
+        let region = Compile::new().region();
+        // Each of these is another text.
+        let result = region.run(|| match number {
+            0 => x.tanh()?.neg(),
+            1 => x.sigmoid()?.neg(),
+            2 => x.sqrt()?.neg(),
+            _ => x.erf()?.neg(),
+        })?;
+        drop(result.to_vec::<f32>()?);
+    }
+    assert!(mapped_kernels().len() > 1, "{:?}", mapped_kernels());
+    kiln::runtime::KernelCache::global().release();
+    assert_eq!(mapped_kernels().len(), 1, "only that of the function that is left: {:?}", mapped_kernels());
+    assert_eq!(kept.run(body)?.to_vec::<f32>()?, want);
+    drop(kept);
+    assert!(mapped_kernels().is_empty(), "{:?}", mapped_kernels());
+    Ok(())
 }

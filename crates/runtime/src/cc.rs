@@ -17,6 +17,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use thiserror::Error;
 
 /// How long one compilation may take unless told otherwise.
@@ -162,6 +163,7 @@ pub struct Compiler {
     file: String,
     is_script: bool,
     identity: OnceLock<String>,
+    asking: Mutex<()>,
     time_limit: Duration,
     /// How it hung.
     hung: OnceLock<CcError>,
@@ -217,6 +219,7 @@ impl Compiler {
             file,
             is_script,
             identity: OnceLock::new(),
+            asking: Mutex::new(()),
             time_limit: TIME_LIMIT,
             hung: OnceLock::new(),
         })
@@ -240,13 +243,15 @@ impl Compiler {
         known: impl FnOnce(&str) -> Option<String>,
         keep: impl FnOnce(&str, &str),
     ) -> Result<&str, CcError> {
+        // Who comes while another asks waits for the answer.
+        let _asking = self.identity.get().is_none().then(|| self.asking.lock());
         if let Some(identity) = self.identity.get() {
             return Ok(identity);
         }
         let identity = match known(&self.file).filter(|_| !self.is_script) {
             Some(identity) => identity,
             None => {
-                let (version, machine) = (self.ask("--version")?, self.ask("-dumpmachine")?);
+                let [version, machine] = self.ask(["--version", "-dumpmachine"])?;
                 let identity = match (version.trim(), machine.trim()) {
                     // It has nothing to say: then the file has to do.
                     ("", _) => self.file.clone(),
@@ -261,24 +266,35 @@ impl Compiler {
         Ok(self.identity.get_or_init(|| identity))
     }
 
-    /// What the compiler prints if called with this argument alone; nothing if it fails.
-    fn ask(&self, question: &str) -> Result<String, CcError> {
+    /// What the compiler prints if called with each of these arguments alone; nothing where it fails.
+    fn ask<const N: usize>(&self, questions: [&str; N]) -> Result<[String; N], CcError> {
         self.check_hung()?;
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments).arg(question).env("LC_ALL", "C");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-        let text = format!("{command:?}");
-        let mut child = command.spawn().map_err(|error| CcError::system("start", &self.program, error))?;
-        // It is short enough for a pipe, so nobody has to read while the compiler runs.
-        let pipe = child.stdout.take();
-        let status = self.wait(child, text, Path::new(question))?;
-        let mut answer = Vec::new();
-        if let (Some(mut pipe), true) = (pipe, status.success()) {
-            // SAFETY: the descriptor is open. What a child of the compiler still writes is not waited for.
-            unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-            let _ = pipe.read_to_end(&mut answer);
+        // Side by side: most of the time is that of starting.
+        let started = questions.map(|question| {
+            let mut command = Command::new(&self.program);
+            command.args(&self.arguments).arg(question).env("LC_ALL", "C");
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+            (format!("{command:?}"), question, command.spawn())
+        });
+        let answers = started.map(|(command, question, child)| {
+            let mut child = child.map_err(|error| CcError::system("start", &self.program, error))?;
+            // It is short enough for a pipe, so nobody has to read while the compiler runs.
+            let pipe = child.stdout.take();
+            let status = self.wait(child, command, Path::new(question))?;
+            let mut answer = Vec::new();
+            if let (Some(mut pipe), true) = (pipe, status.success()) {
+                // SAFETY: the descriptor is open. What a child of the compiler still writes is not waited for.
+                unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+                let _ = pipe.read_to_end(&mut answer);
+            }
+            Ok(String::from_utf8_lossy(&answer).into_owned())
+        });
+        // All were waited for, whatever became of the first.
+        let mut texts = [const { String::new() }; N];
+        for (text, answer) in texts.iter_mut().zip(answers) {
+            *text = answer?;
         }
-        Ok(String::from_utf8_lossy(&answer).into_owned())
+        Ok(texts)
     }
 
     /// Compiles `source` to a shared object at `object`.

@@ -17,7 +17,7 @@
 
 use std::fs::{self, DirBuilder, FileTimes, Metadata, OpenOptions};
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -182,6 +182,8 @@ impl Directory {
     /// Appends the seal to an object that will have this name; loaders ignore what follows an object's own tables.
     pub fn seal(&self, object: &Path, name: &str) -> std::io::Result<()> {
         let seal = self.seal.put(name, &fs::read(object)?);
+        // Whatever the compiler was allowed to: nobody else may write it.
+        fs::set_permissions(object, fs::Permissions::from_mode(0o600))?;
         OpenOptions::new().append(true).open(object)?.write_all(&seal)
     }
 
