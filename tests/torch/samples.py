@@ -151,6 +151,9 @@ def called(f, call, second, wide):
 
 
 def write(writer, name, f, kind, dtype, args, kwargs, gradients, refused):
+    if name == "__getitem__" and isinstance(args[1], list):
+        # A list stands for a tensor there; in the files it would read as a tuple.
+        args = (args[0], torch.tensor(args[1]), *args[2:])
     call = (list(args), dict(kwargs))
     tensors = list(leaves(call))
     if sum(t.numel() for t in tensors) > MOST_ELEMENTS:
@@ -244,6 +247,8 @@ def spread(samples, most):
 def promotions(writer, name, op, f, refused):
     """Every pair of dtypes, and every dtype with numbers, some of which it can't hold."""
     ternary = op.name in THREE
+    rounding = {"floor_rounding": "floor", "trunc_rounding": "trunc"}.get(op.variant_test_name)
+    kwargs = {"rounding_mode": rounding} if rounding else {}
     for left, right in itertools.product(DTYPES.values(), repeat=2):
         x = torch.tensor([[0, 1, 2, 3], [5, 100, 77, 1]]).to(left)
         y = torch.tensor([1, 2, 3, 60]).to(right)
@@ -255,7 +260,7 @@ def promotions(writer, name, op, f, refused):
         else:
             calls = [(x, y), (x, y[2])]
         for args in calls:
-            write(writer, name, f, "promotion", left, args, {}, False, refused)
+            write(writer, name, f, "promotion", left, args, kwargs, False, refused)
     for dtype, number in itertools.product(DTYPES.values(), NUMBERS):
         x = torch.tensor([[0, 1, 2, 3], [5, 100, 77, 1]]).to(dtype)
         if op.name == "where":
@@ -269,7 +274,7 @@ def promotions(writer, name, op, f, refused):
             args = (x, x * 2, number)
         else:
             args = (x, number)
-        write(writer, name, f, "number", dtype, args, {}, False, refused)
+        write(writer, name, f, "number", dtype, args, kwargs, False, refused)
 
 
 NUMBERED = ["clamp_min", "clamp_max", "masked_fill", "fill", "full_like", "index_fill", "nn.functional.hardtanh",

@@ -317,6 +317,20 @@ impl Op {
         (row.ty)(self, args)
     }
 
+    /// Whether the op only compares a number with elements and passes one of them on: a number that the dtype can't
+    /// hold then stands for the nearest that it can, as a limit does. Everywhere else it wraps.
+    pub const fn takes_limits(&self) -> bool {
+        matches!(self, Op::Maximum {} | Op::Minimum {})
+    }
+
+    /// A number as an operand of elements of this dtype.
+    pub fn number(&self, x: Scalar, dtype: DType) -> Scalar {
+        match (dtype.narrow_range(), x) {
+            (Some((least, most)), Scalar::Int(x)) if self.takes_limits() => Scalar::Int(x.clamp(least, most)),
+            _ => x,
+        }
+    }
+
     /// The number that an operand of this class is, where the class tells it.
     pub fn number_of_class(&self, operand: usize, class: u8) -> Option<Scalar> {
         match (self, class) {

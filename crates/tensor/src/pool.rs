@@ -6,6 +6,7 @@ use crate::Tensor;
 use crate::conv::IntoSizes;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
+use crate::integer_windows::are_integers;
 
 /// How windows move over an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,6 +176,12 @@ impl Tensor {
             ceil_mode: pool.ceil_mode,
             count_include_pad: pool.count_include_pad,
         };
+        if are_integers(self) {
+            return match self.rank() {
+                3 => self.unsqueeze(0)?.average_integers(pool, &op, loc)?.squeeze(0),
+                _ => self.average_integers(pool, &op, loc),
+            };
+        }
         self.on_images("avg_pool2d", loc, &op)
     }
 

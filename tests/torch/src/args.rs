@@ -398,7 +398,5 @@ impl Args {
 }
 
 fn counts(ints: &[i64], name: &str) -> Outcome<Vec<usize>> {
-    ints.iter()
-        .map(|&x| usize::try_from(x).or_else(|_| unmapped(format!("a negative `{name}`"))))
-        .collect()
+    ints.iter().map(|&x| usize::try_from(x).or_else(|_| unmapped(format!("a negative `{name}`")))).collect()
 }

@@ -46,7 +46,12 @@ fn pulled(outputs: &[Option<Tensor>], inputs: &[&Tensor]) -> Result<Outputs> {
     }
     let weights = outputs.iter().map(|y| weight(y)).collect::<Result<Vec<_>>>()?;
     let weights: Vec<Option<&Tensor>> = weights.iter().map(Some).collect();
-    grad(&outputs, inputs, &weights, GradOptions { create_graph: true, allow_unused: true, ..Default::default() })
+    grad(
+        &outputs,
+        inputs,
+        &weights,
+        GradOptions { create_graph: true, allow_unused: true, ..Default::default() },
+    )
 }
 
 /// Outputs, gradients, second gradients: as many of them as the sample has.
@@ -101,7 +106,12 @@ pub fn check(call: &Call, bundle: &Bundle, mode: Mode) -> Verdict {
     Verdict::Agrees(got.len())
 }
 
-fn compare_all(bundle: &Bundle, got: &Outputs, want: &Tensors, exact: Option<&Tensors>) -> Result<Option<String>> {
+fn compare_all(
+    bundle: &Bundle,
+    got: &Outputs,
+    want: &Tensors,
+    exact: Option<&Tensors>,
+) -> Result<Option<String>> {
     let Some(want) = want else { return Ok(None) };
     if got.len() != want.len() {
         return Ok(Some(format!("{} tensors instead of {}", got.len(), want.len())));
@@ -142,6 +152,15 @@ fn tolerance(dtype: DType) -> (f64, f64) {
     }
 }
 
+/// What is left where terms of size 1 cancel; halves have float64 to be measured by.
+fn noise(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 8.0 * f64::EPSILON,
+        DType::F32 => 4.0 * f64::from(f32::EPSILON),
+        _ => 0.0,
+    }
+}
+
 fn compare(bundle: &Bundle, got: &Tensor, want: &Stored, exact: Option<&Stored>) -> Result<Option<String>> {
     if got.dtype().name() != want.dtype || got.shape()[..] != want.shape[..] {
         return Ok(Some(format!("{} instead of {}{:?}", got.ty(), want.dtype, want.shape)));
@@ -165,7 +184,7 @@ fn compare(bundle: &Bundle, got: &Tensor, want: &Stored, exact: Option<&Stored>)
     let (relative, absolute) = tolerance(dtype);
     // What is small altogether is compared by its own measure.
     let most = want.iter().filter(|x| x.is_finite()).fold(0.0, |most: f64, x| most.max(x.abs()));
-    let absolute = absolute * most.min(1.0);
+    let absolute = (absolute * most.min(1.0)).max(noise(dtype));
     let same = |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan());
     let is_close = |i: usize| {
         let (g, w) = (got[i], want[i]);
@@ -183,7 +202,13 @@ fn compare(bundle: &Bundle, got: &Tensor, want: &Stored, exact: Option<&Stored>)
     if let Some(exact) = &exact {
         let worst = |x: &[f64]| {
             x.iter().zip(exact).fold(0.0f64, |most, (x, e)| {
-                if same(*x, *e) { most } else if (x - e).is_nan() { f64::INFINITY } else { most.max((x - e).abs()) }
+                if same(*x, *e) {
+                    most
+                } else if (x - e).is_nan() {
+                    f64::INFINITY
+                } else {
+                    most.max((x - e).abs())
+                }
             })
         };
         let (ours, theirs) = (worst(&got), worst(&want));

@@ -19,9 +19,10 @@ pub fn read(path: &Path) -> Vec<Entry> {
     let rows = text.lines().filter(|line| line.starts_with("| `"));
     rows.map(|line| {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let fields = cells.iter().take(5).map(|cell| {
-            cell.split(',').map(|word| word.trim().trim_matches('`').to_string()).collect()
-        });
+        let fields = cells
+            .iter()
+            .take(5)
+            .map(|cell| cell.split(',').map(|word| word.trim().trim_matches('`').to_string()).collect());
         Entry { text: line.into(), fields: fields.collect(), used: Cell::new(0) }
     })
     .collect()
@@ -31,8 +32,10 @@ impl Entry {
     /// Whether the row speaks of a sample: its op, dtype, kind, stage and mode.
     pub fn covers(&self, sample: [&str; 5]) -> bool {
         self.fields.len() == sample.len()
-            && self.fields.iter().zip(sample).all(|(field, given)| {
-                field.iter().any(|word| word == "any" || word == given)
-            })
+            && self
+                .fields
+                .iter()
+                .zip(sample)
+                .all(|(field, given)| field.iter().any(|word| word == "any" || word == given))
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::bundle::{Bundle, Call, Given};
+use crate::bundle::{Bundle, Call, Given, Stored};
 use crate::calls;
 use crate::check::{Mode, Verdict, check};
 use crate::differences;
@@ -79,17 +79,21 @@ fn describe(call: &Call) -> String {
     format!("{}({})", call.op, all.join(", "))
 }
 
-/// Which samples are alike enough that one of them is compiled for all: op, dtypes, kind, and the dims of tensors.
-fn likeness(call: &Call) -> String {
-    fn of(given: &Given) -> String {
+/// Which samples of an op are alike enough that one of them is compiled for all: those of one dtype and kind whose
+/// operand is, or is not, a single number, and that have as many tensors.
+fn likeness(call: &Call) -> (String, &str, usize, usize) {
+    fn tensors<'a>(given: &'a Given, all: &mut Vec<&'a Stored>) {
         match given {
-            Given::Tensor { tensor } => format!("{}{}", tensor.dtype, tensor.shape.len().min(2)),
-            Given::List(items) => items.iter().map(of).collect(),
-            _ => String::new(),
+            Given::Tensor { tensor } => all.push(tensor),
+            Given::List(items) => items.iter().for_each(|item| tensors(item, all)),
+            _ => {}
         }
     }
-    let tensors: String = call.args.iter().chain(call.kwargs.iter().map(|(_, given)| given)).map(of).collect();
-    format!("{} {tensors}", call.kind)
+    let mut all = Vec::new();
+    call.args.iter().chain(call.kwargs.iter().map(|(_, given)| given)).for_each(|x| tensors(x, &mut all));
+    let kind = if call.kind == "reference" { "opinfo" } else { &call.kind };
+    let dims = all.first().map_or(0, |tensor| tensor.shape.len().min(1));
+    (call.dtype.clone(), kind, all.len().min(4), dims)
 }
 
 fn run_op(run: &Run, name: &str) -> Outcome {
@@ -104,7 +108,11 @@ fn run_op(run: &Run, name: &str) -> Outcome {
     let mut seen = HashSet::new();
     for call in &bundle.calls {
         let is_new = seen.insert(likeness(call));
-        let modes: &[Mode] = if !run.eager_only && (run.all || is_new) { &[Mode::Eager, Mode::Compiled] } else { &[Mode::Eager] };
+        let modes: &[Mode] = if !run.eager_only && (run.all || is_new) {
+            &[Mode::Eager, Mode::Compiled]
+        } else {
+            &[Mode::Eager]
+        };
         for &mode in modes {
             let (stage, what) = match check(call, &bundle, mode) {
                 Verdict::Unmapped(why) => {

@@ -341,8 +341,10 @@ pub(crate) fn logit_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> 
     let unit = cx.number(1.0)?;
     let mut x = float(cx, args[0])?;
     if let Some(&eps) = args.get(1) {
-        let most = cx.sub(unit, eps)?;
-        x = cx.clamp(x, eps, most)?;
+        // Not clamp: with an eps above one half the lower limit comes first.
+        let (most, below) = (cx.sub(unit, eps)?, cx.lt(x, eps)?);
+        let lowered = cx.minimum(x, most)?;
+        x = cx.where_(below, eps, lowered)?;
     }
     let rest = cx.sub(unit, x)?;
     let odds = cx.div(x, rest)?;

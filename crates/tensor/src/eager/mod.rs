@@ -227,7 +227,9 @@ fn zeros(shape: &Shape) -> SmallVec<[isize; 6]> {
 impl Job<'_> {
     fn prepare<'b>(&self, input: Input<'b>, dtype: DType, shape: &Shape) -> Result<Prepared<'b>> {
         let t = match input {
-            Input::Number(x) => return Ok(Prepared::Number { element: x.to_element(dtype), dtype }),
+            Input::Number(x) => {
+                return Ok(Prepared::Number { element: self.op.number(x, dtype).to_element(dtype), dtype });
+            }
             Input::Tensor(t) => t,
         };
         let broadcast = t.layout.shape[..] != shape[..];

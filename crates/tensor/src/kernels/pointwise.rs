@@ -570,6 +570,18 @@ maps! {
     IntSubAlpha: i64 => i64, |x, y, alpha| x.wrapping_sub(alpha.wrapping_mul(y));
 }
 
+/// x + value · a · b.
+struct IntAddcmul;
+
+impl Map for IntAddcmul {
+    type In = i64;
+    type Out = i64;
+    #[inline(always)]
+    fn map([x, a, b, value]: [i64; MAX_INPUTS]) -> i64 {
+        x.wrapping_add(value.wrapping_mul(a).wrapping_mul(b))
+    }
+}
+
 /// Wrapping power; for a negative exponent the integer part of the exact value, and 0 for base 0.
 fn int_pow(base: i64, exponent: i64) -> i64 {
     if exponent < 0 {
@@ -605,6 +617,7 @@ fn i64_loop(function: Function) -> Option<Loop> {
         Function::Minimum => map_loop::<IntMinimum, 2>,
         Function::Pow => map_loop::<IntPow, 2>,
         Function::AddAlpha => map_loop::<IntAddAlpha, 3>,
+        Function::Addcmul => map_loop::<IntAddcmul, 4>,
         Function::SubAlpha => map_loop::<IntSubAlpha, 3>,
         Function::Div
         | Function::Sqrt
@@ -642,7 +655,6 @@ fn i64_loop(function: Function) -> Option<Loop> {
         | Function::Gelu
         | Function::GeluTanh
         | Function::Lerp
-        | Function::Addcmul
         | Function::Addcdiv => return None,
     })
 }

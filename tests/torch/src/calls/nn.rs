@@ -1,8 +1,6 @@
 //! Products, convolutions, pooling, norms, losses and attention.
 
-use kiln::{
-    Attention, BatchNorm, ConvTranspose, CrossEntropy, Interpolation, Padding, Pool, Resize, Tensor,
-};
+use kiln::{Attention, BatchNorm, ConvTranspose, CrossEntropy, Interpolation, Padding, Pool, Resize, Tensor};
 
 use super::{Outputs, Run, one, two};
 use crate::args::{Args, Outcome, Value, unmapped};
@@ -213,7 +211,5 @@ pub const CALLS: &[(&str, Run)] = &[
         one(a.x()?.cosine_similarity(a.tensor(1, "x2")?, a.int(2, "dim", 1)?, a.float(3, "eps", 1e-8)?))
     }),
     ("nn.functional.nll_loss", |a| one(a.x()?.nll_loss_with(a.tensor(1, "target")?, options(a)?))),
-    ("nn.functional.cross_entropy", |a| {
-        one(a.x()?.cross_entropy_of(a.tensor(1, "target")?, options(a)?))
-    }),
+    ("nn.functional.cross_entropy", |a| one(a.x()?.cross_entropy_of(a.tensor(1, "target")?, options(a)?))),
 ];

@@ -36,6 +36,14 @@ fn optional(a: &Args, at: usize, name: &str) -> Outcome<Option<f64>> {
     Ok(a.number_or(at, name)?.map(Scalar::as_f64))
 }
 
+fn polygamma(a: &Args) -> Outcome<Outputs> {
+    match a.int(1, "n", 0)? {
+        0 => one(a.x()?.digamma()),
+        1 => one(a.x()?.trigamma()),
+        _ => unmapped("an order above 1"),
+    }
+}
+
 /// The calls.
 pub const CALLS: &[(&str, Run)] = &[
     ("add", |a| match a.number_or(2, "alpha")? {
@@ -93,14 +101,8 @@ pub const CALLS: &[(&str, Run)] = &[
         Some(eps) => one(a.x()?.logit_eps(eps.as_f64())),
         None => one(a.x()?.logit()),
     }),
-    ("polygamma.polygamma_n_0", |a| {
-        a.get(1, "n");
-        one(a.x()?.digamma())
-    }),
-    ("polygamma.polygamma_n_1", |a| {
-        a.get(1, "n");
-        one(a.x()?.trigamma())
-    }),
+    ("polygamma.polygamma_n_0", polygamma),
+    ("polygamma.polygamma_n_1", polygamma),
     ("masked_fill", |a| one(a.x()?.masked_fill(a.tensor(1, "mask")?, a.operand(2, "value")?))),
     ("full_like", |a| match a.dtype()? {
         Some(_) => unmapped("another dtype"),

@@ -18,11 +18,22 @@ fn reduced(
     };
     let (dims, keepdim) = (a.ints_or(1, "dim")?, a.flag(2, "keepdim", false)?);
     let everything = || (0..x.rank() as i64).collect();
-    one(match dims {
-        Some(dims) if !dims.is_empty() => by_dim(&x, dims, keepdim),
-        _ if keepdim => by_dim(&x, everything(), true),
-        _ => all(&x),
-    })
+    as_asked(
+        a,
+        match dims {
+            Some(dims) if !dims.is_empty() => by_dim(&x, dims, keepdim),
+            _ if keepdim => by_dim(&x, everything(), true),
+            _ => all(&x),
+        },
+    )
+}
+
+/// The result in the dtype that is asked for, as a user of Kiln writes it.
+fn as_asked(a: &Args, result: kiln::Result<Tensor>) -> Outcome<Outputs> {
+    match a.dtype()? {
+        Some(dtype) => one(result?.to_dtype(dtype)),
+        None => one(result),
+    }
 }
 
 /// Values and their places; which of equal elements it is, PyTorch leaves open.
@@ -41,10 +52,7 @@ fn correction(a: &Args) -> Outcome<i64> {
     }
 }
 
-fn spread(
-    a: &Args,
-    f: fn(&Tensor, Vec<i64>, i64, bool) -> kiln::Result<Tensor>,
-) -> Outcome<Outputs> {
+fn spread(a: &Args, f: fn(&Tensor, Vec<i64>, i64, bool) -> kiln::Result<Tensor>) -> Outcome<Outputs> {
     let x = a.x()?;
     // (x, unbiased) or (x, dim, unbiased, keepdim).
     if let Some(Value::Number(Scalar::Bool(unbiased))) = a.get(1, "dim") {
@@ -83,7 +91,7 @@ fn along(a: &Args, f: fn(&Tensor, i64) -> kiln::Result<Tensor>) -> Outcome<Outpu
         Some(dtype) => a.x()?.to_dtype(dtype)?,
         None => a.x()?.clone(),
     };
-    one(f(&x, a.int(1, "dim", -1)?))
+    as_asked(a, f(&x, a.int(1, "dim", -1)?))
 }
 
 fn norm(a: &Args, ord: f64) -> Outcome<Outputs> {

@@ -85,9 +85,7 @@ pub const CALLS: &[(&str, Run)] = &[
         one(a.x()?.flatten_dims(start, end))
     }),
     ("unflatten", |a| one(a.x()?.unflatten(a.int(1, "dim", 0)?, a.shape(2, "sizes")?))),
-    ("movedim", |a| {
-        one(a.x()?.movedim(&a.ints(1, "source")?[..], &a.ints(2, "destination")?[..]))
-    }),
+    ("movedim", |a| one(a.x()?.movedim(&a.ints(1, "source")?[..], &a.ints(2, "destination")?[..]))),
     ("unbind", |a| several(a.x()?.unbind(a.int(1, "dim", 0)?))),
     ("split", split),
     ("split.list_args", split),
@@ -169,9 +167,7 @@ pub const CALLS: &[(&str, Run)] = &[
     ("nn.functional.pad.replicate_negative", pad),
     ("constant_pad_nd", |a| one(a.x()?.pad(&a.ints(1, "pad")?, a.number(2, "value", 0i64)?))),
     ("nn.functional.pixel_shuffle", |a| one(a.x()?.pixel_shuffle(a.size(1, "upscale_factor", 1)?))),
-    ("nn.functional.pixel_unshuffle", |a| {
-        one(a.x()?.pixel_unshuffle(a.size(1, "downscale_factor", 1)?))
-    }),
+    ("nn.functional.pixel_unshuffle", |a| one(a.x()?.pixel_unshuffle(a.size(1, "downscale_factor", 1)?))),
     ("eye", |a| {
         let rows = a.size(0, "n", 0)?;
         made(a, Tensor::eye(rows, a.size(1, "m", rows)?, &Device::Cpu))
