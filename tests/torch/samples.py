@@ -150,7 +150,7 @@ def called(f, call, second, wide):
     return outputs, first, again
 
 
-def write(writer, name, f, kind, dtype, args, kwargs, gradients, refused):
+def write(writer, name, f, kind, dtype, args, kwargs, gradients, refused, form=""):
     if name == "__getitem__" and isinstance(args[1], list):
         # A list stands for a tensor there; in the files it would read as a tuple.
         args = (args[0], torch.tensor(args[1]), *args[2:])
@@ -161,7 +161,7 @@ def write(writer, name, f, kind, dtype, args, kwargs, gradients, refused):
         return
     mark = len(writer.bytes)
     try:
-        line = {"op": name, "kind": kind, "dtype": NAMES[dtype],
+        line = {"op": name, "kind": kind, "form": form, "dtype": NAMES[dtype],
                 "args": [writer.value(x) for x in call[0]], "kwargs": [[k, writer.value(x)] for k, x in call[1].items()]}
         floats = any(t.is_floating_point() for t in tensors)
         second = (dtype in (torch.float64, torch.float32)) if gradients and floats else None
@@ -330,10 +330,12 @@ def op_file(job):
         own = [(a, k) for a, k in samples if small(leaves((a, k)))]
         layouts = 6 if dtype in (torch.float32, torch.int64) else 1
         for how in ["transposed", "sliced", "expanded"]:
+            if how == "expanded" and op.name == "nn.functional.batch_norm":
+                continue  # it changes its running statistics, which may not share memory
             several = [(a, k) for a, k in own if any(t.dim() > 0 for t in leaves((a, k)))]
             for args, kwargs in spread(several, layouts):
                 args, kwargs = varied(args, kwargs, laid_out(how))
-                write(writer, name, f, "layout", dtype, args, kwargs, gradients, refused)
+                write(writer, name, f, "layout", dtype, args, kwargs, gradients, refused, how)
         if dtype.is_floating_point:
             for number, (args, kwargs) in enumerate(spread(own, 4)):
                 args, kwargs = varied(args, kwargs, filled_special(number))
@@ -342,7 +344,7 @@ def op_file(job):
                 for magnitude in MAGNITUDES:
                     for args, kwargs in spread(own, 3):
                         args, kwargs = varied(args, kwargs, scaled(magnitude))
-                        write(writer, name, f, "magnitude", dtype, args, kwargs, gradients, refused)
+                        write(writer, name, f, "magnitude", dtype, args, kwargs, gradients, refused, str(magnitude))
     if isinstance(op, BinaryUfuncInfo) or op.name in THREE:
         promotions(writer, name, op, f, refused)
     elif op.name in NUMBERED:

@@ -1,10 +1,11 @@
-//! Kiln's development tasks: `cargo xtask test`, `tidy`, `fmt`, `docs`.
+//! Kiln's development tasks: `cargo xtask test`, `tidy`, `fmt`, `docs`, `torch`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod layers;
 mod source;
 mod stages;
 mod tidy;
+mod torch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +16,9 @@ Kiln's development tasks
   cargo xtask test    everything: fmt, tidy, clippy, then all tests; ends with `N passed, M failed`
   cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
   cargo xtask fmt     format all code
-  cargo xtask docs    write docs/ops.md from the op table";
+  cargo xtask docs    write docs/ops.md from the op table
+  cargo xtask torch   compare every operator with PyTorch (--install puts one under target/; --all compiles every
+                      sample, --eager none; operators by name)";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
         ["tidy"] => stages::tidy(&root),
         ["fmt"] => stages::fmt(&root),
         ["docs"] => stages::docs(&root),
+        ["torch", ref rest @ ..] => torch::torch(&root, rest),
         [] | ["help" | "-h" | "--help"] => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;

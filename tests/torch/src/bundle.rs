@@ -70,6 +70,8 @@ pub struct Call {
     pub op: String,
     /// Which part of the samples it belongs to.
     pub kind: String,
+    /// What is special about it within its kind: a layout, a magnitude.
+    pub form: String,
     /// The dtype that the samples were asked for with.
     pub dtype: String,
     /// Positional arguments.

@@ -81,7 +81,7 @@ fn describe(call: &Call) -> String {
 
 /// Which samples of an op are alike enough that one of them is compiled for all: those of one dtype and kind whose
 /// operand is, or is not, a single number, and that have as many tensors.
-fn likeness(call: &Call) -> (String, &str, usize, usize) {
+fn likeness(call: &Call) -> (&str, &str, &str, usize, usize) {
     fn tensors<'a>(given: &'a Given, all: &mut Vec<&'a Stored>) {
         match given {
             Given::Tensor { tensor } => all.push(tensor),
@@ -93,7 +93,7 @@ fn likeness(call: &Call) -> (String, &str, usize, usize) {
     call.args.iter().chain(call.kwargs.iter().map(|(_, given)| given)).for_each(|x| tensors(x, &mut all));
     let kind = if call.kind == "reference" { "opinfo" } else { &call.kind };
     let dims = all.first().map_or(0, |tensor| tensor.shape.len().min(1));
-    (call.dtype.clone(), kind, all.len().min(4), dims)
+    (&call.dtype, kind, &call.form, all.len().min(4), dims)
 }
 
 fn run_op(run: &Run, name: &str) -> Outcome {
@@ -236,6 +236,14 @@ fn print(run: &Run, all: &Outcome) -> bool {
         sum.differing += c.differing;
     }
     line("all", &sum);
+    let counters = kiln::counters();
+    println!(
+        "compiled: {} calls were {} graphs, {} values were needed in between, {} calls ran eagerly after all",
+        counters.calls,
+        counters.graphs,
+        counters.breaks,
+        counters.eager_calls + counters.fallbacks
+    );
     let explained: usize = entries.iter().map(|e| e.used.get()).sum();
     let open: usize = unexplained.values().map(Vec::len).sum();
     println!("{explained} of the differences are explained in {}, {open} are not", run.list.display());
