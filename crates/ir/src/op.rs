@@ -2,7 +2,7 @@
 
 use crate::eval::{
     alpha, alpha_int, arange_class, digamma, erf, erfc, erfinv, eval_gelu, int_pow, lgamma, nan_max,
-    power_class, trigamma,
+    power_class, tetragamma, trigamma,
 };
 use crate::math::Function;
 use crate::table::{

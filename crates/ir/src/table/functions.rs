@@ -165,8 +165,12 @@ macro_rules! rows_functions {
                   eval: Eval::float(|a| digamma(a[0])), samples: samples::unary_positive };
             /// The derivative of digamma, PyTorch's polygamma of order 1
             [pointwise trigamma trigamma_] "trigamma" Trigamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::NotDifferentiable("polygamma of order 2 is not in the table"),
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::trigamma), saves: Saves::Inputs,
                   eval: Eval::float(|a| trigamma(a[0])), samples: samples::unary_positive };
+            /// The derivative of trigamma, PyTorch's polygamma of order 2
+            [pointwise tetragamma tetragamma_] "tetragamma" Tetragamma (x) () {}
+                { ty: types::float_arithmetic, grad: Grad::NotDifferentiable("polygamma of order 3 is not in the table"),
+                  eval: Eval::float(|a| tetragamma(a[0])), samples: samples::unary_positive };
             /// 1 / (1 + e⁻ˣ)
             [pointwise sigmoid sigmoid_] "sigmoid" Sigmoid (x) () {}
                 { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sigmoid), saves: Saves::Outputs,
@@ -517,6 +521,12 @@ pub(crate) fn erfinv(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 pub(crate) fn lgamma(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
     let slope = cx.digamma(call.inputs[0])?;
+    one(cx.mul(g, slope))
+}
+
+pub(crate) fn trigamma(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let g = g!(call);
+    let slope = cx.tetragamma(call.inputs[0])?;
     one(cx.mul(g, slope))
 }
 

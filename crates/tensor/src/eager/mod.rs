@@ -360,6 +360,7 @@ impl Job<'_> {
             Op::Lgamma {} => self.gamma(Gamma::Log, out, inputs),
             Op::Digamma {} => self.gamma(Gamma::Digamma, out, inputs),
             Op::Trigamma {} => self.gamma(Gamma::Trigamma, out, inputs),
+            Op::Tetragamma {} => self.gamma(Gamma::Tetragamma, out, inputs),
             Op::To { .. } | Op::Clone {} | Op::Reshape { .. } => self.copy_into(out, inputs, 0),
             Op::Copy {} => self.copy_into(out, inputs, 1),
             // Other views never get here: they share their base's memory.

@@ -46,6 +46,8 @@ pub enum Gamma {
     Digamma,
     /// The derivative of that.
     Trigamma,
+    /// And of that.
+    Tetragamma,
 }
 
 /// A comparison of two numbers.
@@ -175,9 +177,11 @@ pub unsafe fn gamma(function: Gamma, out: &Operand, x: &Operand) {
         (Gamma::Log, DType::F64) => map_loop::<LgammaF64, 1>,
         (Gamma::Digamma, DType::F64) => map_loop::<DigammaF64, 1>,
         (Gamma::Trigamma, DType::F64) => map_loop::<TrigammaF64, 1>,
+        (Gamma::Tetragamma, DType::F64) => map_loop::<TetragammaF64, 1>,
         (Gamma::Log, _) => map_loop::<LgammaF32, 1>,
         (Gamma::Digamma, _) => map_loop::<DigammaF32, 1>,
         (Gamma::Trigamma, _) => map_loop::<TrigammaF32, 1>,
+        (Gamma::Tetragamma, _) => map_loop::<TetragammaF32, 1>,
     };
     // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
     unsafe { drive(inner, Form::Computing, Cost::Costly, out, &[x]) }
@@ -555,6 +559,8 @@ maps! {
     DigammaF64: f64 => f64, |a, b, c| special::digamma(a);
     TrigammaF32: f32 => f32, |a, b, c| special::trigamma(f64::from(a)) as f32;
     TrigammaF64: f64 => f64, |a, b, c| special::trigamma(a);
+    TetragammaF32: f32 => f32, |a, b, c| special::tetragamma(f64::from(a)) as f32;
+    TetragammaF64: f64 => f64, |a, b, c| special::tetragamma(a);
     IntAdd: i64 => i64, |a, b, c| a.wrapping_add(b);
     IntSub: i64 => i64, |a, b, c| a.wrapping_sub(b);
     IntMul: i64 => i64, |a, b, c| a.wrapping_mul(b);
