@@ -450,14 +450,15 @@ impl Translator<'_> {
             }
         }
         let values = self.args(args)?;
-        let value = match (op.row().grad, op.row().decompose) {
-            // Gradients flow through the parts of such a composite, so the parts are what is recorded.
-            (Grad::Decompose, Some(decompose)) if self.recording => {
-                let value = decompose(&mut self.graph, op, &values)?[0];
+        // Gradients flow through the parts of such a composite, so the parts are what is recorded.
+        let in_parts = self.recording && matches!(op.row().grad, Grad::Decompose);
+        let parts = if in_parts { op.decompose(&mut self.graph, &values)? } else { None };
+        let value = match parts {
+            Some(parts) => {
                 self.note();
-                value
+                parts[0]
             }
-            _ => self.emit(op.clone(), &values)?,
+            None => self.emit(op.clone(), &values)?,
         };
         self.define(out, value);
         Ok(())

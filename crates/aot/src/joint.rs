@@ -148,8 +148,8 @@ fn may_carry(ty: &Ty) -> bool {
 }
 
 fn decomposition(cx: &mut dyn Emit, op: &Op, args: &[Value]) -> Result<Values> {
-    match op.row().decompose {
-        Some(decompose) => decompose(cx, op, args),
+    match op.decompose(cx, args)? {
+        Some(values) => Ok(values),
         None => Err(Error::op(
             op.name(),
             Why::NotDifferentiable { reason: "it has no decomposition" },

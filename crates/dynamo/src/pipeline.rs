@@ -13,7 +13,7 @@ use kiln_prims::Rounding;
 use kiln_runtime::{threads, warn};
 use kiln_tensor::hook::Scope;
 
-use crate::analysis::{self, Analysis, Far, TapeCall};
+use crate::analysis::{self, Analysis, Far, OVERWRITTEN, TapeCall};
 use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
@@ -596,6 +596,9 @@ pub(crate) fn leaving(
     let (used_up, leaving): (Vec<&Survivor>, Vec<&Survivor>) =
         functional.survivors.iter().filter(|s| s.requires_grad).partition(is_used_up);
     let used_up = used_up.iter().map(|s| (s.variable, tape.first_used_up(s.variable))).collect();
+    if leaving.iter().any(|s| tape.reach_as_far(&[s.variable], Far::Functions).overwritten) {
+        return Err(OVERWRITTEN.into());
+    }
     if leaving.iter().any(|s| s.twice) {
         return Err("a gradient leaves the compiled function with its own tape".into());
     }
@@ -714,7 +717,7 @@ impl Gradients {
 pub(crate) fn rounding(site: &Site) -> Rounding {
     match site.options.settings.numerics {
         Numerics::Default => Rounding::Stored,
-        Numerics::Strict => Rounding::Kernels(kiln_tensor::has_kernel),
+        Numerics::Strict => Rounding::Ops,
     }
 }
 

@@ -9,7 +9,7 @@ use kiln_tensor::{
     Tensor, autograd, check_in_place, check_in_place_target, check_in_place_types, with_module,
 };
 
-use crate::analysis;
+use crate::analysis::{self, OVERWRITTEN};
 use crate::region::Site;
 use crate::state::{Leave, State, recordings};
 use crate::trie::{BackwardEvent, Event, KeyArg, Made};
@@ -296,6 +296,9 @@ impl State {
         let reach = analysis.reach(&roots);
         if reach.freed {
             return Err(Leave::Eager("backward through a tape that was already used up"));
+        }
+        if reach.overwritten {
+            return Err(Leave::Eager(OVERWRITTEN));
         }
         if let Some((op, reason)) = reach.blocked {
             return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, request.loc)));

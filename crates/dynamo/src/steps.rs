@@ -17,7 +17,7 @@ use kiln_tensor::autograd::Application;
 use kiln_tensor::hook::{GradRequest, Tag};
 use kiln_tensor::{Context, Function, Tensor, autograd, enable_grad, no_grad};
 
-use crate::analysis;
+use crate::analysis::{self, OVERWRITTEN};
 use crate::record::OutputKey;
 use crate::region::Site;
 use crate::run::Run;
@@ -331,6 +331,9 @@ impl State {
         let reach = analysis.reach(&roots);
         if reach.freed {
             return Err(Leave::Eager("a pass through a tape that was already used up"));
+        }
+        if reach.overwritten {
+            return Err(Leave::Eager(OVERWRITTEN));
         }
         let visited = match toward {
             Some(inputs) => analysis.on_the_way(&roots, inputs),

@@ -28,9 +28,9 @@ pub(crate) fn sub(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
 }
 
 /// The op on operands converted to the type they are computed in, its result converted back; `None` if no
-/// operand is of a narrow dtype. So sums of halves are rounded once, at the end, and don't overflow midway.
+/// operand is of a narrow dtype. Halves never are: [`Op::decompose`] widened them.
 ///
-/// mm(x, y) : f16 → to(mm(to(x, f32), to(y, f32)), f16)
+/// mm(x, y) : i8 → to(mm(to(x, i64), to(y, i64)), i8)
 fn widened(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Option<Values>> {
     let tys: Vec<Ty> = args.iter().map(|&v| cx.ty(v).clone()).collect();
     if !tys.iter().filter_map(Ty::as_tensor).any(|t| t.dtype.is_narrow()) {
@@ -192,9 +192,6 @@ pub(crate) fn keepdim(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 }
 
 pub(crate) fn mean(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    if let Some(result) = widened(cx, op, args)? {
-        return Ok(result);
-    }
     let Op::Mean { dims, keepdim } = op else { return Ok(smallvec![args[0]]) };
     let shape = cx.tensor_ty(args[0]).shape;
     let count: usize = dims.iter().map(|&d| shape[d]).product();
@@ -221,9 +218,6 @@ fn exponentials(cx: Cx<'_>, x: Value, dim: usize) -> Result<[Value; 3]> {
 
 /// e = exp(x − max x);  e / Σ e
 pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    if let Some(result) = widened(cx, op, args)? {
-        return Ok(result);
-    }
     let (x, Op::Softmax { dim }) = (args[0], op) else { return Ok(smallvec![args[0]]) };
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
@@ -236,9 +230,6 @@ pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 
 /// s = x − max x;  s − log Σ exp(s)
 pub(crate) fn log_softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    if let Some(result) = widened(cx, op, args)? {
-        return Ok(result);
-    }
     let (x, Op::LogSoftmax { dim }) = (args[0], op) else { return Ok(smallvec![args[0]]) };
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
@@ -296,9 +287,6 @@ pub(crate) fn uniform(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 }
 
 pub(crate) fn nll_loss(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    if let Some(result) = widened(cx, op, args)? {
-        return Ok(result);
-    }
     let Op::NllLoss { reduction, ignore_index } = op else { return Ok(smallvec![args[0]]) };
     let input = cx.tensor_ty(args[0]);
     let rows = if input.shape.rank() == 2 { input.shape[0] } else { 1 };
@@ -331,9 +319,6 @@ pub(crate) fn nll_loss(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
 }
 
 pub(crate) fn cross_entropy(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    if let Some(result) = widened(cx, op, args)? {
-        return Ok(result);
-    }
     let Op::CrossEntropy { reduction, ignore_index } = op else { return Ok(smallvec![args[0]]) };
     let dim = cx.tensor_ty(args[0]).shape.rank() - 1;
     let log_probability = cx.log_softmax(args[0], dim)?;

@@ -3,9 +3,7 @@
 //! A rule returns one entry per operand; the engine that calls it fits each to its operand's shape and dtype
 //! ([`fit`]), so rules ignore broadcasting and conversion.
 
-use crate::{
-    Approximate, Class, DType, Dims, Emit, EmitExt, GradCall, Op, Reduction, Result, Scalar, Shape, Ty, Value,
-};
+use crate::{Approximate, Dims, Emit, EmitExt, GradCall, Op, Reduction, Result, Scalar, Shape, Ty, Value};
 
 pub(crate) type Grads = Result<Vec<Option<Value>>>;
 pub(crate) type Cx<'a> = &'a mut dyn Emit;
@@ -29,18 +27,11 @@ pub(crate) fn fit(cx: Cx<'_>, grad: Value, operand: Value) -> Result<Value> {
     if have.dtype != want.dtype { cx.to(grad, want.dtype) } else { Ok(grad) }
 }
 
-fn is_half(cx: &mut dyn Emit, value: Value) -> bool {
-    matches!(cx.ty(value), Ty::Tensor(t) if t.dtype.is_float() && t.dtype.is_narrow())
-}
-
 impl GradCall<'_> {
     /// Runs the rule of a row and fits every gradient to its operand. Operands that don't want a gradient
     /// get none.
     pub fn run(&self, cx: &mut dyn Emit, rule: crate::op::GradFn) -> Grads {
-        let mut grads = match self.is_widened(cx) {
-            true => self.widened(cx, rule)?,
-            false => rule(cx, self)?,
-        };
+        let mut grads = if self.is_half(cx) { self.widened(cx, rule)? } else { rule(cx, self)? };
         for (i, slot) in grads.iter_mut().enumerate() {
             *slot = match *slot {
                 Some(grad) if self.wants(i) => Some(fit(cx, grad, self.inputs[i])?),
@@ -50,26 +41,14 @@ impl GradCall<'_> {
         Ok(grads)
     }
 
-    /// Whether a pointwise rule meets halves: its steps would each round to a few digits.
-    fn is_widened(&self, cx: &mut dyn Emit) -> bool {
-        self.op.row().class == Class::Pointwise && self.grads.iter().flatten().any(|&g| is_half(cx, g))
-    }
-
-    /// The rule in the precision that halves are computed in. What it returns is rounded once, by [`fit`].
-    /// Values that the row does not save have types only, and stay as they are.
-    fn widened(&self, cx: &mut dyn Emit, rule: crate::op::GradFn) -> Grads {
-        let saves = self.op.row().saves;
-        let mut wide = |value: Value, saved: bool| match saved && is_half(cx, value) {
-            true => cx.to(value, DType::F32),
-            false => Ok(value),
-        };
-        let inputs = self.inputs.iter().map(|&v| wide(v, saves.inputs())).collect::<Result<Vec<_>>>()?;
-        let outputs = self.outputs.iter().map(|&v| wide(v, saves.outputs())).collect::<Result<Vec<_>>>()?;
-        let mut grads = Vec::with_capacity(self.grads.len());
-        for grad in self.grads {
-            grads.push(grad.map(|g| wide(g, true)).transpose()?);
-        }
-        rule(cx, &GradCall { inputs: &inputs, outputs: &outputs, grads: &grads, ..*self })
+    /// The gradient of operand `i`, if it is wanted: a rule that computes no others has nothing saved for them.
+    pub(crate) fn wanted(
+        &self,
+        cx: Cx<'_>,
+        i: usize,
+        gradient: impl FnOnce(Cx<'_>) -> Result<Value>,
+    ) -> Result<Option<Value>> {
+        if self.wants(i) { gradient(cx).map(Some) } else { Ok(None) }
     }
 
     pub(crate) fn g(&self) -> Option<Value> {
@@ -338,53 +317,53 @@ pub(crate) fn choose(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 
 pub(crate) fn lerp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, x, end, weight) = (g!(call), call.inputs[0], call.inputs[1], call.inputs[2]);
-    let gend = cx.mul(g, weight)?;
-    let gx = if call.wants(0) { Some(cx.sub(g, gend)?) } else { None };
-    let gweight = match call.wants(2) {
-        true => {
-            let span = cx.sub(end, x)?;
-            Some(cx.mul(g, span)?)
-        }
-        false => None,
+    let gend = if call.wants(0) || call.wants(1) { Some(cx.mul(g, weight)?) } else { None };
+    let gx = match gend {
+        Some(gend) if call.wants(0) => Some(cx.sub(g, gend)?),
+        _ => None,
     };
-    Ok(vec![gx, Some(gend), gweight])
+    let gweight = call.wanted(cx, 2, |cx| {
+        let span = cx.sub(end, x)?;
+        cx.mul(g, span)
+    })?;
+    Ok(vec![gx, gend, gweight])
 }
 
 pub(crate) fn addcmul(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, a, b, value) = (g!(call), call.inputs[1], call.inputs[2], call.inputs[3]);
-    let scaled = cx.mul(g, value)?;
-    let ga = if call.wants(1) { Some(cx.mul(scaled, b)?) } else { None };
-    let gb = if call.wants(2) { Some(cx.mul(scaled, a)?) } else { None };
-    let gvalue = match call.wants(3) {
-        true => {
-            let ab = cx.mul(a, b)?;
-            Some(cx.mul(g, ab)?)
-        }
-        false => None,
+    let product = |cx: Cx<'_>, x: Value, y: Value| {
+        let scaled = cx.mul(g, x)?;
+        cx.mul(scaled, y)
     };
+    let ga = call.wanted(cx, 1, |cx| product(cx, value, b))?;
+    let gb = call.wanted(cx, 2, |cx| product(cx, value, a))?;
+    let gvalue = call.wanted(cx, 3, |cx| {
+        let ab = cx.mul(a, b)?;
+        cx.mul(g, ab)
+    })?;
     Ok(vec![Some(g), ga, gb, gvalue])
 }
 
 pub(crate) fn addcdiv(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, a, b, value) = (g!(call), call.inputs[1], call.inputs[2], call.inputs[3]);
-    let scaled = cx.mul(g, value)?;
-    let ga = cx.div(scaled, b)?;
-    let gb = match call.wants(2) {
-        true => {
+    let share = |cx: Cx<'_>| {
+        let scaled = cx.mul(g, value)?;
+        cx.div(scaled, b)
+    };
+    let ga = if call.wants(1) || call.wants(2) { Some(share(cx)?) } else { None };
+    let gb = match ga {
+        Some(ga) if call.wants(2) => {
             let quotient = cx.div(a, b)?;
             let product = cx.mul(ga, quotient)?;
             Some(cx.neg(product)?)
         }
-        false => None,
+        _ => None,
     };
-    let gvalue = match call.wants(3) {
-        true => {
-            let quotient = cx.div(a, b)?;
-            Some(cx.mul(g, quotient)?)
-        }
-        false => None,
-    };
-    Ok(vec![Some(g), Some(ga), gb, gvalue])
+    let gvalue = call.wanted(cx, 3, |cx| {
+        let quotient = cx.div(a, b)?;
+        cx.mul(g, quotient)
+    })?;
+    Ok(vec![Some(g), ga, gb, gvalue])
 }
 
 pub(crate) fn convert(_: Cx<'_>, call: &GradCall<'_>) -> Grads {
@@ -393,8 +372,7 @@ pub(crate) fn convert(_: Cx<'_>, call: &GradCall<'_>) -> Grads {
 
 pub(crate) fn copy(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
-    let zero = cx.number(0.0)?;
-    let gx = if call.wants(0) { Some(cx.mul(g, zero)?) } else { None };
+    let gx = if call.wants(0) { Some(zeros_like(cx, call.inputs[0])?) } else { None };
     Ok(vec![gx, Some(g)])
 }
 

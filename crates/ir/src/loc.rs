@@ -18,18 +18,23 @@ impl Loc {
     pub fn caller() -> Loc {
         let here = Location::caller();
         match BEHALF.get() {
-            Some((caller, library)) if here.file().starts_with(library) => caller,
+            Some(work) if work.libraries.iter().any(|library| here.file().starts_with(library)) => {
+                work.caller
+            }
             _ => Loc(Some(here)),
         }
     }
 
     /// Until the returned value is dropped, ops that files below the folder `library` ask for are put down to
-    /// this line (an optimizer's to the line that called `step`). Of nested ones the outermost counts.
+    /// this line (an optimizer's to the line that called `step`). Of nested ones the outermost line counts, for the
+    /// folders of both.
     pub fn on_behalf(self, library: &'static str) -> Behalf {
         let previous = BEHALF.get();
-        if previous.is_none() {
-            BEHALF.set(Some((self, library)));
-        }
+        let work = match previous {
+            None => Work { caller: self, libraries: [library; 2] },
+            Some(outer) => Work { libraries: [outer.libraries[0], library], ..outer },
+        };
+        BEHALF.set(Some(work));
         Behalf { previous, _not_send: std::marker::PhantomData }
     }
 
@@ -44,15 +49,21 @@ impl Loc {
     }
 }
 
+/// On whose behalf which folders of library code work.
+#[derive(Copy, Clone)]
+struct Work {
+    caller: Loc,
+    libraries: [&'static str; 2],
+}
+
 thread_local! {
-    /// On whose behalf which folder of library code works now.
-    static BEHALF: Cell<Option<(Loc, &'static str)>> = const { Cell::new(None) };
+    static BEHALF: Cell<Option<Work>> = const { Cell::new(None) };
 }
 
 /// See [`Loc::on_behalf`].
 #[must_use = "it lasts as long as this value"]
 pub struct Behalf {
-    previous: Option<(Loc, &'static str)>,
+    previous: Option<Work>,
     /// It is the thread's.
     _not_send: std::marker::PhantomData<*const ()>,
 }

@@ -7,7 +7,7 @@ use crate::eval::{
 use crate::math::Function;
 use crate::table::{
     activations, choices, contractions, convolution, functions, indexing, nn, norms, order, padding,
-    reductions, resample, rounding, shapes,
+    products, reductions, resample, rounding, shapes,
 };
 use crate::{
     Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Pairs, Reduction,

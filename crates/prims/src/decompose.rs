@@ -15,8 +15,8 @@
 //! is broadcast but not converted. An op over lists stays one node; where its elements need different
 //! conversions, a list of converted elements takes the operand's place.
 //!
-//! Halves are computed in f32 and rounded where they are stored; with [`Rounding::Kernels`] they are rounded where
-//! eager mode rounds them, by conversions that stand in the graph:
+//! Halves are computed in f32 and rounded where they are stored, and at the end of every op that is made of others;
+//! with [`Rounding::Ops`] they are rounded where eager mode rounds them, by conversions that stand in the graph:
 //! ```text
 //! %1 = sigmoid(%0) : f16[4]             %1 = to(%0) {dtype: f32} : f32[4]
 //! %2 = mul(%0, %1) : f16[4]       →     %2 = sigmoid(%1) : f32[4]
@@ -26,7 +26,7 @@
 
 use kiln_ir::{
     Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values,
-    result_dtype,
+    element_by_element, result_dtype,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -36,9 +36,8 @@ pub enum Rounding {
     /// Where they are stored or converted: chains of ops are quicker, and more exact than op by op.
     #[default]
     Stored,
-    /// After every op that eager mode runs as one kernel; the function tells whether it does, from the op and
-    /// the number of its operands.
-    Kernels(fn(&Op, usize) -> bool),
+    /// After every op, as in eager mode.
+    Ops,
 }
 
 /// Lowers every op to prims.
@@ -85,17 +84,15 @@ pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
 /// An emitter that lowers whatever it is given, what decompositions emit included.
 struct Lowering {
     graph: Graph,
-    /// As told, but inside an op that eager mode runs as one kernel halves are not rounded.
+    /// As told, but inside an op halves are not rounded.
     rounding: Rounding,
 }
 
 impl Emit for Lowering {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
         match self.rounding {
-            Rounding::Kernels(is_kernel) if computes(&op) && is_kernel(&op, args.len()) => {
-                self.as_one_kernel(op, args)
-            }
-            Rounding::Kernels(_) | Rounding::Stored => self.lower(op, args),
+            Rounding::Ops if op.computes() => self.rounded_once(op, args),
+            Rounding::Ops | Rounding::Stored => self.lower(op, args),
         }
     }
 
@@ -106,7 +103,7 @@ impl Emit for Lowering {
 
 impl Lowering {
     /// An op whose halves are widened first and rounded once, at its end.
-    fn as_one_kernel(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+    fn rounded_once(&mut self, op: Op, args: &[Value]) -> Result<Values> {
         let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| self.ty(v).clone()).collect();
         let out = op.infer(&tys).map_err(|why| op.error(&tys, why, self.graph.loc))?[0].clone();
         let mut halves = tys.iter().chain([&out]).flat_map(dtypes).filter(|&dtype| is_half(dtype));
@@ -114,7 +111,7 @@ impl Lowering {
         if let Ty::List(_) = out
             && tys.iter().chain([&out]).flat_map(dtypes).any(|dtype| dtype != half)
         {
-            return self.element_by_element(&op, args);
+            return element_by_element(self, &op, args);
         }
         // Promotion comes before widening: a tensor that becomes a half is rounded to it.
         let mut widened = self.conform(&op, args, &tys, &out, Extent::Any)?;
@@ -143,10 +140,10 @@ impl Lowering {
         let lists = tys.iter().any(|ty| ty.as_list().is_some());
         match op.row().decompose {
             Some(_) if lists && matches!(op, Op::Copy {}) => self.copy_lists(&op, args, &outs[0]),
-            Some(decompose) if !is_prim(&op, &tys) => {
+            Some(_) if !is_prim(&op, &tys) => {
                 // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
                 let args = self.conform(&op, args, &tys, &outs[0], Extent::Any)?;
-                let mut values = decompose(self, &op, &args)?;
+                let mut values = op.decompose(self, &args)?.unwrap_or_default();
                 // The steps of numbers alone know less about the result's kind than the op.
                 if let Ty::Scalar(kind) = outs[0]
                     && *self.ty(values[0]) != outs[0]
@@ -277,37 +274,8 @@ impl Lowering {
                     .collect();
                 Ok(smallvec![self.fit_list(args[1], &targets)?])
             }
-            _ => self.element_by_element(op, args),
+            _ => element_by_element(self, op, args),
         }
-    }
-
-    /// An op over lists as ops over their elements.
-    fn element_by_element(&mut self, op: &Op, args: &[Value]) -> Result<Values> {
-        let len = args.iter().find_map(|&v| self.ty(v).as_list().map(|items| items.len())).unwrap_or(0);
-        let mut results = Vec::with_capacity(len);
-        for n in 0..len {
-            let mut element: SmallVec<[Value; 4]> = SmallVec::new();
-            for &arg in args {
-                element.push(if self.ty(arg).as_list().is_some() { self.list_get(arg, n)? } else { arg });
-            }
-            results.push(self.emit_one(op.clone(), &element)?);
-        }
-        Ok(smallvec![self.list(&results)?])
-    }
-}
-
-/// Whether an op computes new numbers from its operands; others only move or convert them.
-fn computes(op: &Op) -> bool {
-    match op.row().class {
-        Class::Pointwise => !matches!(op, Op::To { .. } | Op::Clone {} | Op::Copy {} | Op::Detach {}),
-        Class::Reduction | Class::Composite => op.row().decompose.is_some(),
-        Class::View
-        | Class::Index
-        | Class::Create
-        | Class::Random
-        | Class::Contraction
-        | Class::Constant
-        | Class::List => false,
     }
 }
 

@@ -3,6 +3,7 @@
 use kiln_ir::{DType, Error, Loc, Result, Why};
 
 use crate::Tensor;
+use crate::composed::{composed, composed_of};
 use crate::methods::normalise_dim;
 
 /// What attention looks at, besides queries, keys and values.
@@ -42,6 +43,16 @@ impl Tensor {
         if options.mask.is_some() && options.causal {
             return fail(Why::Other("a mask and causal exclude each other".into()));
         }
+        composed([Some(self), Some(key), Some(value), options.mask], |operands| match operands {
+            [Some(query), Some(key), Some(value), mask] => {
+                query.attend(key, value, Attention { mask, ..options }, loc)
+            }
+            _ => Ok(self.clone()),
+        })
+    }
+
+    /// [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) of operands that fit.
+    fn attend(&self, key: &Tensor, value: &Tensor, options: Attention<'_>, loc: Loc) -> Result<Tensor> {
         let (key, value) = match options.grouped {
             true => (key.repeat_heads(self, loc)?, value.repeat_heads(self, loc)?),
             false => (key.clone(), value.clone()),
@@ -109,8 +120,8 @@ impl Tensor {
             let why = Why::Other(format!("dim {dim} of size {size} has no two halves"));
             return Err(Error::op("glu", why, loc));
         }
-        let half = size / 2;
-        self.narrow(dim as i64, 0, half)?.mul(&self.narrow(dim as i64, half, half)?.sigmoid()?)
+        let (half, dim) = (size / 2, dim as i64);
+        composed_of([self], |[x]| x.narrow(dim, 0, half)?.mul(&x.narrow(dim, half, half)?.sigmoid()?))
     }
 
     /// x · y / (max(|x|, eps) · max(|y|, eps)) along a dim.
@@ -119,14 +130,16 @@ impl Tensor {
         let loc = Loc::caller();
         let rank = self.rank().max(other.rank());
         let dim = normalise_dim("cosine_similarity", dim, rank, loc)? as i64 - rank as i64;
-        let both = self.mul(other)?;
-        let product = both.sum_dim(dim, false)?;
-        // Both with all dims, as the sums are divided element by element.
-        let shape = both.shape();
-        // max under the root: its gradient at zero is zero, not infinite.
-        let length = |x: &Tensor| -> Result<Tensor> {
-            x.expand(&shape)?.mul(x)?.sum_dim(dim, false)?.maximum(eps * eps)?.sqrt()
-        };
-        product.div(&length(self)?.mul(&length(other)?)?)
+        composed_of([self, other], |[x, y]| {
+            let both = x.mul(y)?;
+            let product = both.sum_dim(dim, false)?;
+            // Both with all dims, as the sums are divided element by element.
+            let shape = both.shape();
+            // max under the root: its gradient at zero is zero, not infinite.
+            let length = |x: &Tensor| -> Result<Tensor> {
+                x.expand(&shape)?.mul(x)?.sum_dim(dim, false)?.maximum(eps * eps)?.sqrt()
+            };
+            product.div(&length(x)?.mul(&length(y)?)?)
+        })
     }
 }

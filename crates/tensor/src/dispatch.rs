@@ -67,6 +67,12 @@ pub fn run_op(op: &Op, args: &[Arg<'_>]) -> Result<Output> {
     dispatch(op, args, false, Loc::caller())
 }
 
+/// [`run_op`] into the first operand: what the named methods that end in `_` do.
+#[track_caller]
+pub fn run_op_in_place(op: &Op, args: &[Arg<'_>]) -> Result<()> {
+    dispatch(op, args, true, Loc::caller()).map(drop)
+}
+
 /// The types of operands.
 pub(crate) fn arg_tys(args: &[Arg<'_>]) -> Result<SmallVec<[Ty; 4]>> {
     let mut tys = SmallVec::new();
@@ -363,24 +369,51 @@ fn on_tape(
     tys: Option<SmallVec<[Ty; 4]>>,
     run: impl FnOnce(&[Ty]) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    if matches!(call.op.row().grad, Grad::Decompose) && !call.in_place {
-        return match tys {
-            Some(tys) => decomposed(call, &tys, true),
-            None => decomposed(call, &arg_tys(call.args)?, true),
+    if matches!(call.op.row().grad, Grad::Decompose) {
+        let tys = tys.map_or_else(|| arg_tys(call.args), Ok)?;
+        return if call.in_place {
+            decomposed_in_place(call, &tys)
+        } else {
+            fresh(call, decomposed(call, &tys, true)?)
         };
     }
     // Before the op runs: an in-place op replaces its target's history.
-    let node = autograd::begin(call)?;
+    let started = autograd::begin(call)?;
     if call.in_place {
-        let kept = autograd::overwritten(call)?;
+        let kept = autograd::copies_in(call, false, |i| started.reads.operand(i))?;
         let mut tensor = run(tys.as_deref().unwrap_or_default())?;
-        autograd::finish(node, call.op, &autograd::as_before(call.args, &kept), tys, &mut tensor)?;
+        started.finish(&autograd::as_before(call.args, &kept), tys, &mut tensor)?;
         tensor.changed_through(call.loc)?;
         return Ok(tensor);
     }
     let mut tensor = run(tys.as_deref().unwrap_or_default())?;
-    autograd::finish(node, call.op, call.args, tys, &mut tensor)?;
+    started.finish(call.args, tys, &mut tensor)?;
     Ok(tensor)
+}
+
+/// Puts the parts of a composite on the tape and their result into its first operand, which gets its history.
+fn decomposed_in_place(call: &Call<'_>, tys: &[Ty]) -> Result<Tensor> {
+    let [Arg::Tensor(target), ..] = call.args else { return decomposed(call, tys, true) };
+    // The parts keep what they read, and must not see the change that is to come.
+    let kept = autograd::copies_in(call, true, |_| true)?;
+    let args = autograd::as_before(call.args, &kept);
+    let parts = Call { args: &args, in_place: false, ..*call };
+    let mut result = fresh(&parts, decomposed(&parts, tys, true)?)?;
+    if result.dtype() != target.dtype() {
+        let op = Op::To { dtype: target.dtype() };
+        let args = [Arg::Tensor(&result)];
+        result = execute_one(&Call { op: &op, args: &args, in_place: false, ..*call })?;
+    }
+    let Some((node, output)) = result.history() else {
+        // No gradient passes; what was computed before no longer counts.
+        let args = [Arg::Tensor(target), Arg::Tensor(&result)];
+        return execute_one(&Call { op: &Op::Copy {}, args: &args, ..*call });
+    };
+    overwrite(target, &result, call.loc)?;
+    target.mark_requires_grad(true);
+    target.set_history(node, output);
+    target.changed_through(call.loc)?;
+    Ok((*target).clone())
 }
 
 /// Numbers only: the user gets a 0-d tensor.
@@ -477,17 +510,32 @@ fn check_target(call: &Call<'_>, args: &[Arg<'_>], target: &Tensor) -> Result<()
     }
 }
 
-/// A result in memory of its own: a decomposition may hand an operand, or a view of it, straight back.
+/// A result that is nobody's view: a decomposition may hand back an operand, or a view of it, which is copied, or a
+/// view of what it made itself, which nobody else will ever see.
 fn fresh(call: &Call<'_>, result: Tensor) -> Result<Tensor> {
-    let address = result.ready()?.storage.address();
+    let ready = result.ready()?;
     for arg in call.args {
         if let Arg::Tensor(t) = arg
-            && t.ready()?.storage.address() == address
+            && t.ready()?.storage.address() == ready.storage.address()
         {
-            return execute_tensor(&Op::Clone {}, &[Arg::Tensor(&result)], call.loc);
+            return clone_of(&result, call.grad_enabled, call.loc);
         }
     }
-    Ok(result)
+    if ready.view_version.is_none() {
+        return Ok(result);
+    }
+    let own = Tensor::from_ready(Ready { view_version: None, ..ready.clone() });
+    if let Some((node, output)) = result.history() {
+        own.mark_requires_grad(true);
+        own.set_history(node, output);
+    }
+    Ok(own)
+}
+
+/// A copy in memory of its own.
+pub(crate) fn clone_of(tensor: &Tensor, grad_enabled: bool, loc: Loc) -> Result<Tensor> {
+    let args = [Arg::Tensor(tensor)];
+    execute_one(&Call { op: &Op::Clone {}, args: &args, in_place: false, grad_enabled, loc })
 }
 
 /// Writes a result over a tensor, off the tape.
@@ -497,15 +545,16 @@ fn overwrite(target: &Tensor, result: &Tensor, loc: Loc) -> Result<Tensor> {
     Ok(target.clone())
 }
 
-/// A composite whose gradient is that of its decomposition: the parts go on the tape.
+/// An op by its decomposition; with gradients the parts go on the tape.
 fn decomposed(call: &Call<'_>, tys: &[Ty], grad_enabled: bool) -> Result<Tensor> {
-    let Some(decompose) = call.op.row().decompose else {
-        let why = Why::NotDifferentiable { reason: "its row has neither a gradient nor a decomposition" };
-        return Err(call.op.error(tys, why, call.loc));
-    };
     let mut cx = EagerEmit::new(grad_enabled, call.loc);
     let args: SmallVec<[_; 4]> = call.args.iter().zip(tys).map(|(arg, ty)| cx.arg(arg, ty)).collect();
     // The user knows the op that was called, not what it is made of.
-    let values = decompose(&mut cx, call.op, &args).map_err(|error| error.named(call.op.name()))?;
-    cx.take(values[0])
+    match call.op.decompose(&mut cx, &args).map_err(|error| error.named(call.op.name()))? {
+        Some(values) => cx.take(values[0]),
+        None => {
+            let why = Why::NotDifferentiable { reason: "its row has neither a gradient nor a decomposition" };
+            Err(call.op.error(tys, why, call.loc))
+        }
+    }
 }

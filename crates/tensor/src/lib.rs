@@ -3,9 +3,15 @@
 //! Every public entry passes [`hook`] first; while a recorder is set on the thread, ops are handed to it.
 //! This crate knows nothing of what a recorder does with them.
 
+/// The folder of this crate's sources, as locations name it.
+pub(crate) fn folder() -> &'static str {
+    file!().strip_suffix("lib.rs").unwrap_or(file!())
+}
+
 mod attention;
 pub mod autograd;
 mod bytes;
+mod composed;
 mod conv;
 mod create;
 mod dense;
@@ -50,10 +56,10 @@ pub use autograd::{
 pub use bytes::MappedFile;
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use dispatch::{
-    check_in_place, check_in_place_target, check_in_place_types, execute, run_op, with_module,
+    check_in_place, check_in_place_target, check_in_place_types, execute, run_op, run_op_in_place,
+    with_module,
 };
 pub use dynamic::DynamicDim;
-pub use eager::has_kernel;
 pub use expr::Expr;
 pub use host::Element;
 pub use indexing::{Ellipsis, IndexOp, Indexer, NewAxis};

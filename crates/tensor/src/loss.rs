@@ -2,7 +2,10 @@
 
 use kiln_ir::{DType, Error, Loc, Op, Reduction, Result, Scalar, Why};
 
+use smallvec::SmallVec;
+
 use crate::Tensor;
+use crate::composed::{composed, composed_of};
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 
@@ -46,14 +49,16 @@ impl Tensor {
     /// (x − target)²
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        let difference = self.sub(target)?;
-        difference.mul(&difference)?.reduced(reduction)
+        composed_of([self, target], |[x, target]| {
+            let difference = x.sub(target)?;
+            difference.mul(&difference)?.reduced(reduction)
+        })
     }
 
     /// |x − target|
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        self.sub(target)?.abs()?.reduced(reduction)
+        composed_of([self, target], |[x, target]| x.sub(target)?.abs()?.reduced(reduction))
     }
 
     /// ½ d² / beta where d = |x − target| is below beta, else d − ½ beta.
@@ -66,9 +71,13 @@ impl Tensor {
         if beta == 0.0 {
             return self.l1_loss(target, reduction);
         }
-        let size = self.sub(target)?.abs()?;
-        let bent = size.mul(&size)?.mul(0.5 / beta)?;
-        size.lt(beta)?.where_self(&bent, &size.sub(0.5 * beta)?)?.reduced(reduction)
+        composed_of([self, target], |[x, target]| {
+            // Of NaN the square, whose gradient is NaN, too.
+            let difference = x.sub(target)?;
+            let size = difference.abs()?;
+            let bent = difference.mul(&difference)?.mul(0.5 / beta)?;
+            size.ge(beta)?.where_self(&size.sub(0.5 * beta)?, &bent)?.reduced(reduction)
+        })
     }
 
     /// ½ d² where d = |x − target| is at most delta, else delta · (d − ½ delta).
@@ -78,10 +87,13 @@ impl Tensor {
             let why = Why::Number { argument: "delta", expected: "more than 0", got: delta };
             return Err(Error::op("huber_loss", why, Loc::caller()));
         }
-        let size = self.sub(target)?.abs()?;
-        let bent = size.mul(&size)?.mul(0.5)?;
-        let straight = size.sub(0.5 * delta)?.mul(delta)?;
-        size.le(delta)?.where_self(&bent, &straight)?.reduced(reduction)
+        composed_of([self, target], |[x, target]| {
+            let difference = x.sub(target)?;
+            let size = difference.abs()?;
+            let bent = difference.mul(&difference)?.mul(0.5)?;
+            let straight = size.sub(0.5 * delta)?.mul(delta)?;
+            size.gt(delta)?.where_self(&straight, &bent)?.reduced(reduction)
+        })
     }
 
     /// −(target · log x + (1 − target) · log(1 − x)) for probabilities x, times weight; logarithms stop at −100.
@@ -98,16 +110,24 @@ impl Tensor {
                 Why::Sizes { what: "elements of x and target", left: self.numel(), right: target.numel() };
             return Err(Error::op("binary_cross_entropy", why, loc));
         }
-        let log = |x: &Tensor| -> Result<Tensor> { x.log()?.maximum(-100.0) };
-        let rest = self.neg()?.add(1.0)?;
-        let (yes, no) = (log(self)?, log(&rest)?);
-        // (target − 1) · log(1 − x) − target · log x
-        let loss = target.sub(1.0)?.mul(&no)?.sub(&target.mul(&yes)?)?;
-        let loss = match weight {
-            Some(weight) => loss.mul(weight)?,
-            None => loss,
-        };
-        loss.reduced(reduction)
+        self.weighted_loss(&Op::BinaryCrossEntropy {}, &[Arg::Tensor(target)], weight, reduction)
+    }
+
+    /// A row that gives each element's loss, times weight, reduced.
+    #[track_caller]
+    fn weighted_loss(
+        &self,
+        op: &Op,
+        others: &[Arg<'_>],
+        weight: Option<&Tensor>,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let args: SmallVec<[Arg<'_>; 4]> = [Arg::Tensor(self)].iter().chain(others).copied().collect();
+        let loss = dispatch_tensor(op, &args, false, Loc::caller())?;
+        composed([Some(&loss), weight], |[loss, weight]| match (loss, weight) {
+            (Some(loss), Some(weight)) => loss.mul(weight)?.reduced(reduction),
+            (loss, _) => loss.map_or_else(|| self.reduced(reduction), |loss| loss.reduced(reduction)),
+        })
     }
 
     /// Binary cross-entropy of σ(x), without the loss of precision; positive targets count `pos_weight` times.
@@ -126,26 +146,23 @@ impl Tensor {
             return Err(Error::op("binary_cross_entropy_with_logits", why, loc));
         }
         let pos_weight = pos_weight.map_or(Arg::Number(Scalar::Float(1.0)), Arg::Tensor);
-        let args = [Arg::Tensor(self), Arg::Tensor(target), pos_weight];
-        let loss = dispatch_tensor(&Op::BinaryCrossEntropyWithLogits {}, &args, false, loc)?;
-        let loss = match weight {
-            Some(weight) => loss.mul(weight)?,
-            None => loss,
-        };
-        loss.reduced(reduction)
+        let others = [Arg::Tensor(target), pos_weight];
+        self.weighted_loss(&Op::BinaryCrossEntropyWithLogits {}, &others, weight, reduction)
     }
 
     /// target · (log target − x) for log-probabilities x; the target too may be given by its logarithm. For
     /// PyTorch's `batchmean` divide the sum by the number of samples.
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
-        if log_target {
-            return target.exp()?.mul(&target.sub(self)?)?.reduced(reduction);
-        }
-        // 0 · log 0 = 0, in the gradient too.
-        let none = target.eq(0.0)?;
-        let entropy = target.mul(&none.where_self(1.0, target)?.log()?)?;
-        entropy.sub(&target.mul(self)?)?.reduced(reduction)
+        composed_of([self, target], |[x, target]| {
+            if log_target {
+                return target.exp()?.mul(&target.sub(x)?)?.reduced(reduction);
+            }
+            // 0 · log 0 = 0, in the gradient too.
+            let none = target.eq(0.0)?;
+            let entropy = target.mul(&none.where_self(1.0, target)?.log()?)?;
+            entropy.sub(&target.mul(x)?)?.reduced(reduction)
+        })
     }
 
     /// Scores `[n, c]`, `[n, c, …]` or `[c]` as a matrix with a row for each sample, and the shape of the samples.
@@ -207,8 +224,10 @@ impl Tensor {
             let loss = dispatch_tensor(&op, &[Arg::Tensor(&rows), Arg::Tensor(&target)], false, loc)?;
             return if reduction == Reduction::None { loss.reshape(&samples[..]) } else { Ok(loss) };
         };
-        let (losses, weights) = rows.weighted_nll(&target.look_up(ignore_index)?, Some(weight))?;
-        losses.by_sample(&samples, reduction, Some(&weights))
+        composed_of([&rows, weight], |[rows, weight]| {
+            let (losses, weights) = rows.weighted_nll(&target.look_up(ignore_index)?, Some(weight))?;
+            losses.by_sample(&samples, reduction, Some(&weights))
+        })
     }
 
     /// The losses of rows of log-probabilities, and what each sample weighs: both `[m]`, zero where it does not
@@ -243,15 +262,19 @@ impl Tensor {
                 let why = Why::Broadcast { left: self.shape(), right: target.shape() };
                 return Err(Error::op("cross_entropy", why, loc));
             }
-            let mut target = target.class_rows("cross_entropy", loc)?.0;
-            if smoothing > 0.0 {
-                target = target.mul(1.0 - smoothing)?.add(smoothing / classes)?;
-            }
-            let mut terms = rows.log_softmax(1)?.mul(&target)?;
-            if let Some(weight) = weight {
-                terms = terms.mul(weight)?;
-            }
-            return terms.sum_dim(1, false)?.neg()?.by_sample(&samples, reduction, None);
+            let target = target.class_rows("cross_entropy", loc)?.0;
+            return composed([Some(&rows), Some(&target), weight], |operands| {
+                let [Some(rows), Some(target), weight] = operands else { return Ok(rows.clone()) };
+                let target = match smoothing > 0.0 {
+                    true => target.mul(1.0 - smoothing)?.add(smoothing / classes)?,
+                    false => target.clone(),
+                };
+                let mut terms = rows.log_softmax(1)?.mul(&target)?;
+                if let Some(weight) = weight {
+                    terms = terms.mul(weight)?;
+                }
+                terms.sum_dim(1, false)?.neg()?.by_sample(&samples, reduction, None)
+            });
         }
         let target = target.class_targets("cross_entropy", &samples, loc)?;
         if weight.is_none() && smoothing == 0.0 {
@@ -260,18 +283,21 @@ impl Tensor {
             return if reduction == Reduction::None { loss.reshape(&samples[..]) } else { Ok(loss) };
         }
         let targets = target.look_up(ignore_index)?;
-        let log_probability = rows.log_softmax(1)?;
-        let (losses, weights) = log_probability.weighted_nll(&targets, weight)?;
-        if smoothing == 0.0 {
-            return losses.by_sample(&samples, reduction, Some(&weights));
-        }
-        let spread = match weight {
-            Some(weight) => log_probability.mul(weight)?,
-            None => log_probability,
-        };
-        let spread = spread.sum_dim(1, false)?.neg()?;
-        let spread = targets.counted.where_self(&spread, 0.0)?;
-        let mixed = losses.mul(1.0 - smoothing)?.add(&spread.mul(smoothing / classes)?)?;
-        mixed.by_sample(&samples, reduction, Some(&weights))
+        composed([Some(&rows), weight], |operands| {
+            let [Some(rows), weight] = operands else { return Ok(rows.clone()) };
+            let log_probability = rows.log_softmax(1)?;
+            let (losses, weights) = log_probability.weighted_nll(&targets, weight)?;
+            if smoothing == 0.0 {
+                return losses.by_sample(&samples, reduction, Some(&weights));
+            }
+            let spread = match weight {
+                Some(weight) => log_probability.mul(weight)?,
+                None => log_probability,
+            };
+            let spread = spread.sum_dim(1, false)?.neg()?;
+            let spread = targets.counted.where_self(&spread, 0.0)?;
+            let mixed = losses.mul(1.0 - smoothing)?.add(&spread.mul(smoothing / classes)?)?;
+            mixed.by_sample(&samples, reduction, Some(&weights))
+        })
     }
 }

@@ -3,6 +3,7 @@
 use kiln_ir::{Error, Loc, Op, Result, Scalar, Why};
 
 use crate::Tensor;
+use crate::composed::composed_of;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 
@@ -43,11 +44,13 @@ impl Tensor {
         alpha: impl Into<Scalar>,
     ) -> Result<Tensor> {
         let (beta, alpha) = (beta.into(), alpha.into());
-        let product = x.bmm(y)?.mul(alpha)?;
-        match beta.as_f64() == 0.0 {
-            true => self.zeros_like()?.add(&product),
-            false => self.mul(beta)?.add(&product),
-        }
+        composed_of([self, x, y], |[own, x, y]| {
+            let product = x.bmm(y)?.mul(alpha)?;
+            match beta.as_f64() == 0.0 {
+                true => own.zeros_like()?.add(&product),
+                false => own.mul(beta)?.add(&product),
+            }
+        })
     }
 
     /// The matrix product over the last two dims, the dims before them broadcast. A tensor of one dim is a

@@ -3,6 +3,7 @@
 use kiln_ir::{DType, Error, Loc, Op, Result, Scalar, Why};
 
 use crate::Tensor;
+use crate::composed::composed;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 
@@ -158,20 +159,25 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        let inverse = variance.add(eps)?.rsqrt()?;
-        let scale = match weight {
-            Some(weight) => inverse.mul(weight)?,
-            None => inverse,
-        };
-        let moved = mean.mul(&scale)?;
-        let shift = match bias {
-            Some(bias) => bias.sub(&moved)?,
-            None => moved.neg()?,
-        };
         let mut columns = vec![1usize; self.rank() - 1];
         columns[0] = self.shape()[1];
-        let column = |t: &Tensor| t.reshape(&columns[..]);
-        column(&shift)?.addcmul(self, &column(&scale)?, 1.0)
+        composed([Some(self), Some(mean), Some(variance), weight, bias], |operands| {
+            let [Some(x), Some(mean), Some(variance), weight, bias] = operands else {
+                return Ok(self.clone());
+            };
+            let inverse = variance.add(eps)?.rsqrt()?;
+            let scale = match weight {
+                Some(weight) => inverse.mul(weight)?,
+                None => inverse,
+            };
+            let moved = mean.mul(&scale)?;
+            let shift = match bias {
+                Some(bias) => bias.sub(&moved)?,
+                None => moved.neg()?,
+            };
+            let column = |t: &Tensor| t.reshape(&columns[..]);
+            column(&shift)?.addcmul(x, &column(&scale)?, 1.0)
+        })
     }
 
     /// Each element zero with probability `p`, the others scaled up by 1 / (1 − p); as it is when not training.

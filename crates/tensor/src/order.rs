@@ -233,7 +233,11 @@ impl Tensor {
         let loc = Loc::caller();
         let flat = self.flat(loc)?;
         let at = flat.unary(Op::MedianIndex { dim: 0, keepdim: true }, loc).map_err(|e| e.named("median"))?;
-        Ok(flat.picked(0, at, false, loc)?.0)
+        let (value, _) = flat.detach()?.picked(0, at, false, loc)?;
+        // Elements that are equal share the gradient.
+        let hit = flat.eq(&value)?.maximum(&flat.isnan()?.logical_and(&value.isnan()?)?)?;
+        let others = Scalar::Float(f64::NEG_INFINITY);
+        if flat.dtype().is_float() { hit.where_self(&flat, others)?.max() } else { Ok(value) }
     }
 
     /// The medians along a dim and their positions.

@@ -4,13 +4,19 @@
 use kiln_ir::{DType, Loc, Op, Result, Scalar};
 
 use crate::Tensor;
+use crate::composed::composed_of;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 use crate::methods::Operand;
 
 /// The largest number of a float dtype.
 fn largest(dtype: DType) -> f64 {
-    if dtype == DType::F64 { f64::MAX } else { f64::from(f32::MAX) }
+    match dtype {
+        DType::F16 => kiln_ir::f16::MAX.to_f64(),
+        DType::BF16 => kiln_ir::bf16::MAX.to_f64(),
+        DType::F64 => f64::MAX,
+        _ => f64::from(f32::MAX),
+    }
 }
 
 impl Tensor {
@@ -32,21 +38,13 @@ impl Tensor {
     /// Rounded to this many digits after the point; negative ones before it.
     #[track_caller]
     pub fn round_decimals(&self, decimals: i32) -> Result<Tensor> {
-        let loc = Loc::caller();
-        let step = |op: &Op, x: &Tensor, number: Option<f64>| {
-            let mut args = vec![Arg::Tensor(x)];
-            args.extend(number.map(|x| Arg::Number(Scalar::Float(x))));
-            dispatch_tensor(op, &args, false, loc).map_err(|e| e.named("round"))
-        };
         let scale = 10f64.powi(decimals.abs());
-        let (before, after) = match decimals {
-            0 => return step(&Op::Round {}, self, None),
-            d if d > 0 => (Op::Mul {}, Op::Div {}),
-            _ => (Op::Div {}, Op::Mul {}),
-        };
-        let moved = step(&before, self, Some(scale))?;
-        let whole = step(&Op::Round {}, &moved, None)?;
-        step(&after, &whole, Some(scale))
+        composed_of([self], |[x]| match decimals {
+            0 => x.round(),
+            d if d > 0 => x.mul(scale)?.round()?.div(scale),
+            _ => x.div(scale)?.round()?.mul(scale),
+        })
+        .map_err(|error| error.named("round"))
     }
 
     fn nan_to_num_args(&self, nan: Option<f64>, posinf: Option<f64>, neginf: Option<f64>) -> [Arg<'_>; 4] {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_tensor::{GradOptions, Tensor, backward_all, detect_anomaly, grad};
+use kiln_tensor::{Device, GradOptions, IndexOp, Result, Tensor, backward_all, detect_anomaly, grad};
 
 fn leaf(values: &[f64]) -> Tensor {
     let x = Tensor::from_slice(values).unwrap();
@@ -200,5 +200,89 @@ fn a_leaf_that_is_a_view_is_trained_like_any_other() -> kiln_tensor::Result<()> 
         weight.sub_(&weight.grad().unwrap())?;
     }
     assert_eq!(weight.to_vec::<f32>()?, [-8.0, -7.0, 3.0, 4.0]);
+    Ok(())
+}
+
+/// Results that nobody else has may be changed, whatever op made them.
+#[test]
+fn results_of_composites_can_be_changed_in_place() -> Result<()> {
+    let table = Tensor::randn([5, 3], &Device::Cpu)?;
+    let leaf = || -> Result<Tensor> {
+        let leaf = table.clone_tensor()?;
+        leaf.requires_grad_(true)?;
+        Ok(leaf)
+    };
+    let index = Tensor::new(&[0i64, 2, 2, 4], &Device::Cpu)?;
+    let mask = Tensor::new(&[true, false, true, true, false], &Device::Cpu)?;
+    type Make<'a> = (&'a str, Box<dyn Fn(&Tensor) -> Result<Tensor> + 'a>);
+    let makes: Vec<Make<'_>> = vec![
+        ("embedding", Box::new(|x| x.embedding(&index))),
+        ("index", Box::new(|x| x.i(&index))),
+        ("masked index", Box::new(|x| x.i(&mask))),
+        ("index_select", Box::new(|x| x.index_select(0, &index))),
+        ("take", Box::new(|x| x.take(&index))),
+        ("gather", Box::new(|x| x.gather(0, &index.reshape([4, 1])?))),
+        ("logsumexp, kept by another op", Box::new(|x| x.logsumexp([1], false)?.mul(1.0))),
+        ("var", Box::new(|x| x.var_dim(1, 1, true))),
+        ("softmax", Box::new(|x| x.softmax(-1)?.mul(1.0))),
+        ("cat", Box::new(|x| Tensor::cat([x, x], 0))),
+        ("stack", Box::new(|x| Tensor::stack([x, x], 0))),
+        ("repeat", Box::new(|x| x.repeat(&[1, 1]))),
+        ("flip", Box::new(|x| x.flip([0]))),
+        ("roll", Box::new(|x| x.roll(1, 0))),
+        ("sort", Box::new(|x| Ok(x.sort(0, false)?.0))),
+        ("max_dim", Box::new(|x| Ok(x.max_dim(1, false)?.0))),
+        ("layer_norm", Box::new(|x| x.layer_norm(&[3], None, None, 1e-5))),
+        ("masked_fill", Box::new(|x| x.masked_fill(&mask.reshape([5, 1])?, 0.5))),
+        ("tril", Box::new(|x| x.tril(0))),
+    ];
+    for (name, make) in makes {
+        let (a, b) = (leaf()?, leaf()?);
+        let (x, y) = (make(&a)?, make(&b)?);
+        x.add_(1.5).map_err(|e| e.named(name))?.mul_(0.5)?;
+        let y = y.add(1.5)?.mul(0.5)?;
+        assert_eq!(x.to_vec::<f32>()?, y.to_vec::<f32>()?, "{name}");
+        x.mul(&x)?.sum()?.backward()?;
+        y.mul(&y)?.sum()?.backward()?;
+        assert_eq!(a.grad().unwrap().to_vec::<f32>()?, b.grad().unwrap().to_vec::<f32>()?, "{name}");
+    }
+    Ok(())
+}
+
+/// Assignment by any index is recorded, with gradients for what is kept and what is put.
+#[test]
+fn assigned_parts_have_gradients() -> Result<()> {
+    let x = Tensor::randn([4, 3], &Device::Cpu)?;
+    let rows = Tensor::new(&[true, false, true, false], &Device::Cpu)?;
+    let mask = x.gt(0.0)?;
+    let index = Tensor::new(&[3i64, 1], &Device::Cpu)?;
+    type Set<'a> = (&'a str, &'a [usize], Box<dyn Fn(&Tensor, &Tensor) -> Result<()> + 'a>);
+    let ways: Vec<Set<'_>> = vec![
+        ("a mask, a number", &[], Box::new(|t, v| t.set_i(&mask, v))),
+        ("a mask of rows", &[3], Box::new(|t, v| t.set_i(&rows, v))),
+        ("a mask of rows, each its own", &[2, 3], Box::new(|t, v| t.set_i(&rows, v))),
+        ("an index", &[2, 3], Box::new(|t, v| t.set_i(&index, v))),
+        ("a row", &[3], Box::new(|t, v| t.set_i(2, v))),
+        ("a column", &[4], Box::new(|t, v| t.set_i((.., 1), v))),
+        ("a range", &[2, 3], Box::new(|t, v| t.set_i(1..3, v))),
+        ("an element", &[], Box::new(|t, v| t.set_i((1, 2), v))),
+        ("an index and a range", &[2, 2], Box::new(|t, v| t.set_i((&index, 1..), v))),
+    ];
+    for (name, shape, set) in ways {
+        let (leaf, value) = (x.clone_tensor()?, Tensor::randn(shape, &Device::Cpu)?);
+        leaf.requires_grad_(true)?;
+        value.requires_grad_(true)?;
+        let t = leaf.mul(1.0)?;
+        set(&t, &value).map_err(|e| e.named(name))?;
+        let weights = Tensor::arange(1, 13, &Device::Cpu)?.to_dtype(x.dtype())?.reshape([4, 3])?;
+        t.mul(&weights)?.sum()?.backward()?;
+        // Marks show which elements were replaced, and by which of the values.
+        let marks = Tensor::zeros([4, 3], &Device::Cpu)?;
+        set(&marks, &Tensor::ones(shape, &Device::Cpu)?)?;
+        let kept = weights.mul(&marks.neg()?.add(1.0)?)?;
+        assert_eq!(leaf.grad().unwrap().to_vec::<f32>()?, kept.to_vec::<f32>()?, "{name}");
+        let (put, total) = (value.grad().unwrap().sum()?, weights.mul(&marks)?.sum()?);
+        assert_eq!(put.item::<f32>()?, total.item::<f32>()?, "{name}");
+    }
     Ok(())
 }

@@ -155,7 +155,7 @@ impl Evaluator {
 
     fn element(&self, op: &Op, args: &[&Argument], out: &Ty, loc: Loc) -> Result<Argument> {
         if self.composites == Composites::Decomposed
-            && let Some(decompose) = op.row().decompose
+            && op.row().decompose.is_some()
             && !is_prim_call(op, args)
         {
             // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
@@ -175,7 +175,7 @@ impl Evaluator {
             let mut graph = Graph::new();
             graph.loc = loc;
             let inputs: Vec<_> = args.iter().map(|a| graph.input(a.ty())).collect();
-            graph.outputs = decompose(&mut graph, op, &inputs)?.to_vec();
+            graph.outputs = op.decompose(&mut graph, &inputs)?.unwrap_or_default().to_vec();
             let result = self.run(&graph, &args)?.outputs.swap_remove(0);
             // The steps of numbers alone know less about the result's kind than the op.
             return Ok(match (result, out) {

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{GradTarget, Variable, VariableInfo};
 use kiln_ir::{Class, Layout, Loc, Op, Ty};
 
-pub(crate) use tape::{Far, Reach, TapeCall};
+pub(crate) use tape::{Far, OVERWRITTEN, Reach, TapeCall};
 pub(crate) use trace::{add_inputs, trace};
 
 use crate::trie::{

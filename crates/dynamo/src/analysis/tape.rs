@@ -5,10 +5,13 @@ use std::borrow::Cow;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_aot::trace::Variable;
-use kiln_ir::{Grad, Loc, Op};
+use kiln_ir::{Grad, Loc, Op, Reads, Ty};
 
 use super::{Analysis, Done};
 use crate::trie::{GradEvent, KeyArg};
+
+/// Why a pass is left to eager mode, which refuses it.
+pub(crate) const OVERWRITTEN: &str = "a tensor that a gradient needs was changed in place after it was saved";
 
 impl Analysis {
     /// Takes note of what a pass uses up. A function on its way is, only if a gradient reached it; what is behind
@@ -56,9 +59,10 @@ impl Analysis {
         self.reach(&roots).calls.into_iter().filter(|call| leads.contains(call)).collect()
     }
 
-    /// Whether `grad` would meet tape that was used up, as far as it is known here.
+    /// Whether `grad` would meet tape that was used up or overwritten, as far as it is known here.
     pub(crate) fn is_used_up(&self, outputs: &[(Variable, Option<Variable>)], inputs: &[Variable]) -> bool {
-        self.visited(outputs, inputs).iter().any(|call| self.freed.contains(call))
+        let visited: FxHashSet<usize> = self.visited(outputs, inputs).into_iter().collect();
+        visited.iter().any(|call| self.freed.contains(call)) || self.is_overwritten(&visited)
     }
 
     /// The calls and inputs that gradients of some variables flow through.
@@ -130,7 +134,45 @@ impl Analysis {
         reach.inputs.sort_unstable();
         reach.inputs.dedup();
         reach.freed = reach.calls.iter().any(|call| self.freed.contains(call));
+        reach.overwritten = self.is_overwritten(&reach.calls);
         reach
+    }
+
+    /// Whether something that one of these calls saved for its gradient was changed in place since: eager mode
+    /// refuses the pass.
+    fn is_overwritten(&self, calls: &FxHashSet<usize>) -> bool {
+        let written = |v: Variable, since: usize| {
+            let base = self.variables[v as usize].base;
+            self.variables[base as usize].writes.iter().any(|at| *at > since)
+        };
+        calls.iter().any(|&index| {
+            let Done { op: Some(op), args, out, .. } = &self.calls[index] else { return false };
+            let target = match (out, args.first()) {
+                (None, Some(KeyArg::Variable(target))) => Some(*target),
+                _ => None,
+            };
+            let result = out.or(target);
+            let variable = |arg: &KeyArg| if let KeyArg::Variable(v) = arg { Some(*v) } else { None };
+            let suspicious = args.iter().filter_map(variable).chain(result).any(|v| written(v, index));
+            if !suspicious {
+                return false;
+            }
+            let ty = |arg: &KeyArg| match arg {
+                KeyArg::Variable(v) => self.variables[*v as usize].info.ty.clone(),
+                KeyArg::Number(kind, ..) => Ty::Scalar(*kind),
+            };
+            let tys: Vec<Ty> = args.iter().map(ty).collect();
+            let needs: Vec<bool> =
+                args.iter().map(|arg| variable(arg).is_some_and(|v| self.required(v, index))).collect();
+            let Ok(outs) = op.infer(&tys) else { return false };
+            let reads = Reads::of(op, &tys, &outs[0], &needs).unwrap_or(Reads::ALL);
+            // An op that changes its target keeps copies of what lies there.
+            let base = |v: Variable| self.variables[v as usize].base;
+            let copied = |v: Variable| target.is_some_and(|target| base(target) == base(v));
+            let operands = args.iter().enumerate().filter_map(|(i, arg)| Some((i, variable(arg)?)));
+            operands.into_iter().any(|(i, v)| reads.operand(i) && !copied(v) && written(v, index))
+                || reads.result && result.is_some_and(|v| written(v, index))
+        })
     }
 
     /// What a pass that comes from a variable meets first of the tape that was used up.
@@ -280,6 +322,8 @@ pub(crate) struct Reach {
     pub(crate) inputs: Vec<Variable>,
     /// Some of the tape was used up by an earlier `backward`.
     pub(crate) freed: bool,
+    /// Something on the way was changed in place after it was saved.
+    pub(crate) overwritten: bool,
     /// An op on the way that has no gradient.
     pub(crate) blocked: Option<(Op, &'static str)>,
 }

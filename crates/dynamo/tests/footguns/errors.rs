@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kiln_dynamo::{Backend, Compile};
-use kiln_tensor::{Error, Result, Tensor, TensorList, foreach};
+use kiln_tensor::{Error, GradOptions, Result, Tensor, TensorList, foreach};
 
-use crate::lab::{CPU, check, leaf, matrix, reason, t, training_step, turn};
+use crate::lab::{CPU, Lab, check, leaf, matrix, one_graph, reason, t, training_step, turn};
 
 #[test]
 fn values_in_the_middle_are_right() -> Result<()> {
@@ -252,5 +252,126 @@ fn a_class_out_of_range_in_a_training_step() -> Result<()> {
             Ok(())
         })?;
     }
+    Ok(())
+}
+
+/// What eager mode refuses because a saved tensor was changed in place, compiled code refuses as well, at the same
+/// place and with the same error; what it accepts is compiled.
+#[test]
+fn tensors_that_were_changed_after_they_were_saved() -> Result<()> {
+    type Program = fn(&Lab, &Tensor, &Tensor) -> Result<()>;
+    let refused: [(&str, Program); 6] = [
+        ("an operand", |lab, x, w| {
+            let y = x.mm(w)?;
+            x.mul_(0.5)?;
+            lab.outcome("backward", y.sum()?.backward());
+            Ok(())
+        }),
+        ("a result", |lab, _, w| {
+            let y = w.tanh()?;
+            y.add_(1.0)?;
+            lab.outcome("backward", y.sum()?.backward());
+            Ok(())
+        }),
+        ("an operand, through a view", |lab, x, w| {
+            let y = x.mul(w)?;
+            x.select(0, 1)?.mul_(2.0)?;
+            lab.outcome("backward", y.sum()?.backward());
+            Ok(())
+        }),
+        ("what a part of a composite saved", |lab, _, w| {
+            let x = w.mul(1.0)?;
+            let y = x.tanhshrink()?;
+            let z = x.square()?;
+            x.add_(1.0)?;
+            lab.outcome("backward", y.add(&z)?.sum()?.backward());
+            Ok(())
+        }),
+        ("by request", |lab, x, w| {
+            let y = x.mm(w)?;
+            x.mul_(0.5)?;
+            let options = GradOptions::default();
+            lab.outcome("grad", kiln_tensor::grad(&[&y.sum()?], &[w], &[], options));
+            Ok(())
+        }),
+        ("the target's new value", |lab, x, w| {
+            let y = w.mul(1.0)?;
+            y.sigmoid_()?;
+            y.mul_(x)?;
+            lab.outcome("backward", y.sum()?.backward());
+            Ok(())
+        }),
+    ];
+    let accepted: [(&str, Program); 4] = [
+        ("an operand that no gradient needs", |_, x, w| {
+            let y = x.add(w)?;
+            x.mul_(0.5)?;
+            y.sum()?.backward()
+        }),
+        ("an operand by a number", |_, _, w| {
+            let y = w.mul(1.0)?;
+            let z = y.mul(3.0)?;
+            y.mul_(0.5)?;
+            z.sum()?.backward()
+        }),
+        ("the old value of a target", |_, x, w| {
+            let y = w.mul(1.0)?;
+            y.square_()?;
+            y.mul_(2.0)?;
+            y.add(x)?.sum()?.backward()
+        }),
+        ("a frozen matrix's other operand", |_, x, w| {
+            let hidden = w.mul(2.0)?;
+            let y = hidden.mm(x)?;
+            hidden.mul_(0.5)?;
+            y.sum()?.backward()
+        }),
+    ];
+    for (programs, accepts) in [(&refused[..], false), (&accepted[..], true)] {
+        for (name, program) in programs {
+            let explanations = check(|lab| {
+                let w = matrix(3, 3);
+                w.requires_grad_(true)?;
+                for round in 0..3 {
+                    let x = matrix(3, 3).add(f64::from(round))?;
+                    lab.run(|| program(lab, &x, &w))?;
+                    lab.see("x", &x)?;
+                    lab.see_grad(name, &w)?;
+                }
+                Ok(())
+            })?;
+            if accepts {
+                one_graph(explanations);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A closure may handle the error of `backward()` and go on.
+#[test]
+fn errors_of_backward_can_be_handled() -> Result<()> {
+    check(|lab| {
+        let w = matrix(3, 3);
+        w.requires_grad_(true)?;
+        for _ in 0..3 {
+            let y = lab.run(|| {
+                let y = w.mul(2.0)?;
+                // Not a single number.
+                lab.outcome("of a matrix", y.backward());
+                lab.outcome("of a constant", matrix(1, 1).sum()?.backward());
+                let loss = y.sum()?;
+                loss.backward()?;
+                // The tape was used up.
+                lab.outcome("again", loss.backward());
+                let other = w.mul(3.0)?.sum()?;
+                lab.outcome("another", other.backward());
+                y.detach()
+            })?;
+            lab.see("y", &y)?;
+            lab.see_grad("w", &w)?;
+        }
+        Ok(())
+    })?;
     Ok(())
 }

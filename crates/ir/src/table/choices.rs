@@ -92,19 +92,19 @@ macro_rules! rows_choices {
                   eval: Eval::both(|a| if a[0].is_nan() { a[1] } else if a[0] == f64::INFINITY { a[2] }
                   else if a[0] == f64::NEG_INFINITY { a[3] } else { a[0] }, |a| a[0]), samples: choices::nan_to_num_samples };
             /// x, and value where the mask holds
-            [composite masked_fill _none] "masked_fill" MaskedFill (x, mask, value) () {}
+            [index masked_fill _none] "masked_fill" MaskedFill (x, mask, value) () {}
                 { ty: choices::masked_fill_type, grad: Grad::Decompose, decompose: Some(choices::masked_fill_steps),
                   level: Level::Composite, eval: Eval::Structural, samples: choices::masked_fill_samples };
             /// value in the shape of x
-            [composite full_like _none] "full_like" FullLike (x, value) () { dtype: DType }
+            [create full_like _none] "full_like" FullLike (x, value) () { dtype: DType }
                 { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps), level: Level::Composite,
                   eval: Eval::Structural, samples: || choices::like_samples(|dtype| Op::FullLike { dtype }, true) };
             /// Zeros in the shape of x
-            [composite zeros_like _none] "zeros_like" ZerosLike (x) () { dtype: DType }
+            [create zeros_like _none] "zeros_like" ZerosLike (x) () { dtype: DType }
                 { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps), level: Level::Composite,
                   eval: Eval::Structural, samples: || choices::like_samples(|dtype| Op::ZerosLike { dtype }, false) };
             /// Ones in the shape of x
-            [composite ones_like _none] "ones_like" OnesLike (x) () { dtype: DType }
+            [create ones_like _none] "ones_like" OnesLike (x) () { dtype: DType }
                 { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps), level: Level::Composite,
                   eval: Eval::Structural, samples: || choices::like_samples(|dtype| Op::OnesLike { dtype }, false) };
         ]}
@@ -277,13 +277,15 @@ pub(crate) fn signbit_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values
 
 pub(crate) fn copysign(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     // ±g, and 0 where x is 0
-    let (g, x, zero) = (g!(call), call.inputs[0], cx.number(0.0)?);
-    let ratio = cx.div(call.y(), x)?;
-    let nothing = cx.eq(x, zero)?;
-    let ratio = cx.where_(nothing, zero, ratio)?;
-    let gx = cx.mul(g, ratio)?;
-    let gy = if call.wants(1) { Some(cx.mul(g, zero)?) } else { None };
-    Ok(vec![Some(gx), gy])
+    let (g, x, y, zero) = (g!(call), call.inputs[0], call.inputs[1], cx.number(0.0)?);
+    let gx = call.wanted(cx, 0, |cx| {
+        let (own, unit) = (cx.sign(x)?, cx.number(1.0)?);
+        let wanted = cx.copysign(unit, y)?;
+        let slope = cx.mul(own, wanted)?;
+        cx.mul(g, slope)
+    })?;
+    let gy = call.wanted(cx, 1, |cx| cx.mul(g, zero))?;
+    Ok(vec![gx, gy])
 }
 
 pub(crate) fn heaviside_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {

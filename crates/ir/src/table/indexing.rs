@@ -224,7 +224,7 @@ pub(crate) fn scatter_reduce_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let ty = cx.tensor_ty(x);
     let (zero, unit) = (cx.number(0.0)?, cx.number(1.0)?);
     let (gx, gsrc) = match reduce {
-        ScatterReduce::Sum => (g, cx.gather(g, index, dim)?),
+        ScatterReduce::Sum => (Some(g), call.wanted(cx, 2, |cx| cx.gather(g, index, dim))?),
         ScatterReduce::Mean => {
             // Each of the n that meet has a share of 1/n.
             let own = if *include_self { unit } else { zero };
@@ -234,7 +234,7 @@ pub(crate) fn scatter_reduce_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
             let count = cx.scatter_add(own, index, ones, dim)?;
             let count = cx.maximum(count, unit)?;
             let share = cx.div(g, count)?;
-            (share, cx.gather(share, index, dim)?)
+            (Some(share), call.wanted(cx, 2, |cx| cx.gather(share, index, dim))?)
         }
         ScatterReduce::Amax | ScatterReduce::Amin => {
             // Shared evenly between all that equal the result.
@@ -245,43 +245,50 @@ pub(crate) fn scatter_reduce_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
             let x_wins = if *include_self { x_wins } else { without_places(cx, x_wins, index, dim)? };
             let count = cx.scatter_add(x_wins, index, src_wins, dim)?;
             let share = cx.div(g, count)?;
-            let gx = cx.mul(x_wins, share)?;
-            let share = cx.gather(share, index, dim)?;
-            (gx, cx.mul(src_wins, share)?)
+            let gsrc = call.wanted(cx, 2, |cx| {
+                let share = cx.gather(share, index, dim)?;
+                cx.mul(src_wins, share)
+            })?;
+            (call.wanted(cx, 0, |cx| cx.mul(x_wins, share))?, gsrc)
         }
         ScatterReduce::Prod => {
             // The product of the others: by division where that is allowed, anew where there is one zero.
             let product = |cx: Cx<'_>, x: Value, src: Value| {
                 cx.scatter_reduce(x, index, src, dim, *reduce, *include_self)
             };
-            let x_zero = cx.eq(x, zero)?;
-            let x_safe = cx.where_(x_zero, unit, x)?;
-            let others = product(cx, x_safe, src)?;
-            let gx = cx.mul(g, others)?;
-            let gx = cx.div(gx, x_safe)?;
-            let src_zero = cx.eq(src, zero)?;
-            let none = cx.full(zero, ty.shape.clone(), ty.dtype, ty.device)?;
-            let marks = cx.to(src_zero, ty.dtype)?;
-            let zeros = cx.scatter_add(none, index, marks, dim)?;
-            let zeros = cx.gather(zeros, index, dim)?;
-            let alone = cx.eq(zeros, unit)?;
-            let alone = cx.logical_and(src_zero, alone)?;
-            let without = cx.where_(alone, unit, src)?;
-            let without = product(cx, x, without)?;
-            let lone = cx.mul(g, without)?;
-            let lone = cx.gather(lone, index, dim)?;
-            let src_safe = cx.where_(src_zero, unit, src)?;
-            let whole = cx.mul(g, call.y())?;
-            let whole = cx.gather(whole, index, dim)?;
-            let whole = cx.div(whole, src_safe)?;
-            (gx, cx.where_(alone, lone, whole)?)
+            let gx = call.wanted(cx, 0, |cx| {
+                let x_zero = cx.eq(x, zero)?;
+                let x_safe = cx.where_(x_zero, unit, x)?;
+                let others = product(cx, x_safe, src)?;
+                let gx = cx.mul(g, others)?;
+                cx.div(gx, x_safe)
+            })?;
+            let gsrc = call.wanted(cx, 2, |cx| {
+                let src_zero = cx.eq(src, zero)?;
+                let none = cx.full(zero, ty.shape.clone(), ty.dtype, ty.device)?;
+                let marks = cx.to(src_zero, ty.dtype)?;
+                let zeros = cx.scatter_add(none, index, marks, dim)?;
+                let zeros = cx.gather(zeros, index, dim)?;
+                let alone = cx.eq(zeros, unit)?;
+                let alone = cx.logical_and(src_zero, alone)?;
+                let without = cx.where_(alone, unit, src)?;
+                let without = product(cx, x, without)?;
+                let lone = cx.mul(g, without)?;
+                let lone = cx.gather(lone, index, dim)?;
+                let src_safe = cx.where_(src_zero, unit, src)?;
+                let whole = cx.mul(g, call.y())?;
+                let whole = cx.gather(whole, index, dim)?;
+                let whole = cx.div(whole, src_safe)?;
+                cx.where_(alone, lone, whole)
+            })?;
+            (gx, gsrc)
         }
     };
-    let gx = match include_self {
-        true => gx,
-        false => without_places(cx, gx, index, dim)?,
+    let gx = match gx {
+        Some(gx) if !include_self && call.wants(0) => Some(without_places(cx, gx, index, dim)?),
+        gx => gx,
     };
-    Ok(vec![Some(gx), None, Some(gsrc)])
+    Ok(vec![gx, None, gsrc])
 }
 
 // ---- several index tensors -----------------------------------------------------------------------------

@@ -30,6 +30,7 @@ pub(crate) mod nn;
 pub(crate) mod norms;
 pub(crate) mod order;
 pub(crate) mod padding;
+pub(crate) mod products;
 pub(crate) mod reductions;
 pub mod resample;
 pub(crate) mod rounding;

@@ -106,6 +106,10 @@ macro_rules! rows_nn {
             [composite cross_entropy _none] "cross_entropy" CrossEntropy (input, target) () { reduction: Reduction, ignore_index: i64 }
                 { ty: types::nll_loss, grad: Grad::Decompose, level: Level::Composite,
                   decompose: Some(decompose::cross_entropy), eval: Eval::Structural, samples: samples::cross_entropy };
+            /// −(target · log input + (1 − target) · log(1 − input)), element by element; logarithms stop at −100
+            [composite binary_cross_entropy _none] "binary_cross_entropy" BinaryCrossEntropy (input, target) () {}
+                { ty: types::float_only, grad: Grad::Fn(nn::probability_loss_gradient), level: Level::Composite,
+                  decompose: Some(nn::probability_loss), eval: Eval::Structural, samples: nn::probability_loss_samples };
             /// −(pos_weight · target · log σ(input) + (1 − target) · log(1 − σ(input))), element by element
             [composite binary_cross_entropy_with_logits _none] "binary_cross_entropy_with_logits" BinaryCrossEntropyWithLogits
                 (input, target, pos_weight) () {}
@@ -116,6 +120,54 @@ macro_rules! rows_nn {
 }
 
 type Cx<'a> = &'a mut dyn Emit;
+
+/// (target − 1) · log(1 − x) − target · log x
+pub(crate) fn probability_loss(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let args = crate::table::functions::promoted(cx, op, args)?;
+    let (x, target, unit, least) = (args[0], args[1], cx.number(1.0)?, cx.number(-100.0)?);
+    let log = |cx: Cx<'_>, x: Value| {
+        let log = cx.log(x)?;
+        cx.maximum(log, least)
+    };
+    let rest = cx.sub(unit, x)?;
+    let (yes, no) = (log(cx, x)?, log(cx, rest)?);
+    let other = cx.sub(target, unit)?;
+    let (no, yes) = (cx.mul(other, no)?, cx.mul(target, yes)?);
+    Ok(smallvec![cx.sub(no, yes)?])
+}
+
+pub(crate) fn probability_loss_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Result<Vec<Option<Value>>> {
+    let Some(g) = call.grads[0] else { return Ok(vec![None; call.inputs.len()]) };
+    let inputs = crate::table::functions::promoted(cx, call.op, call.inputs)?;
+    let (x, target, unit) = (inputs[0], inputs[1], cx.number(1.0)?);
+    // (x − target) / (x · (1 − x)), whose divisor does not come too near to zero
+    let gx = call.wanted(cx, 0, |cx| {
+        let rest = cx.sub(unit, x)?;
+        let (product, least) = (cx.mul(rest, x)?, cx.number(1e-12)?);
+        let divisor = cx.maximum(product, least)?;
+        let difference = cx.sub(x, target)?;
+        let slope = cx.div(difference, divisor)?;
+        cx.mul(g, slope)
+    })?;
+    let gtarget = call.wanted(cx, 1, |cx| {
+        let rest = cx.sub(unit, x)?;
+        let (no, yes) = (cx.log(rest)?, cx.log(x)?);
+        let slope = cx.sub(no, yes)?;
+        cx.mul(g, slope)
+    })?;
+    Ok(vec![gx, gtarget])
+}
+
+pub(crate) fn probability_loss_samples() -> Vec<Sample> {
+    let t = |s: &[usize]| SampleArg::Tensor(Shape::from(s), Domain::Between(0.05, 0.95));
+    let cases = [&[5][..], &[3, 17], &[0], &[]];
+    let case = |s: &&[usize]| Sample {
+        op: Op::BinaryCrossEntropy {},
+        args: vec![t(s), t(s)],
+        dtypes: &[DType::F32, DType::F64],
+    };
+    cases.iter().map(case).collect()
+}
 
 /// log(1 + e⁻ˣ), accurate where e⁻ˣ is small or large: with y = e^−|x|, log(1 + y) + max(−x, 0).
 fn softplus_of_negative(cx: Cx<'_>, x: Value) -> Result<Value> {

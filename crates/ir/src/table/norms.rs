@@ -116,18 +116,32 @@ fn is_centred(op: &Op) -> bool {
     !matches!(op, Op::RmsNorm { .. } | Op::RmsNormBackward { .. })
 }
 
+/// x − mean over dims and its mean square, where a mean is taken off at all.
+///
+/// The sum that a mean is divided from is rounded, at the magnitude of x, and so are the differences from it: beside
+/// a small spread they all are off by one small number. That number is their mean, which is found together with the
+/// mean square and put right in both. The differences of equal elements are then zero, as they should be.
+fn centred(cx: Cx<'_>, x: Value, dims: &Dims) -> Result<(Value, Value)> {
+    let mean = cx.mean(x, dims.clone(), true)?;
+    let rough = cx.sub(x, mean)?;
+    let off = cx.mean(rough, dims.clone(), true)?;
+    let square = cx.mul(rough, rough)?;
+    let square = cx.mean(square, dims.clone(), true)?;
+    let shift = cx.mul(off, off)?;
+    let (variance, zero) = (cx.sub(square, shift)?, cx.number(0.0)?);
+    Ok((cx.sub(rough, off)?, cx.maximum(variance, zero)?))
+}
+
 /// The normalised x and 1 / √(mean square + eps).
 fn normalised(cx: Cx<'_>, op: &Op, x: Value, eps: Value) -> Result<(Value, Value)> {
     let dims = over(op, cx.tensor_ty(x).shape.rank());
-    let centred = match is_centred(op) {
-        true => {
-            let mean = cx.mean(x, dims.clone(), true)?;
-            cx.sub(x, mean)?
+    let (centred, variance) = match is_centred(op) {
+        true => centred(cx, x, &dims)?,
+        false => {
+            let square = cx.mul(x, x)?;
+            (x, cx.mean(square, dims, true)?)
         }
-        false => x,
     };
-    let square = cx.mul(centred, centred)?;
-    let variance = cx.mean(square, dims, true)?;
     let raised = cx.add(variance, eps)?;
     let scale = cx.rsqrt(raised)?;
     Ok((cx.mul(centred, scale)?, scale))

@@ -31,16 +31,16 @@ macro_rules! rows_order {
             [index topk_index _none] "topk_index" TopkIndex (x) () { k: usize, dim: usize, largest: bool }
                 { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural, samples: order::topk_samples };
             /// Sums of all elements of one dim up to each, or from each on
-            [index cumsum _none] "cumsum" Cumsum (x) () { dim: usize, reverse: bool }
+            [reduction cumsum _none] "cumsum" Cumsum (x) () { dim: usize, reverse: bool }
                 { ty: order::ty, grad: Grad::Fn(order::cumsum), eval: Eval::Structural,
                   samples: || order::scans(samples::ALL, |dim, reverse| Op::Cumsum { dim, reverse }) };
             /// Products of all elements of one dim up to each
-            [index cumprod _none] "cumprod" Cumprod (x) () { dim: usize }
-                { ty: order::ty, grad: Grad::Fn(order::cumprod), saves: Saves::InputsAndOutputs, eval: Eval::Structural,
+            [reduction cumprod _none] "cumprod" Cumprod (x) () { dim: usize }
+                { ty: order::ty, grad: Grad::Fn(products::cumprod), eval: Eval::Structural,
                   samples: || order::scans(samples::ALL, |dim, _| Op::Cumprod { dim }) };
             /// log Σ exp of all elements of one dim up to each, or from each on
-            [index logcumsumexp _none] "logcumsumexp" Logcumsumexp (x) () { dim: usize, reverse: bool }
-                { ty: order::ty, grad: Grad::Fn(order::logcumsumexp), saves: Saves::InputsAndOutputs, eval: Eval::Structural,
+            [reduction logcumsumexp _none] "logcumsumexp" Logcumsumexp (x) () { dim: usize, reverse: bool }
+                { ty: order::ty, grad: Grad::Fn(order::logcumsumexp), eval: Eval::Structural,
                   samples: || order::scans(samples::FLOATS, |dim, reverse| Op::Logcumsumexp { dim, reverse }) };
         ]}
     };
@@ -143,32 +143,18 @@ pub(crate) fn cumsum(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     one(cx.cumsum(g, *dim, !reverse))
 }
 
-pub(crate) fn cumprod(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // Before the first zero Σ g·y / x from there on; at it the same with 1 in its place; nothing behind it.
-    let (g, &Op::Cumprod { dim }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let (x, zero, unit) = (call.inputs[0], cx.number(0.0)?, cx.number(1.0)?);
-    let (none, once) = (cx.number(crate::Scalar::Int(0))?, cx.number(crate::Scalar::Int(1))?);
-    let nothing = cx.eq(x, zero)?;
-    let seen = cx.cumsum(nothing, dim, false)?;
-    let before = cx.eq(seen, none)?;
-    let single = cx.eq(seen, once)?;
-    let first = cx.logical_and(nothing, single)?;
-    let product = cx.mul(g, call.y())?;
-    let product = cx.cumsum(product, dim, true)?;
-    let divisor = cx.where_(nothing, unit, x)?;
-    let plain = cx.div(product, divisor)?;
-    let filled = cx.where_(first, unit, x)?;
-    let products = cx.cumprod(filled, dim)?;
-    let at_zero = cx.mul(g, products)?;
-    let at_zero = cx.cumsum(at_zero, dim, true)?;
-    let rest = cx.where_(first, at_zero, zero)?;
-    one(cx.where_(before, plain, rest))
-}
+/// Stands for log 0 where −∞ would make NaN of differences.
+const NOTHING: f64 = -1e30;
 
-/// exp(x + log Σ from each on of `weights`·exp(−y)), for weights ≥ 0.
+/// exp(x + log Σ from each on of `weights`·exp(−y)), for the weights that are positive.
 fn weighted(cx: Cx<'_>, weights: Value, x: Value, y: Value, dim: usize, reverse: bool) -> Result<Value> {
+    let (zero, unit, nothing) = (cx.number(0.0)?, cx.number(1.0)?, cx.number(NOTHING)?);
+    let counts = cx.gt(weights, zero)?;
+    // Not a logarithm of zero, whose slope would be infinite.
+    let weights = cx.where_(counts, weights, unit)?;
     let log = cx.log(weights)?;
     let log = cx.sub(log, y)?;
+    let log = cx.where_(counts, log, nothing)?;
     let sum = cx.logcumsumexp(log, dim, reverse)?;
     let sum = cx.add(sum, x)?;
     cx.exp(sum)
@@ -177,10 +163,15 @@ fn weighted(cx: Cx<'_>, weights: Value, x: Value, y: Value, dim: usize, reverse:
 pub(crate) fn logcumsumexp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     // exp(x)·Σ g·exp(−y) from each on, positive and negative g apart, in logarithms
     let (g, &Op::Logcumsumexp { dim, reverse }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let (x, y, zero) = (call.inputs[0], call.y(), cx.number(0.0)?);
+    let x = call.inputs[0];
+    // Anew, and not as it was rounded: its exponential is needed.
+    let y = cx.logcumsumexp(x, dim, reverse)?;
+    // Sums of nothing have no gradient to give.
+    let (least, zero) = (cx.number(f64::NEG_INFINITY)?, cx.number(0.0)?);
+    let empty = cx.eq(y, least)?;
+    let y = cx.where_(empty, zero, y)?;
     let minus = cx.neg(g)?;
-    let (up, down) = (cx.maximum(g, zero)?, cx.maximum(minus, zero)?);
-    let up = weighted(cx, up, x, y, dim, !reverse)?;
-    let down = weighted(cx, down, x, y, dim, !reverse)?;
+    let up = weighted(cx, g, x, y, dim, !reverse)?;
+    let down = weighted(cx, minus, x, y, dim, !reverse)?;
     one(cx.sub(up, down))
 }

@@ -47,8 +47,12 @@ macro_rules! rows_reductions {
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, _| Op::CountNonzero { dims }) };
             /// Product over dims; truth values and integers are multiplied as i64
             [reduction prod _none] "prod" Prod (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::prod), saves: Saves::InputsAndOutputs,
+                { ty: reductions::ty, grad: Grad::Fn(products::prod),
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Prod { dims, keepdim }) };
+            /// The gradient of prod's x, for a gradient that keeps the dims
+            [composite prod_backward _none] "prod_backward" ProdBackward (grad, x) () { dims: Dims }
+                { ty: products::backward_type, grad: Grad::Fn(products::backward), level: Level::Composite,
+                  decompose: Some(products::backward_steps), eval: Eval::Structural, samples: products::backward_samples };
             /// Sum over dims, NaN counted as 0
             [reduction nansum _none] "nansum" Nansum (x) () { dims: Dims, keepdim: bool }
                 { ty: reductions::ty, grad: Grad::Decompose, level: Level::Composite, decompose: Some(reductions::nansum_steps),
@@ -233,27 +237,6 @@ pub(crate) fn count_nonzero_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result
     result(cx.sum(truth, dims.clone(), false))
 }
 
-pub(crate) fn prod(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // g·y/x; where one factor is 0, that one gets g times the product of the others, and the rest 0.
-    let (g, Op::Prod { dims, .. }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let (x, unit, zero) = (call.inputs[0], cx.number(1.0)?, cx.number(0.0)?);
-    let ty = cx.tensor_ty(x);
-    let kept = ty.shape.reduced(dims, true);
-    let (g, y) = (cx.reshape(g, kept.clone())?, cx.reshape(call.y(), kept)?);
-    let nothing = cx.eq(x, zero)?;
-    let others = cx.where_(nothing, unit, x)?;
-    let as_number = cx.to(nothing, ty.dtype)?;
-    let zeros = cx.sum(as_number, dims.clone(), true)?;
-    let (none, single) = (cx.eq(zeros, zero)?, cx.eq(zeros, unit)?);
-    let whole = cx.mul(g, y)?;
-    let quotient = cx.div(whole, others)?;
-    let product = cx.prod(others, dims.clone(), true)?;
-    let rest = cx.mul(g, product)?;
-    let hit = cx.logical_and(single, nothing)?;
-    let rest = cx.where_(hit, rest, zero)?;
-    one(cx.where_(none, quotient, rest))
-}
-
 pub(crate) fn nansum_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let (mut x, Op::Nansum { dims, keepdim }) = (args[0], op) else { return Ok(args.into()) };
     if cx.tensor_ty(x).dtype.is_float() {
@@ -303,21 +286,35 @@ pub(crate) fn logsumexp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     one(cx.mul(g, probability))
 }
 
-/// x − mean over dims, and what the squares are divided by.
+/// x − mean over dims in f64, and what the squares are divided by. Squares of f32 would overflow where their root
+/// does not, and differences from a mean that was rounded at the magnitude of x would lose digits.
 fn deviation(cx: Cx<'_>, x: Value, dims: &Dims, correction: i64) -> Result<(Value, Value)> {
-    let count = count(&cx.tensor_ty(x).shape, dims) as f64;
+    let ty = cx.tensor_ty(x);
+    let x = if ty.dtype == DType::F64 { x } else { cx.to(x, DType::F64)? };
     let mean = cx.mean(x, dims.clone(), true)?;
     let difference = cx.sub(x, mean)?;
-    let divisor = cx.number((count - correction as f64).max(0.0))?;
+    let divisor = cx.number((count(&ty.shape, dims) as f64 - correction as f64).max(0.0))?;
     Ok((difference, divisor))
+}
+
+/// Σ (x − mean)² / (n − correction) in f64.
+fn variance(cx: Cx<'_>, x: Value, dims: &Dims, correction: i64, keepdim: bool) -> Result<Value> {
+    let (difference, divisor) = deviation(cx, x, dims, correction)?;
+    let square = cx.mul(difference, difference)?;
+    let total = cx.sum(square, dims.clone(), keepdim)?;
+    cx.div(total, divisor)
+}
+
+/// A result that was computed in f64, in the dtype of x.
+fn as_operand(cx: Cx<'_>, result: Value, x: Value) -> Result<Values> {
+    let dtype = cx.tensor_ty(x).dtype;
+    Ok([if dtype == DType::F64 { result } else { cx.to(result, dtype)? }].into_iter().collect())
 }
 
 pub(crate) fn var_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Op::Var { dims, correction, keepdim } = op else { return Ok(args.into()) };
-    let (difference, divisor) = deviation(cx, args[0], dims, *correction)?;
-    let square = cx.mul(difference, difference)?;
-    let total = cx.sum(square, dims.clone(), *keepdim)?;
-    result(cx.div(total, divisor))
+    let variance = variance(cx, args[0], dims, *correction, *keepdim)?;
+    as_operand(cx, variance, args[0])
 }
 
 pub(crate) fn var(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
@@ -333,8 +330,9 @@ pub(crate) fn var(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 
 pub(crate) fn std_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Op::Std { dims, correction, keepdim } = op else { return Ok(args.into()) };
-    let var = cx.var(args[0], dims.clone(), *correction, *keepdim)?;
-    result(cx.sqrt(var))
+    let variance = variance(cx, args[0], dims, *correction, *keepdim)?;
+    let root = cx.sqrt(variance)?;
+    as_operand(cx, root, args[0])
 }
 
 pub(crate) fn std(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
@@ -344,8 +342,9 @@ pub(crate) fn std(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let kept = cx.tensor_ty(x).shape.reduced(dims, true);
     let (g, y) = (cx.reshape(g, kept.clone())?, cx.reshape(call.y(), kept)?);
     let (difference, divisor) = deviation(cx, x, dims, *correction)?;
-    let scale = cx.mul(y, divisor)?;
-    let share = cx.div(g, scale)?;
+    // In this order: the product could overflow.
+    let share = cx.div(g, y)?;
+    let share = cx.div(share, divisor)?;
     let flat = cx.eq(y, zero)?;
     let share = cx.where_(flat, zero, share)?;
     one(cx.mul(difference, share))
@@ -393,15 +392,16 @@ pub(crate) fn norm(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
         return one(zeros_like(cx, x));
     }
     let kept = cx.tensor_ty(x).shape.reduced(dims, true);
-    let (g, y) = (cx.reshape(g, kept.clone())?, cx.reshape(call.y(), kept)?);
+    let g = cx.reshape(g, kept.clone())?;
     let sign = cx.sign(x)?;
+    if ord == 1.0 {
+        return one(cx.mul(sign, g));
+    }
+    let y = cx.reshape(call.y(), kept)?;
     if ord.is_infinite() {
         let size = cx.abs(x)?;
         let shared = share(cx, size, y, dims, g)?;
         return one(cx.mul(sign, shared));
-    }
-    if ord == 1.0 {
-        return one(cx.mul(sign, g));
     }
     // x·g/y for ord 2, sign x·|x|^(ord−1)·g·y^(1−ord) else; 0 where a vector is.
     let (scale, direction) = match ord {

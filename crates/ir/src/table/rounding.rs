@@ -186,17 +186,9 @@ pub(crate) fn integers(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
         Op::Remainder {} => Division::Remainder,
         _ => Division::Fmod,
     };
-    if let Some(items) = tys.iter().find_map(Ty::as_list) {
-        // Lists element by element: only single tensors are checked.
-        let mut results = Vec::with_capacity(items.len());
-        for i in 0..items.len() {
-            let mut element = Vec::new();
-            for (&arg, ty) in args.iter().zip(&tys) {
-                element.push(if ty.as_list().is_some() { cx.list_get(arg, i)? } else { arg });
-            }
-            results.push(cx.emit_one(op.clone(), &element)?);
-        }
-        return result(cx.list(&results));
+    if tys.iter().any(|ty| ty.as_list().is_some()) {
+        // Only single tensors are checked.
+        return crate::element_by_element(cx, op, args);
     }
     if !whole(&tys) {
         return cx.emit(op.clone(), args);

@@ -9,6 +9,7 @@ mod function;
 mod mode;
 mod node;
 mod partial;
+mod reads;
 mod views;
 mod watch;
 
@@ -21,7 +22,7 @@ pub use emit::EagerEmit;
 pub use engine::deliver;
 pub use function::{Application, Context, Function, gradients_of};
 pub use mode::{GradMode, enable_grad, grad_enabled, no_grad};
-pub(crate) use node::{GradNode, as_before, begin, finish, overwritten};
+pub(crate) use node::{GradNode, as_before, begin, copies_in};
 pub use node::{TapeFunction, attach};
 pub use partial::{GradOptions, backward_all, check_outputs, goes_on, grad, run_backward, run_grad};
 pub use watch::{HookHandle, through_hooks};

@@ -7,12 +7,13 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use kiln_ir::{Class, DType, Device, Error, Grad, Loc, Op, Result, Saves, Scalar, Shape, TensorTy, Ty, Why};
+use kiln_ir::{DType, Device, Error, Grad, Loc, Op, Reads, Result, Scalar, Shape, TensorTy, Ty, Why};
 
 use super::function::Custom;
+use super::reads::reads;
 use super::watch::Watchers;
 use crate::Tensor;
-use crate::dispatch::{arg_tys, execute_tensor};
+use crate::dispatch::{arg_tys, clone_of};
 use crate::handle::{Handle, Recycle, free_list};
 use crate::hook::{Arg, Call};
 
@@ -209,33 +210,40 @@ fn next_order(edges: &[Edge]) -> u64 {
     next
 }
 
-/// Copies of the operands that an in-place op is about to overwrite, where its rule will read them.
-pub(crate) fn overwritten(call: &Call<'_>) -> Result<SmallVec<[Option<Tensor>; 4]>> {
+/// Copies of operands that lie in the memory which an in-place op is about to change, where `wanted` of them.
+pub(crate) fn copies_in(
+    call: &Call<'_>,
+    grad_enabled: bool,
+    wanted: impl Fn(usize) -> bool,
+) -> Result<SmallVec<[Option<Tensor>; 4]>> {
     let mut kept = SmallVec::new();
-    if let (true, Some(Arg::Tensor(target))) =
-        (call.in_place && call.op.row().saves.inputs(), call.args.first())
-    {
-        let memory = target.ready()?.storage.address();
-        for arg in call.args {
-            kept.push(match arg {
-                Arg::Tensor(t) if t.ready()?.storage.address() == memory => {
-                    Some(execute_tensor(&Op::Clone {}, &[*arg], call.loc)?)
-                }
-                _ => None,
-            });
-        }
+    let Some(Arg::Tensor(target)) = call.args.first() else { return Ok(kept) };
+    let memory = target.ready()?.storage.address();
+    for (i, arg) in call.args.iter().enumerate() {
+        kept.push(match arg {
+            Arg::Tensor(t) if wanted(i) && t.ready()?.storage.address() == memory => {
+                Some(clone_of(t, grad_enabled, call.loc)?)
+            }
+            _ => None,
+        });
     }
     Ok(kept)
 }
 
-/// The operands as they were before the op, given [`overwritten`].
+/// The operands as they were before the op, given [`copies_in`].
 pub(crate) fn as_before<'a>(args: &[Arg<'a>], kept: &'a [Option<Tensor>]) -> SmallVec<[Arg<'a>; 4]> {
     let kept = kept.iter().map(Option::as_ref).chain(std::iter::repeat(None));
     args.iter().zip(kept).map(|(arg, kept)| kept.map_or(*arg, Arg::Tensor)).collect()
 }
 
-/// A node of an op that is about to run, with the edges to its operands.
-pub(crate) fn begin(call: &Call<'_>) -> Result<Handle<GradNode>> {
+/// A node of an op that is about to run, with the edges to its operands, and what its rule will read.
+pub(crate) struct Started {
+    node: Handle<GradNode>,
+    pub(crate) reads: Reads,
+}
+
+/// Puts an op that is about to run on the tape.
+pub(crate) fn begin(call: &Call<'_>) -> Result<Started> {
     if let Grad::NotDifferentiable(reason) = call.op.row().grad {
         let why = Why::NotDifferentiable { reason };
         return Err(call.op.error(&arg_tys(call.args)?, why, call.loc));
@@ -258,7 +266,9 @@ pub(crate) fn begin(call: &Call<'_>) -> Result<Handle<GradNode>> {
         node.rule = Rule::Op(call.op.clone());
         node.loc = call.loc;
     });
-    checked.map(|()| node)
+    checked?;
+    let reads = reads(call, &node.edges)?;
+    Ok(Started { node, reads })
 }
 
 /// A view whose base was changed since, unseen, has a history that is no longer true.
@@ -271,39 +281,39 @@ fn check_view(tensor: &Tensor, call: &Call<'_>) -> Result<()> {
     Err(Error::op(call.op.name(), Why::Version { saved, now }, call.loc))
 }
 
-/// The op of a node has run on these operands: saves what its rule reads, and `result` remembers how it was
-/// computed. Without `tys` every tensor among the operands is of the result's type.
-pub(crate) fn finish(
-    mut node: Handle<GradNode>,
-    op: &Op,
-    args: &[Arg<'_>],
-    tys: Option<SmallVec<[Ty; 4]>>,
-    result: &mut Tensor,
-) -> Result<()> {
-    if let Some(node) = node.get_mut() {
-        let saves: Saves = op.row().saves;
-        let Store { kept, values } = node.saved.get_mut();
-        let ready = result.ready()?;
-        (values.ty.dtype, values.ty.device) = (ready.dtype, ready.device);
-        values.ty.shape = ready.layout.shape.clone();
-        let mut tys = tys.map(SmallVec::into_iter);
-        for arg in args {
-            let operand = tys.as_mut().and_then(Iterator::next);
-            values.inputs.push(match (arg, operand) {
-                (Arg::Number(x), _) => Saved::Number(*x),
-                (Arg::Tensor(t), Some(ty)) if saves.input(&ty) => Saved::tensor(t)?,
-                (Arg::Tensor(t), None) if saves.inputs() => Saved::tensor(t)?,
-                (_, Some(ty)) => Saved::ty(ty, &values.ty),
-                (_, None) => Saved::LikeResult,
-            });
+impl Started {
+    /// The op has run on these operands: saves what its rule reads, and `result` remembers how it was computed.
+    /// Without `tys` every tensor among the operands is of the result's type.
+    pub(crate) fn finish(
+        self,
+        args: &[Arg<'_>],
+        tys: Option<SmallVec<[Ty; 4]>>,
+        result: &mut Tensor,
+    ) -> Result<()> {
+        let Started { mut node, reads } = self;
+        if let Some(node) = node.get_mut() {
+            let Store { kept, values } = node.saved.get_mut();
+            let ready = result.ready()?;
+            (values.ty.dtype, values.ty.device) = (ready.dtype, ready.device);
+            values.ty.shape = ready.layout.shape.clone();
+            let mut tys = tys.map(SmallVec::into_iter);
+            for (i, arg) in args.iter().enumerate() {
+                let operand = tys.as_mut().and_then(Iterator::next);
+                values.inputs.push(match (arg, operand) {
+                    (Arg::Number(x), _) => Saved::Number(*x),
+                    (Arg::Tensor(t), _) if reads.operand(i) => Saved::tensor(t)?,
+                    (_, Some(ty)) => Saved::ty(ty, &values.ty),
+                    (_, None) => Saved::LikeResult,
+                });
+            }
+            if reads.result {
+                values.output = Saved::tensor(result)?;
+            }
+            *kept = true;
         }
-        if saves.outputs() {
-            values.output = Saved::tensor(result)?;
-        }
-        *kept = true;
+        result.become_result(node);
+        Ok(())
     }
-    result.become_result(node);
-    Ok(())
 }
 
 /// Puts a function on the tape: gradients of `outputs` flow through it to `inputs`.
@@ -351,15 +361,12 @@ impl GradNode {
                 false => std::mem::take(&mut saved.values),
             }
         };
-        // A view shares its base's version but reads none of it.
-        if op.row().class != Class::View {
-            for value in values.inputs.iter().chain([&values.output]) {
-                if let Saved::Tensor(tensor, version) = value {
-                    let now = tensor.ready()?.storage.version();
-                    if now != *version {
-                        let why = Why::Version { saved: *version, now };
-                        return Err(Error::op(&format!("backward of {}", op.name()), why, self.loc));
-                    }
+        for value in values.inputs.iter().chain([&values.output]) {
+            if let Saved::Tensor(tensor, version) = value {
+                let now = tensor.ready()?.storage.version();
+                if now != *version {
+                    let why = Why::Version { saved: *version, now };
+                    return Err(Error::op(&format!("backward of {}", op.name()), why, self.loc));
                 }
             }
         }

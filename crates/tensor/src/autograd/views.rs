@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use kiln_ir::{Layout, Loc, Op, Pairs, Result, Ty};
 
-use super::node::{begin, finish};
+use super::node::begin;
 use crate::Tensor;
 use crate::hook::{Arg, Call};
 use crate::tensor::Ready;
@@ -149,6 +149,6 @@ fn window(own: &Layout, whole: &Layout) -> Option<(Pairs, usize)> {
 fn put_on_tape(op: &Op, args: &[&Tensor], result: &Tensor, loc: Loc) -> Result<()> {
     let tys = args.iter().map(|arg| Ty::Tensor(arg.ty())).collect();
     let args: Vec<Arg<'_>> = args.iter().map(|arg| Arg::Tensor(arg)).collect();
-    let node = begin(&Call { op, args: &args, in_place: false, grad_enabled: true, loc })?;
-    finish(node, op, &args, Some(tys), &mut result.clone())
+    let started = begin(&Call { op, args: &args, in_place: false, grad_enabled: true, loc })?;
+    started.finish(&args, Some(tys), &mut result.clone())
 }

@@ -54,7 +54,7 @@ pub(crate) fn function(op: &Op, operands: usize) -> Option<Function> {
 
 /// Whether an op with this many operands has a kernel of its own; the others run by their decomposition, each
 /// step of which rounds to the dtype of its result.
-pub fn has_kernel(op: &Op, operands: usize) -> bool {
+pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
     op.row().decompose.is_none()
         || function(op, operands).is_some()
         || matches!(

@@ -93,6 +93,13 @@ pub(crate) fn evaluate(op: &Op, args: &[Array], shape: &Shape, dtype: DType) -> 
                 w * t * softplus(-x) + (1.0 - t) * softplus(x)
             })
         }
+        Op::BinaryCrossEntropy {} => {
+            let [x, target] = [0, 1].map(|k| expand(&args[k], shape));
+            let log = |x: f64| x.ln().max(-100.0);
+            Array::floats(DType::F64, shape, |i| {
+                -(target.float(i) * log(x.float(i)) + (1.0 - target.float(i)) * log(1.0 - x.float(i)))
+            })
+        }
         _ => return None,
     })
 }

@@ -109,6 +109,18 @@ pub(super) fn evaluate(
             }
             rounded(numbers(if dtype.is_float() { DType::F64 } else { dtype }, shape, float, int))
         }
+        Op::ProdBackward { dims } => {
+            // Each from scratch: its gradient times all the other factors.
+            let (grad, x) = (&args[0], &args[1]);
+            let mut out = vec![0.0; x.numel()];
+            for (group, at) in members(x, &grad.shape, dims).iter().zip(0..) {
+                for &i in group {
+                    let others = group.iter().filter(|&&k| k != i).map(|&k| x.float(k));
+                    out[i] = grad.float(at) * others.product::<f64>();
+                }
+            }
+            rounded(Array::floats(DType::F64, shape, |i| out[i]))
+        }
         Op::Logsumexp { dims, .. } => reduced(dims, &|v| {
             let top = v.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let top = if top.is_infinite() { 0.0 } else { top };

@@ -1,0 +1,91 @@
+//! Which values of a call are saved: those that its rule reads, for the gradients that are wanted.
+//!
+//! A rule is asked once for each kind of call (op, types, wanted gradients), and the answer is remembered.
+
+use std::cell::RefCell;
+use std::hash::{Hash, Hasher};
+
+use kiln_ir::{Op, Reads, Result, Ty};
+use rustc_hash::{FxHashMap, FxHasher};
+use smallvec::SmallVec;
+
+use super::node::Edge;
+use crate::dispatch::arg_tys;
+use crate::hook::{Arg, Call};
+
+/// An answer, with all that it depends on.
+struct Known {
+    op: Op,
+    tys: SmallVec<[Ty; 4]>,
+    needs: SmallVec<[bool; 4]>,
+    reads: Reads,
+}
+
+/// Kinds of calls that are remembered; a program with more starts over.
+const MOST: usize = 1 << 12;
+
+thread_local! {
+    static KNOWN: RefCell<FxHashMap<u64, Known>> = RefCell::default();
+}
+
+fn wants(edge: &Edge) -> bool {
+    !matches!(edge, Edge::None)
+}
+
+impl Known {
+    fn is_of(&self, call: &Call<'_>, edges: &[Edge]) -> bool {
+        let same = |(arg, ty): (&Arg<'_>, &Ty)| match (arg, ty) {
+            (Arg::Number(x), Ty::Scalar(kind)) => x.kind() == *kind,
+            (Arg::Tensor(t), Ty::Tensor(ty)) => t.try_ready().is_some_and(|ready| {
+                ready.dtype == ty.dtype && ready.layout.shape == ty.shape && ready.device == ty.device
+            }),
+            _ => false,
+        };
+        self.tys.len() == call.args.len()
+            && self.op == *call.op
+            && self.needs.iter().copied().eq(edges.iter().map(wants))
+            && call.args.iter().zip(&self.tys).all(same)
+    }
+}
+
+/// A number for all that an answer depends on; others may have it, too.
+fn kind(call: &Call<'_>, edges: &[Edge]) -> u64 {
+    let mut hasher = FxHasher::default();
+    call.op.index().hash(&mut hasher);
+    for (arg, edge) in call.args.iter().zip(edges) {
+        wants(edge).hash(&mut hasher);
+        match arg {
+            Arg::Number(x) => x.kind().hash(&mut hasher),
+            Arg::Tensor(t) => {
+                if let Some(ready) = t.try_ready() {
+                    (ready.dtype, &ready.layout.shape[..]).hash(&mut hasher);
+                }
+            }
+            Arg::List(_) => {}
+        }
+    }
+    hasher.finish()
+}
+
+/// What the rule of a call reads, given where its operands' gradients go.
+pub(super) fn reads(call: &Call<'_>, edges: &[Edge]) -> Result<Reads> {
+    let kind = kind(call, edges);
+    let known = KNOWN.with_borrow(|known| {
+        known.get(&kind).filter(|known| known.is_of(call, edges)).map(|known| known.reads)
+    });
+    if let Some(reads) = known {
+        return Ok(reads);
+    }
+    let tys = arg_tys(call.args)?;
+    let needs: SmallVec<[bool; 4]> = edges.iter().map(wants).collect();
+    let result = call.op.infer(&tys).map_err(|why| call.op.error(&tys, why, call.loc))?;
+    // A rule that fails does so when it is run, and says why.
+    let reads = Reads::of(call.op, &tys, &result[0], &needs).unwrap_or(Reads::ALL);
+    KNOWN.with_borrow_mut(|known| {
+        if known.len() >= MOST {
+            known.clear();
+        }
+        known.insert(kind, Known { op: call.op.clone(), tys, needs, reads });
+    });
+    Ok(reads)
+}
