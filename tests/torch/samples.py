@@ -30,6 +30,8 @@ SPECIAL = [math.nan, INFINITY, -INFINITY, 0.0, -0.0, 1e-40, -1e-40, 1e-7, 6.5e4,
            0.5, -0.5, 1.5, 2.5, 88.0, -88.0, 100.0, -100.0]
 MAGNITUDES = [1e-4, 1e-2, 1e2, 1e3, 6e4]
 NUMBERS = [True, 3, -5, 300, 70_000, 2.5, -0.75]
+# PyTorch's gradient of these is wrong: it goes to the elements that were replaced.
+WRONG_GRADIENTS = ["as_strided_scatter"]
 THREE = ["where", "addcmul", "addcdiv", "lerp", "clamp"]
 
 
@@ -164,7 +166,9 @@ def write(writer, name, f, kind, dtype, args, kwargs, gradients, refused, form="
         line = {"op": name, "kind": kind, "form": form, "dtype": NAMES[dtype],
                 "args": [writer.value(x) for x in call[0]], "kwargs": [[k, writer.value(x)] for k, x in call[1].items()]}
         floats = any(t.is_floating_point() for t in tensors)
-        second = (dtype in (torch.float64, torch.float32)) if gradients and floats else None
+        # Second derivatives at infinities are inf · 0 of whatever formula one has: not compared.
+        twice = dtype in (torch.float64, torch.float32) and kind != "special"
+        second = twice if gradients and floats else None
         try:
             results = called(f, call, second, False)
         except Unsaid:
@@ -310,7 +314,7 @@ def op_file(job):
         if dtype not in supported:
             continue
         torch.manual_seed(0)
-        gradients = op.supports_autograd and dtype.is_floating_point
+        gradients = op.supports_autograd and dtype.is_floating_point and op.name not in WRONG_GRADIENTS
         try:
             samples = [(s.input, s.args, s.kwargs) for s in op.sample_inputs("cpu", dtype, requires_grad=False)]
         except Exception as error:
@@ -325,10 +329,10 @@ def op_file(job):
             more = []
         more = [(a, k) for a, k in more if small(leaves((a, k)))]
         if len(more) > len(samples):
-            for args, kwargs in spread(more, 12):
+            for args, kwargs in spread(more, 24):
                 write(writer, name, f, "reference", dtype, args, kwargs, gradients, refused)
         own = [(a, k) for a, k in samples if small(leaves((a, k)))]
-        layouts = 6 if dtype in (torch.float32, torch.int64) else 1
+        layouts = 8 if dtype in (torch.float32, torch.int64) else 3
         for how in ["transposed", "sliced", "expanded"]:
             if how == "expanded" and op.name == "nn.functional.batch_norm":
                 continue  # it changes its running statistics, which may not share memory
@@ -342,7 +346,7 @@ def op_file(job):
                 write(writer, name, f, "special", dtype, args, kwargs, gradients, refused)
             if dtype != torch.float64:
                 for magnitude in MAGNITUDES:
-                    for args, kwargs in spread(own, 3):
+                    for args, kwargs in spread(own, 4):
                         args, kwargs = varied(args, kwargs, scaled(magnitude))
                         write(writer, name, f, "magnitude", dtype, args, kwargs, gradients, refused, str(magnitude))
     if isinstance(op, BinaryUfuncInfo) or op.name in THREE:

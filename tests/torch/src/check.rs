@@ -39,7 +39,7 @@ fn weight(y: &Tensor) -> Result<Tensor> {
 }
 
 /// Gradients of the weighted outputs that have any.
-fn pulled(outputs: &[Option<Tensor>], inputs: &[&Tensor]) -> Result<Outputs> {
+fn pulled(outputs: &[Option<Tensor>], inputs: &[&Tensor], create_graph: bool) -> Result<Outputs> {
     let outputs: Vec<&Tensor> = outputs.iter().flatten().filter(|y| y.requires_grad()).collect();
     if outputs.is_empty() || inputs.is_empty() {
         return Ok(vec![None; inputs.len()]);
@@ -50,7 +50,7 @@ fn pulled(outputs: &[Option<Tensor>], inputs: &[&Tensor]) -> Result<Outputs> {
         &outputs,
         inputs,
         &weights,
-        GradOptions { create_graph: true, allow_unused: true, ..Default::default() },
+        GradOptions { create_graph, allow_unused: true, ..Default::default() },
     )
 }
 
@@ -59,9 +59,9 @@ fn results(call: &Call, args: &Args) -> Outcome<Vec<Outputs>> {
     let inputs: Vec<&Tensor> = args.tensors.iter().filter(|t| t.dtype().is_float()).collect();
     let mut all = vec![calls::run(&call.op, args)?];
     if call.gradients.is_some() {
-        all.push(pulled(&all[0], &inputs)?);
+        all.push(pulled(&all[0], &inputs, call.seconds.is_some())?);
         if call.seconds.is_some() {
-            all.push(pulled(&all[1], &inputs)?);
+            all.push(pulled(&all[1], &inputs, false)?);
         }
     }
     Ok(all)
@@ -138,7 +138,8 @@ fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
 
 fn unneeded(bundle: &Bundle, want: &Stored) -> Result<Option<String>> {
     let is_float = DType::from_name(&want.dtype).is_some_and(DType::is_float);
-    let other = is_float && numbers(&bundle.tensor(want)?)?.iter().any(|&x| x != 0.0);
+    let noise = DType::from_name(&want.dtype).map_or(0.0, noise);
+    let other = is_float && numbers(&bundle.tensor(want)?)?.iter().any(|&x| x.abs() > noise || x.is_nan());
     Ok(other.then(|| "no gradient".into()))
 }
 

@@ -199,7 +199,7 @@ fn print(run: &Run, all: &Outcome) -> bool {
     }
     for (what, several) in &unexplained {
         println!("{what}: {} samples", several.len());
-        for d in several.iter().take(if run.ops.is_empty() { 4 } else { 40 }) {
+        for d in several.iter().take(if run.ops.is_empty() { 4 } else { 400 }) {
             println!("    {} {}: {}: {}", d.kind, d.dtype, d.call, d.what);
         }
     }

@@ -4,6 +4,7 @@ use std::f64::consts;
 
 use crate::decompose::one as result;
 use crate::gradient::{Cx, Grads, g, one};
+use crate::types::{Rule, arithmetic_not_bool, broadcast_all};
 use crate::{DType, EmitExt, GradCall, Op, Result, Ty, Value, Values};
 
 #[doc(hidden)]
@@ -71,9 +72,9 @@ macro_rules! rows_functions {
                   function: Some(Function::Rsqrt), samples: samples::unary_positive };
             /// x · x
             [pointwise square square_] "square" Square (x) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Decompose, decompose: Some(functions::square_steps),
+                { ty: functions::square_type, grad: Grad::Decompose, decompose: Some(functions::square_steps),
                   eval: Eval::both(|a| a[0] * a[0], |a| a[0].wrapping_mul(a[0])), function: Some(Function::Square),
-                  samples: samples::unary_not_bool };
+                  samples: samples::unary };
             /// Sine
             [pointwise sin sin_] "sin" Sin (x) () {}
                 { ty: types::float_arithmetic, grad: Grad::Fn(functions::sin), saves: Saves::Inputs,
@@ -211,6 +212,14 @@ pub(crate) fn float(cx: Cx<'_>, x: Value) -> Result<Value> {
         Ty::List(items) => items.kinds().all(|t| !t.dtype.is_float()),
     };
     if whole { cx.to(x, DType::F32) } else { Ok(x) }
+}
+
+/// Truth values are squared as integers, as PyTorch's powers of 2 are.
+pub(crate) fn square_type(op: &Op, args: &[Ty]) -> Rule {
+    match &args[0] {
+        Ty::Tensor(x) if x.dtype == DType::Bool => broadcast_all(args, DType::I64),
+        _ => arithmetic_not_bool(op, args),
+    }
 }
 
 /// Tensors converted to the dtype of the op's result: the steps of a decomposition see two operands at a time.
@@ -373,7 +382,8 @@ pub(crate) fn logit(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     Ok(grads)
 }
 
-pub(crate) fn square_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
+pub(crate) fn square_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let args = promoted(cx, op, args)?;
     result(cx.mul(args[0], args[0]))
 }
 
