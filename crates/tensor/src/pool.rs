@@ -243,6 +243,17 @@ impl Tensor {
                 _ => step,
             });
         }
+        if mode == Interpolation::Nearest && are_integers(self) {
+            // Elements only move: no float could hold them all.
+            let mut moved = self.clone();
+            for d in 0..2 {
+                let last = input[d].saturating_sub(1) as i64;
+                let place = |i: usize| ((i as f64 * ratio[d].as_f64()) as i64).min(last);
+                let places: Vec<i64> = (0..output[d]).map(place).collect();
+                moved = moved.index_select(d as i64 + 2, &Tensor::from_slice(&places)?)?;
+            }
+            return Ok(moved);
+        }
         let [height_ratio, width_ratio] = ratio;
         let output = Sizes::from(output);
         let op = match mode {

@@ -46,12 +46,7 @@ fn pulled(outputs: &[Option<Tensor>], inputs: &[&Tensor], create_graph: bool) ->
     }
     let weights = outputs.iter().map(|y| weight(y)).collect::<Result<Vec<_>>>()?;
     let weights: Vec<Option<&Tensor>> = weights.iter().map(Some).collect();
-    grad(
-        &outputs,
-        inputs,
-        &weights,
-        GradOptions { create_graph, allow_unused: true, ..Default::default() },
-    )
+    grad(&outputs, inputs, &weights, GradOptions { create_graph, allow_unused: true, ..Default::default() })
 }
 
 /// Outputs, gradients, second gradients: as many of them as the sample has.

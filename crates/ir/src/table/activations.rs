@@ -125,7 +125,7 @@ pub(crate) fn ty(_: &Op, args: &[Ty]) -> Rule {
 /// Rows whose parameters are only compared with x or put in its place: integers have them, too.
 pub(crate) fn limits_ty(op: &Op, args: &[Ty]) -> Rule {
     match &args[0] {
-        Ty::Tensor(x) if x.dtype.kind() == ScalarKind::Int => {
+        Ty::Tensor(x) if x.dtype != DType::Bool => {
             crate::table::choices::numbers_from(args, 1, "every parameter")?;
             one(x.clone())
         }
@@ -135,12 +135,16 @@ pub(crate) fn limits_ty(op: &Op, args: &[Ty]) -> Rule {
 
 /// The parameters as x's dtype takes them: those of integers are truncated.
 fn parameters(cx: Cx<'_>, x: Value, numbers: &[Value]) -> Result<Vec<Value>> {
-    match cx.ty(x) {
-        Ty::Tensor(ty) if !ty.dtype.is_float() => {
-            numbers.iter().map(|&number| cx.to(number, DType::I64)).collect()
-        }
-        _ => Ok(numbers.to_vec()),
+    let whole = matches!(cx.ty(x), Ty::Tensor(ty) if !ty.dtype.is_float());
+    let mut taken = Vec::with_capacity(numbers.len());
+    for &number in numbers {
+        taken.push(match cx.ty(number) {
+            Ty::Scalar(ScalarKind::Int) => number,
+            Ty::Scalar(ScalarKind::Float) if !whole => number,
+            _ => cx.to(number, if whole { DType::I64 } else { DType::F64 })?,
+        });
     }
+    Ok(taken)
 }
 
 /// The gradient of x; parameters have none.
@@ -347,8 +351,9 @@ pub(crate) fn hardswish(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let slope = cx.div(x, three)?;
     let slope = cx.add(slope, half)?;
     let bent = cx.mul(g, slope)?;
-    let (low, middle) = (cx.le(x, minus)?, cx.lt(x, three)?);
-    let grad = cx.where_(middle, bent, g)?;
+    // NaN is neither low nor high.
+    let (low, high) = (cx.le(x, minus)?, cx.ge(x, three)?);
+    let grad = cx.where_(high, g, bent)?;
     first(call, cx.where_(low, zero, grad))
 }
 

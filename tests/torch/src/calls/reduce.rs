@@ -1,7 +1,7 @@
 //! Reductions, scans, orders and softmax.
 
-use kiln::Tensor;
 use kiln::ir::Scalar;
+use kiln::{DType, Tensor};
 
 use super::{Outputs, Run, one, two};
 use crate::args::{Args, Outcome, Value, unmapped};
@@ -26,6 +26,15 @@ fn reduced(
             _ => all(&x),
         },
     )
+}
+
+/// PyTorch says the truth about u8 in u8, for the sake of masks of old.
+fn truth(a: &Args, outputs: Outcome<Outputs>) -> Outcome<Outputs> {
+    let outputs = outputs?;
+    match (a.x()?.dtype(), &outputs[..]) {
+        (DType::U8, [Some(answer)]) => one(answer.to_dtype(DType::U8)),
+        _ => Ok(outputs),
+    }
 }
 
 /// The result in the dtype that is asked for, as a user of Kiln writes it.
@@ -113,8 +122,8 @@ pub const CALLS: &[(&str, Run)] = &[
     ("prod", |a| reduced(a, Tensor::prod, |x, d, k| x.prod_dim(&d[..], k))),
     ("amax", |a| reduced(a, Tensor::amax, |x, d, k| x.amax_dim(&d[..], k))),
     ("amin", |a| reduced(a, Tensor::amin, |x, d, k| x.amin_dim(&d[..], k))),
-    ("any", |a| reduced(a, Tensor::any, |x, d, k| x.any_dim(&d[..], k))),
-    ("all", |a| reduced(a, Tensor::all, |x, d, k| x.all_dim(&d[..], k))),
+    ("any", |a| truth(a, reduced(a, Tensor::any, |x, d, k| x.any_dim(&d[..], k)))),
+    ("all", |a| truth(a, reduced(a, Tensor::all, |x, d, k| x.all_dim(&d[..], k)))),
     ("nansum", |a| reduced(a, Tensor::nansum, |x, d, k| x.nansum_dim(&d[..], k))),
     ("logsumexp", |a| reduced(a, Tensor::logsumexp_all, |x, d, k| x.logsumexp(&d[..], k))),
     ("count_nonzero", |a| match a.ints_or(1, "dim")? {

@@ -39,7 +39,13 @@ fn made(a: &Args, tensor: kiln::Result<Tensor>) -> Outcome<Outputs> {
 /// The calls.
 pub const CALLS: &[(&str, Run)] = &[
     ("reshape", |a| one(a.x()?.reshape(a.shape(1, "shape")?))),
-    ("view", |a| one(a.x()?.view(a.shape(1, "shape")?))),
+    ("view", |a| {
+        let (x, shape) = (a.x()?, a.shape(1, "shape")?);
+        if x.shape().iter().zip(x.strides()?.iter()).any(|(&n, &s)| n > 1 && s == 0) {
+            return unmapped("an expanded tensor: the sample's result is that of a copy");
+        }
+        one(x.view(shape))
+    }),
     ("reshape_as", |a| one(a.x()?.reshape_as(a.tensor(1, "other")?))),
     ("view_as", |a| one(a.x()?.view_as(a.tensor(1, "other")?))),
     ("expand_as", |a| one(a.x()?.expand_as(a.tensor(1, "other")?))),
@@ -142,6 +148,9 @@ pub const CALLS: &[(&str, Run)] = &[
         one(a.x()?.unfold(a.int(1, "dimension", 0)?, a.size(2, "size", 1)?, a.size(3, "step", 1)?))
     }),
     ("as_strided_scatter", |a| {
+        if !a.x()?.is_contiguous()? {
+            return unmapped("places in memory: Kiln counts elements in order");
+        }
         let (sizes, strides) = (a.sizes(2, "size")?, a.sizes(3, "stride")?);
         one(a.x()?.as_strided_scatter(a.tensor(1, "src")?, &sizes, &strides, a.size(4, "storage_offset", 0)?))
     }),
