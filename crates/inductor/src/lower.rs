@@ -311,6 +311,14 @@ impl Builder {
         self.push(dtype, ExprKind::Apply(Operation::Convert, smallvec![expr]))
     }
 
+    /// An integer brought into a range.
+    fn limited(&mut self, expr: ExprId, (least, most): (i64, i64)) -> ExprId {
+        let (least, most) =
+            (self.push(DType::I64, ExprKind::Literal(least)), self.push(DType::I64, ExprKind::Literal(most)));
+        let raised = self.push(DType::I64, ExprKind::Apply(Operation::Maximum, smallvec![expr, least]));
+        self.push(DType::I64, ExprKind::Apply(Operation::Minimum, smallvec![raised, most]))
+    }
+
     /// Rounded or wrapped to a dtype.
     pub fn narrow(&mut self, expr: ExprId, dtype: DType) -> ExprId {
         match dtype.is_narrow() {
@@ -332,8 +340,14 @@ impl Builder {
         let mut exprs: SmallVec<[ExprId; 3]> = SmallVec::new();
         for (i, &arg) in args.iter().enumerate() {
             let wanted = if operation == Operation::Where && i == 0 { DType::Bool } else { dtype };
-            let expr = operand(self, arg, wanted)?;
-            exprs.push(self.convert(expr, wanted));
+            // A limit is brought into the dtype's range before it is taken for an element.
+            let range = wanted.narrow_range().filter(|_| op.takes_limits());
+            let expr = operand(self, arg, if range.is_some() { wanted.computing() } else { wanted })?;
+            let expr = self.convert(expr, wanted);
+            exprs.push(match (range, &self.exprs[expr].kind) {
+                (Some(range), ExprKind::Scalar(_)) => self.limited(expr, range),
+                _ => expr,
+            });
         }
         if operation == Operation::Convert {
             let fits = operand_dtype.is_some_and(|from| dtype.holds(from));

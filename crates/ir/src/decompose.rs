@@ -4,6 +4,7 @@
 use smallvec::smallvec;
 
 use crate::gradient::sum_along;
+use crate::table::functions::promoted;
 use crate::{
     Approximate, DType, Dims, Emit, EmitExt, Op, Reduction, Result, Scalar, Shape, Ty, Value, Values,
 };
@@ -141,8 +142,12 @@ pub(crate) fn lerp(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
 }
 
 /// x + (value·a)·b
-pub(crate) fn addcmul(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let scaled = cx.mul(args[3], args[1])?;
+pub(crate) fn addcmul(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let args = promoted(cx, op, args)?;
+    let whole =
+        matches!((cx.ty(args[0]), cx.ty(args[3])), (Ty::Tensor(x), Ty::Scalar(_)) if !x.dtype.is_float());
+    let value = if whole { cx.to(args[3], DType::I64)? } else { args[3] };
+    let scaled = cx.mul(value, args[1])?;
     let product = cx.mul(scaled, args[2])?;
     one(cx.add(args[0], product))
 }

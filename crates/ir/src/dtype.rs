@@ -105,6 +105,17 @@ impl DType {
         }
     }
 
+    /// The least and the greatest integer that a narrow integer dtype holds; the others need no limits.
+    pub const fn narrow_range(self) -> Option<(i64, i64)> {
+        match self {
+            DType::U8 => Some((0, u8::MAX as i64)),
+            DType::I8 => Some((i8::MIN as i64, i8::MAX as i64)),
+            DType::I16 => Some((i16::MIN as i64, i16::MAX as i64)),
+            DType::I32 => Some((i32::MIN as i64, i32::MAX as i64)),
+            DType::Bool | DType::I64 | DType::F16 | DType::BF16 | DType::F32 | DType::F64 => None,
+        }
+    }
+
     /// A double rounded to this dtype's precision, to nearest even. Halves are rounded by way of f32, in which
     /// they are computed. Integers leave it.
     pub fn round(self, x: f64) -> f64 {

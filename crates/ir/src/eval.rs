@@ -259,6 +259,22 @@ pub(crate) fn trigamma(x: f64) -> f64 {
         + 1.0 / (42.0 * z.powi(7))
 }
 
+/// The derivative of [`trigamma`].
+pub(crate) fn tetragamma(x: f64) -> f64 {
+    use std::f64::consts::PI;
+    if x < 0.0 {
+        let (sine, cosine) = (PI * (x % 1.0)).sin_cos();
+        let turned = 2.0 * PI.powi(3) * cosine / sine.powi(3);
+        return if x == x.floor() { f64::NEG_INFINITY } else { tetragamma(1.0 - x) - turned };
+    }
+    let (mut z, mut sum) = (x, 0.0);
+    while z < 40.0 {
+        sum -= 2.0 / z.powi(3);
+        z += 1.0;
+    }
+    sum - z.powi(-2) - z.powi(-3) - 0.5 * z.powi(-4) + z.powi(-6) / 6.0 - z.powi(-8) / 6.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

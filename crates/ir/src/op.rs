@@ -2,7 +2,7 @@
 
 use crate::eval::{
     alpha, alpha_int, arange_class, digamma, erf, erfc, erfinv, eval_gelu, int_pow, lgamma, nan_max,
-    power_class, trigamma,
+    power_class, tetragamma, trigamma,
 };
 use crate::math::Function;
 use crate::table::{
@@ -315,6 +315,20 @@ impl Op {
             return Err(Why::Operand { argument: "every operand", expected: "a tensor or a number" });
         }
         (row.ty)(self, args)
+    }
+
+    /// Whether the op only compares a number with elements and passes one of them on: a number that the dtype can't
+    /// hold then stands for the nearest that it can, as a limit does. Everywhere else it wraps.
+    pub const fn takes_limits(&self) -> bool {
+        matches!(self, Op::Maximum {} | Op::Minimum {})
+    }
+
+    /// A number as an operand of elements of this dtype.
+    pub fn number(&self, x: Scalar, dtype: DType) -> Scalar {
+        match (dtype.narrow_range(), x) {
+            (Some((least, most)), Scalar::Int(x)) if self.takes_limits() => Scalar::Int(x.clamp(least, most)),
+            _ => x,
+        }
     }
 
     /// The number that an operand of this class is, where the class tells it.

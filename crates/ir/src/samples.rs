@@ -123,12 +123,16 @@ pub(crate) fn unary_float() -> Vec<Sample> {
 
 /// Calls of an activation with these parameters.
 pub(crate) fn activation(parameters: &[f64]) -> Vec<Sample> {
+    activation_of(FLOATS, parameters)
+}
+
+pub(crate) fn activation_of(dtypes: &'static [DType], parameters: &[f64]) -> Vec<Sample> {
     let mut args: Vec<Vec<SampleArg>> = UNARY_SHAPES.iter().map(|s| vec![t(s, Any)]).collect();
     args.push(vec![t(&[3, 40], Between(-12.0, 12.0))]);
     for call in &mut args {
         call.extend(parameters.iter().map(|&x| Number(Scalar::Float(x))));
     }
-    calls(FLOATS, args)
+    calls(dtypes, args)
 }
 
 pub(crate) fn unary_positive() -> Vec<Sample> {
@@ -207,11 +211,12 @@ pub(crate) fn lerp() -> Vec<Sample> {
 
 pub(crate) fn addcmul() -> Vec<Sample> {
     calls(
-        FLOATS,
+        NUMBERS,
         vec![
             vec![t(&[5], Any), t(&[5], Any), t(&[5], Any), Number(Scalar::Float(0.5))],
             vec![t(&[4, 37], Any), t(&[37], Any), t(&[4, 1], Any), Number(Scalar::Float(-2.0))],
             vec![t(&[0], Any), t(&[0], Any), t(&[1], Any), Number(Scalar::Float(1.0))],
+            vec![t(&[3, 5], Any), t(&[5], Any), t(&[3, 1], Any), Number(Scalar::Int(3))],
         ],
     )
 }

@@ -91,6 +91,14 @@ pub(crate) fn arithmetic_not_bool(_: &Op, args: &[Ty]) -> Rule {
     }
 }
 
+/// x + value · a · b: the value is a factor in the tensors' dtype, whatever its own kind.
+pub(crate) fn addcmul(op: &Op, args: &[Ty]) -> Rule {
+    match (&args[3], result_dtype(&args[..3])) {
+        (Ty::Scalar(_), dtype) if dtype.kind() == ScalarKind::Int => broadcast_all(args, dtype),
+        _ => arithmetic_not_bool(op, args),
+    }
+}
+
 /// Integers are computed as f32, like PyTorch's default dtype.
 pub(crate) fn float_arithmetic(_: &Op, args: &[Ty]) -> Rule {
     let dtype = result_dtype(args);
@@ -132,7 +140,12 @@ pub(crate) fn choose(_: &Op, args: &[Ty]) -> Rule {
         }
         _ => {}
     }
-    broadcast_all(args, result_dtype(&args[1..]))
+    let dtype = match result_dtype(&args[1..]) {
+        // Two numbers make a tensor of the default dtype.
+        DType::F64 if args[0].as_tensor().is_some() && args[1..].iter().all(Ty::is_scalar) => DType::F32,
+        dtype => dtype,
+    };
+    broadcast_all(args, dtype)
 }
 
 pub(crate) fn convert(op: &Op, args: &[Ty]) -> Rule {

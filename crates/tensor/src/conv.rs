@@ -5,6 +5,7 @@ use kiln_ir::{Error, Loc, Op, Result, Shape, Sizes, Why};
 use crate::Tensor;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
+use crate::integer_windows::are_integers;
 
 /// One size for all dims, or one for each.
 pub trait IntoSizes<const N: usize> {
@@ -115,6 +116,11 @@ impl Tensor {
             Padding::Size(padding) => (images, padding),
             Padding::Same => images.padded_to_stay(weight, stride, dilation, name, loc)?,
         };
+        if are_integers(&images) {
+            let window = (stride, padding, dilation);
+            let result = images.convolve_integers(name, (weight, bias), window, groups, loc)?;
+            return if single { result.squeeze(0) } else { Ok(result) };
+        }
         let op = Op::Convolution {
             stride: Sizes::from(stride),
             padding: Sizes::from(padding),
@@ -166,7 +172,7 @@ impl Tensor {
             let ty = images.ty();
             let mut shape = ty.shape.clone();
             shape[d + 2] = 1;
-            let edge = Tensor::full_in(shape, 0.0, ty.dtype, ty.device, loc)?;
+            let edge = Tensor::full_in(shape, 0i64, ty.dtype, ty.device, loc)?;
             images = Tensor::cat([&images, &edge], d as i64 + 2)?;
         }
         Ok((images, total.map(|total| total / 2)))
@@ -214,6 +220,9 @@ impl Tensor {
             ));
         }
         let mut input = Shape::from([own[0], kernel[1] * groups]);
+        // Where more is added at the end than a stride, no convolution has these images as its result: the whole
+        // result is computed, and the part that is asked for is cut out.
+        let (mut inner, mut cuts) = (padding, Vec::new());
         for d in 0..N {
             if output_padding[d] >= stride[d].max(dilation[d]) {
                 let why = Why::Other("the output padding must be smaller than stride or dilation".into());
@@ -227,17 +236,34 @@ impl Tensor {
                 let why = Why::Other(format!("a padding of {} leaves nothing of the result", padding[d]));
                 return Err(Error::op(name, why, loc));
             };
-            input.push(size);
+            if output_padding[d] >= stride[d] {
+                let whole = reach - output_padding[d];
+                cuts.splice(0..0, [-(padding[d] as i64), (padding[d] + size) as i64 - whole as i64]);
+                inner[d] = 0;
+                input.push(whole);
+            } else {
+                cuts.splice(0..0, [0, 0]);
+                input.push(size);
+            }
         }
         let op = Op::ConvolutionInputGradient {
             input: Sizes::from(&input),
             stride: Sizes::from(stride),
-            padding: Sizes::from(padding),
+            padding: Sizes::from(inner),
             dilation: Sizes::from(dilation),
             groups,
         };
-        let args = [Arg::Tensor(&images), Arg::Tensor(weight)];
-        let mut result = dispatch_tensor(&op, &args, false, loc).map_err(|e| e.named(name))?;
+        let mut result = if are_integers(&images) {
+            images.convolve_integers_back(name, weight, options, loc)?
+        } else {
+            let whole = dispatch_tensor(&op, &[&images, weight].map(Arg::Tensor), false, loc);
+            let whole = whole.map_err(|e| e.named(name))?;
+            if inner == padding && cuts.iter().all(|&cut| cut == 0) {
+                whole
+            } else {
+                whole.pad(&cuts, 0.0)?
+            }
+        };
         if let Some(bias) = bias {
             let mut shape = vec![1usize; N + 1];
             shape[0] = bias.numel();

@@ -201,13 +201,13 @@ macro_rules! tuples {
 tuples!((A)(A, B)(A, B, C)(A, B, C, D)(A, B, C, D, E)(A, B, C, D, E, F));
 
 /// The part of an index that views can say, and the tensors that are left, each with its dim of the view.
-struct Place {
+pub(crate) struct Place {
     view: Tensor,
-    tensors: Vec<(usize, Tensor)>,
+    pub(crate) tensors: Vec<(usize, Tensor)>,
 }
 
 /// Walks the indexers from left to right, cutting the view as it goes.
-fn place(x: &Tensor, index: &[Indexer], loc: Loc) -> Result<Place> {
+pub(crate) fn place(x: &Tensor, index: &[Indexer], loc: Loc) -> Result<Place> {
     let shape = x.shape();
     let fail = |why| Err(Op::Detach {}.error(&[x.ty().into()], why, loc).named("index"));
     let taken: usize = index
@@ -273,7 +273,7 @@ fn place(x: &Tensor, index: &[Indexer], loc: Loc) -> Result<Place> {
 }
 
 /// Masks as the index tensors of their true elements. A mask stands once for each of its dims.
-fn by_index(tensors: &[(usize, Tensor)], loc: Loc) -> Result<(Dims, Vec<Tensor>)> {
+pub(crate) fn by_index(tensors: &[(usize, Tensor)], loc: Loc) -> Result<(Dims, Vec<Tensor>)> {
     let (mut dims, mut all) = (Dims::default(), Vec::new());
     let mut rest = tensors;
     while let Some((dim, t)) = rest.first() {

@@ -25,6 +25,7 @@ mod handle;
 pub mod hook;
 mod host;
 mod indexing;
+mod integer_windows;
 mod kept;
 mod kernels;
 mod list;

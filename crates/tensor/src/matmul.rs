@@ -43,7 +43,9 @@ impl Tensor {
         beta: impl Into<Scalar>,
         alpha: impl Into<Scalar>,
     ) -> Result<Tensor> {
-        let (beta, alpha) = (beta.into(), alpha.into());
+        // The factors are the tensors': those of integers are truncated.
+        let factor = |x: Scalar| if self.dtype().is_float() { x } else { Scalar::Int(x.as_i64()) };
+        let (beta, alpha) = (factor(beta.into()), factor(alpha.into()));
         composed_of([self, x, y], |[own, x, y]| {
             let product = x.bmm(y)?.mul(alpha)?;
             match beta.as_f64() == 0.0 {

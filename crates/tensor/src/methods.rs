@@ -1,11 +1,12 @@
 //! The methods of [`Tensor`]: those of pointwise rows are made from the op table, the others take their
 //! attributes in the form users write them (negative dims, one dim or several).
 
-use kiln_ir::{Approximate, DType, Dims, Error, Loc, Op, Reduction, Result, Scalar, Shape, Why};
+use kiln_ir::{Approximate, DType, Dims, Error, Loc, Op, Reduction, Result, Scalar, Shape, Ty, Why};
+use smallvec::SmallVec;
 
 use crate::dispatch::{dispatch_in_place, dispatch_tensor};
 use crate::hook::Arg;
-use crate::{Tensor, TensorList};
+use crate::{CrossEntropy, Tensor, TensorList};
 
 /// The second operand of an op: a tensor or a number.
 pub enum Operand<'a> {
@@ -326,10 +327,14 @@ impl Tensor {
         )
     }
 
-    /// x · weightᵀ + bias, over the last dim.
+    /// x · weightᵀ + bias, over the last dim. A weight of one dim is one row, and the last dim goes away.
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let loc = Loc::caller();
+        if weight.rank() == 1 {
+            let product = self.matmul(weight).map_err(|e| e.named("linear"))?;
+            return bias.map_or_else(|| Ok(product.clone()), |bias| product.add(bias));
+        }
         match bias {
             None => dispatch_tensor(&Op::Linear {}, &[Arg::Tensor(self), Arg::Tensor(weight)], false, loc),
             Some(bias) => {
@@ -507,25 +512,23 @@ impl Tensor {
         dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(src)], false, loc)
     }
 
-    /// The elements at `index` (i64, as many dims) along a dim.
-    #[track_caller]
-    pub fn gather(&self, dim: i64, index: &Tensor) -> Result<Tensor> {
-        let loc = Loc::caller();
-        let dim = normalise_dim("gather", dim, self.rank(), loc)?;
-        dispatch_tensor(&Op::Gather { dim }, &[Arg::Tensor(self), Arg::Tensor(index)], false, loc)
-    }
-
-    /// Tensors joined along a dim.
+    /// Tensors joined along a dim. Empty ones of one dim join with any, as in PyTorch: only their dtype counts.
     #[track_caller]
     pub fn cat<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, dim: i64) -> Result<Tensor> {
         let loc = Loc::caller();
-        let args: Vec<Arg<'_>> = tensors.into_iter().map(Arg::Tensor).collect();
-        let rank = match args.first() {
-            Some(Arg::Tensor(t)) => t.rank(),
-            _ => 0,
-        };
+        let mut tensors: SmallVec<[&Tensor; 4]> = tensors.into_iter().collect();
+        let rank = tensors.iter().map(|t| t.rank()).find(|&rank| rank != 1);
+        let rank = rank.unwrap_or(tensors.len().min(1));
+        let mut dtype = None;
+        if rank != 1 && tensors.iter().any(|t| t.rank() == 1 && t.numel() == 0) {
+            let tys: Vec<Ty> = tensors.iter().map(|t| t.ty().into()).collect();
+            dtype = Some(kiln_ir::result_dtype(&tys));
+            tensors.retain(|t| t.rank() != 1 || t.numel() > 0);
+        }
         let dim = normalise_dim("cat", dim, rank, loc)?;
-        dispatch_tensor(&Op::Cat { dim }, &args, false, loc)
+        let args: SmallVec<[Arg<'_>; 4]> = tensors.iter().map(|t| Arg::Tensor(t)).collect();
+        let joined = dispatch_tensor(&Op::Cat { dim }, &args, false, loc)?;
+        dtype.map_or_else(|| Ok(joined.clone()), |dtype| joined.to_dtype(dtype))
     }
 
     /// Tensors of one shape joined along a new dim.
@@ -547,6 +550,9 @@ impl Tensor {
     /// −x[i, target[i]], with PyTorch's `ignore_index` −100.
     #[track_caller]
     pub fn nll_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        if self.rank() != 2 {
+            return self.nll_loss_with(target, CrossEntropy { reduction, ..CrossEntropy::default() });
+        }
         let op = Op::NllLoss { reduction, ignore_index: -100 };
         dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(target)], false, Loc::caller())
     }
@@ -565,6 +571,10 @@ impl Tensor {
         reduction: Reduction,
         ignore_index: i64,
     ) -> Result<Tensor> {
+        if self.rank() != 2 {
+            let options = CrossEntropy { reduction, ignore_index, ..CrossEntropy::default() };
+            return self.cross_entropy_of(target, options);
+        }
         let op = Op::CrossEntropy { reduction, ignore_index };
         dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(target)], false, Loc::caller())
     }

@@ -114,6 +114,10 @@ impl Tensor {
         let loc = Loc::caller();
         let BatchNorm { running, weight, bias, training, momentum, eps } = options;
         let shape = self.shape();
+        if shape.numel() == 0 {
+            // There is nothing to normalise, and no statistics to move towards.
+            return self.clone_tensor();
+        }
         if shape.rank() < 2 {
             let why = Why::Rank { argument: "x", expected: "2 or more", got: shape.rank() };
             return Err(Error::op("batch_norm", why, loc));

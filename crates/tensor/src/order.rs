@@ -143,6 +143,11 @@ impl Tensor {
     }
 
     /// All elements in one dim.
+    /// As numbers, whose places can be compared: truth values are 0 and 1.
+    fn ranked(&self) -> Result<Tensor> {
+        if self.dtype() == DType::Bool { self.to_dtype(DType::U8) } else { Ok(self.clone()) }
+    }
+
     fn flat(&self, loc: Loc) -> Result<Tensor> {
         self.unary(Op::Reshape { shape: Shape::from([self.numel()]) }, loc)
     }
@@ -202,7 +207,7 @@ impl Tensor {
     pub fn max_dim(&self, dim: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let loc = Loc::caller();
         let dim = normalise_dim("max", dim, self.rank(), loc)?;
-        let at = self.unary(Op::Argmax { dim, keepdim: true }, loc).map_err(|e| e.named("max"))?;
+        let at = self.ranked()?.unary(Op::Argmax { dim, keepdim: true }, loc).map_err(|e| e.named("max"))?;
         self.picked(dim, at, keepdim, loc)
     }
 
@@ -218,7 +223,7 @@ impl Tensor {
     pub fn min_dim(&self, dim: i64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let loc = Loc::caller();
         let dim = normalise_dim("min", dim, self.rank(), loc)?;
-        let at = self.unary(Op::Argmin { dim, keepdim: true }, loc).map_err(|e| e.named("min"))?;
+        let at = self.ranked()?.unary(Op::Argmin { dim, keepdim: true }, loc).map_err(|e| e.named("min"))?;
         self.picked(dim, at, keepdim, loc)
     }
 

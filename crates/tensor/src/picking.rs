@@ -6,6 +6,7 @@ use crate::Tensor;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 use crate::host::read;
+use crate::indexing::{Indexer, by_index, place};
 use crate::methods::{Operand, normalise_dim};
 
 /// An index tensor in the dtype of indices.
@@ -17,11 +18,42 @@ fn indices(index: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// A single number as one element of one dim; PyTorch's indexing by a dim takes both for the same.
+fn line(t: &Tensor, loc: Loc) -> Result<Tensor> {
+    if t.rank() == 0 { t.unary(Op::Reshape { shape: Shape::from(1) }, loc) } else { Ok(t.clone()) }
+}
+
 impl Tensor {
     /// An op along a dim of this tensor and two others, in place or not.
     fn placed(&self, op: Op, index: &Tensor, src: &Tensor, in_place: bool, loc: Loc) -> Result<Tensor> {
         let index = indices(index)?;
-        dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(&index), Arg::Tensor(src)], in_place, loc)
+        if self.rank() > 0 && index.rank() > 0 && src.rank() > 0 {
+            return dispatch_tensor(&op, &[self, &index, src].map(Arg::Tensor), in_place, loc);
+        }
+        // In place, the line is a view of this tensor.
+        let lines = [line(self, loc)?, line(&index, loc)?, line(src, loc)?];
+        let [x, index, src] = &lines;
+        let placed = dispatch_tensor(&op, &[x, index, src].map(Arg::Tensor), in_place, loc)?;
+        if self.rank() == 0 { placed.unary(Op::Reshape { shape: Shape::scalar() }, loc) } else { Ok(placed) }
+    }
+
+    /// The elements at `index` (integers, as many dims) along a dim.
+    #[track_caller]
+    pub fn gather(&self, dim: i64, index: &Tensor) -> Result<Tensor> {
+        let loc = Loc::caller();
+        let dim = normalise_dim("gather", dim, self.rank(), loc)?;
+        let index = indices(index)?;
+        let op = Op::Gather { dim };
+        if index.numel() == 0 && index.rank() != self.rank() {
+            // Nothing is picked, whatever the dims.
+            return Tensor::full_in(index.shape(), 0i64, self.dtype(), self.device(), loc);
+        }
+        if self.rank() > 0 && index.rank() > 0 {
+            return dispatch_tensor(&op, &[self, &index].map(Arg::Tensor), false, loc);
+        }
+        let (x, places) = (line(self, loc)?, line(&index, loc)?);
+        let picked = dispatch_tensor(&op, &[&x, &places].map(Arg::Tensor), false, loc)?;
+        picked.unary(Op::Reshape { shape: index.shape() }, loc)
     }
 
     /// The slices at `index` (one dim, i64) along a dim.
@@ -29,8 +61,17 @@ impl Tensor {
     pub fn index_select(&self, dim: i64, index: &Tensor) -> Result<Tensor> {
         let loc = Loc::caller();
         let dim = normalise_dim("index_select", dim, self.rank(), loc)?;
-        let index = indices(index)?;
-        dispatch_tensor(&Op::IndexSelect { dim }, &[Arg::Tensor(self), Arg::Tensor(&index)], false, loc)
+        let index = line(&indices(index)?, loc)?;
+        let op = Op::IndexSelect { dim };
+        if self.rank() > 0 {
+            return dispatch_tensor(&op, &[self, &index].map(Arg::Tensor), false, loc);
+        }
+        if index.numel() != 1 {
+            let why = Why::Sizes { what: "indices of a single number, and 1", left: index.numel(), right: 1 };
+            return Err(op.error(&[self.ty().into(), index.ty().into()], why, loc));
+        }
+        let picked = dispatch_tensor(&op, &[&line(self, loc)?, &index].map(Arg::Tensor), false, loc)?;
+        picked.unary(Op::Reshape { shape: Shape::scalar() }, loc)
     }
 
     /// With the slices of `src` added at `index` (one dim, i64) along a dim.
@@ -68,13 +109,16 @@ impl Tensor {
     }
 
     /// Slices filled with a number, for `index` along `dim`.
-    fn filled(&self, dim: usize, index: &Tensor, value: Scalar, loc: Loc) -> Result<Tensor> {
+    fn filled(&self, dim: usize, index: &Tensor, value: Scalar, loc: Loc) -> Result<(Tensor, Tensor)> {
         let mut ty = self.ty();
+        let size = ty.shape.get(dim).copied().unwrap_or(1);
+        // Unlike index_copy, index_fill counts negative places from the end.
+        let index = line(&indices(index)?, loc)?.unary(Op::CheckedIndex { size }, loc)?;
         if let Some(size) = ty.shape.get_mut(dim) {
             *size = index.numel();
         }
         let one = Tensor::full_in(Shape::scalar(), value, ty.dtype, ty.device, loc)?;
-        one.unary(Op::Expand { shape: ty.shape }, loc)
+        Ok((one.unary(Op::Expand { shape: ty.shape }, loc)?, index))
     }
 
     /// With a number in all elements of the slices at `index` (one dim, i64) along a dim.
@@ -82,8 +126,9 @@ impl Tensor {
     pub fn index_fill(&self, dim: i64, index: &Tensor, value: impl Into<Scalar>) -> Result<Tensor> {
         let loc = Loc::caller();
         let dim = normalise_dim("index_fill", dim, self.rank(), loc)?;
-        let src = self.filled(dim, index, value.into(), loc)?;
-        self.placed(Op::IndexCopy { dim }, index, &src, false, loc).map_err(|e| e.named("index_fill"))
+        let fill = self.filled(dim, index, value.into(), loc);
+        fill.and_then(|(src, index)| self.placed(Op::IndexCopy { dim }, &index, &src, false, loc))
+            .map_err(|e| e.named("index_fill"))
     }
 
     /// Puts a number in all elements of the slices at `index` (one dim, i64) along a dim, in place.
@@ -91,8 +136,9 @@ impl Tensor {
     pub fn index_fill_(&self, dim: i64, index: &Tensor, value: impl Into<Scalar>) -> Result<&Tensor> {
         let loc = Loc::caller();
         let dim = normalise_dim("index_fill_", dim, self.rank(), loc)?;
-        let src = self.filled(dim, index, value.into(), loc)?;
-        self.placed(Op::IndexCopy { dim }, index, &src, true, loc).map_err(|e| e.named("index_fill_"))?;
+        let fill = self.filled(dim, index, value.into(), loc);
+        fill.and_then(|(src, index)| self.placed(Op::IndexCopy { dim }, &index, &src, true, loc))
+            .map_err(|e| e.named("index_fill_"))?;
         Ok(self)
     }
 
@@ -214,8 +260,13 @@ impl Tensor {
     /// With the elements of `src`, one after the other, where the mask (bool, broadcast) holds.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, src: &Tensor) -> Result<Tensor> {
-        let args = [Arg::Tensor(self), Arg::Tensor(mask), Arg::Tensor(src)];
-        dispatch_tensor(&Op::MaskedScatter {}, &args, false, Loc::caller())
+        let (loc, own) = (Loc::caller(), self.shape());
+        let wide = match kiln_ir::broadcast(&own, &mask.shape()) {
+            Some(shape) if shape != own => self.unary(Op::Expand { shape }, loc)?,
+            _ => self.clone(),
+        };
+        let args = [&wide, mask, src].map(Arg::Tensor);
+        dispatch_tensor(&Op::MaskedScatter {}, &args, false, loc)
     }
 
     /// [`masked_scatter`](Tensor::masked_scatter) in place.
@@ -321,13 +372,9 @@ impl Tensor {
     }
 
     fn indexed(&self, index: &[Option<&Tensor>], loc: Loc) -> Result<(Dims, Vec<Tensor>)> {
-        if index.len() > self.rank() {
-            let why = Why::Dim { dim: index.len() as i64 - 1, rank: self.rank() };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("index"));
-        }
-        let named = || index.iter().enumerate().filter_map(|(d, t)| t.map(|t| (d, t)));
-        let tensors = named().map(|(_, t)| indices(t)).collect::<Result<Vec<_>>>()?;
-        Ok((named().map(|(d, _)| d).collect(), tensors))
+        let index = index.iter().map(|t| t.map_or_else(|| Indexer::from(..), Indexer::from));
+        let place = place(self, &index.collect::<Vec<_>>(), loc)?;
+        by_index(&place.tensors, loc)
     }
 
     pub(crate) fn put(

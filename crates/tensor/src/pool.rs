@@ -6,6 +6,7 @@ use crate::Tensor;
 use crate::conv::IntoSizes;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
+use crate::integer_windows::are_integers;
 
 /// How windows move over an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,6 +176,12 @@ impl Tensor {
             ceil_mode: pool.ceil_mode,
             count_include_pad: pool.count_include_pad,
         };
+        if are_integers(self) {
+            return match self.rank() {
+                3 => self.unsqueeze(0)?.average_integers(pool, &op, loc)?.squeeze(0),
+                _ => self.average_integers(pool, &op, loc),
+            };
+        }
         self.on_images("avg_pool2d", loc, &op)
     }
 
@@ -231,6 +238,17 @@ impl Tensor {
                 let why = Why::Number { argument: "the new size", expected: "1 or more", got: 0.0 };
                 return Err(Error::op("interpolate", why, loc));
             }
+        }
+        if mode == Interpolation::Nearest && are_integers(self) {
+            // Elements only move: no float could hold them all.
+            let mut moved = self.clone();
+            for d in 0..2 {
+                let last = input[d].saturating_sub(1) as i64;
+                let place = |i: usize| ((i as f64 * ratio[d].as_f64()) as i64).min(last);
+                let places: Vec<i64> = (0..output[d]).map(place).collect();
+                moved = moved.index_select(d as i64 + 2, &Tensor::from_slice(&places)?)?;
+            }
+            return Ok(moved);
         }
         let [height_ratio, width_ratio] = ratio;
         let output = Sizes::from(output);

@@ -207,8 +207,13 @@ impl Tensor {
         let apart = sizes.iter().flat_map(|&size| [1, size]).collect();
         let wide = counts.iter().zip(&sizes).flat_map(|(&count, &size)| [count, size]).collect();
         let whole = counts.iter().zip(&sizes).map(|(&count, &size)| count.saturating_mul(size)).collect();
-        let repeated = self.reshaped(apart, loc)?.unary(Op::Expand { shape: wide }, loc);
-        repeated.and_then(|wide| wide.reshaped(whole, loc)).map_err(|e| e.named("repeat"))
+        self.repeated(apart, wide, whole, loc).map_err(|e| e.named("repeat"))
+    }
+
+    /// Expanded, then copied: a reshape alone would be a view where copies of one element lie side by side.
+    fn repeated(&self, apart: Shape, wide: Shape, whole: Shape, loc: Loc) -> Result<Tensor> {
+        let wide = self.reshaped(apart, loc)?.unary(Op::Expand { shape: wide }, loc)?;
+        wide.unary(Op::Clone {}, loc)?.reshaped(whole, loc)
     }
 
     /// [`repeat`](Tensor::repeat) with counts for the last dims only.
@@ -228,8 +233,7 @@ impl Tensor {
         apart.insert(dim + 1, 1);
         wide.insert(dim + 1, count);
         whole[dim] = whole[dim].saturating_mul(count);
-        let repeated = self.reshaped(apart, loc)?.unary(Op::Expand { shape: wide }, loc);
-        repeated.and_then(|wide| wide.reshaped(whole, loc)).map_err(|e| e.named("repeat_interleave"))
+        self.repeated(apart, wide, whole, loc).map_err(|e| e.named("repeat_interleave"))
     }
 
     /// Each slice of a dim as many times as `counts` (i64, one per slice) says. The size of the result depends on
@@ -338,6 +342,13 @@ impl Tensor {
     #[track_caller]
     pub fn unfold(&self, dim: i64, size: usize, step: usize) -> Result<Tensor> {
         let loc = Loc::caller();
+        if self.rank() == 0 {
+            let dim = normalise_dim("unfold", dim, 0, loc)?;
+            return self
+                .reshaped(Shape::from(1), loc)?
+                .unary(Op::Unfold { dim, size, step }, loc)?
+                .squeeze(0);
+        }
         let dim = normalise_dim("unfold", dim, self.rank(), loc)?;
         self.unary(Op::Unfold { dim, size, step }, loc)
     }
@@ -448,7 +459,18 @@ impl Tensor {
     #[track_caller]
     pub fn replication_pad(&self, widths: &[i64]) -> Result<Tensor> {
         let loc = Loc::caller();
-        let (inner, widths) = self.widths("replication_pad", widths, loc)?;
+        // Where a negative width leaves nothing, what the other end repeats is the last element cut off.
+        let shape = self.shape();
+        let mut widths = widths.to_vec();
+        for (pair, &size) in widths.chunks_exact_mut(2).zip(shape.iter().rev()) {
+            let most = size as i64 - 1;
+            for (cut, other) in [(0, 1), (1, 0)] {
+                if most >= 0 && pair[cut] < -most && pair[other] > -most - 1 - pair[cut] {
+                    (pair[cut], pair[other]) = (-most, pair[other] + pair[cut] + most);
+                }
+            }
+        }
+        let (inner, widths) = self.widths("replication_pad", &widths, loc)?;
         inner.unary(Op::ReplicationPad { widths }, loc)
     }
 

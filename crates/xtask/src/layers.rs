@@ -29,6 +29,7 @@ const LAYERS: &[Layer] = &[
     layer("models", &["ir", "tensor", "nn"]),
     layer("kiln", &["ir", "runtime", "tensor", "dynamo", "nn", "models"]),
     layer("corpus", &["kiln"]),
+    layer("torch", &["kiln"]),
     layer("cli", &["kiln", "corpus"]),
     layer("testkit", &["ir"]),
     layer("xtask", &[]),
@@ -69,10 +70,11 @@ pub fn folders() -> impl Iterator<Item = String> {
     LAYERS.iter().map(|layer| folder(layer.name))
 }
 
-/// The folder of a crate: the corpus is no part of the compiler and lies with the tests.
+/// The folder of a crate: the corpus and the comparison with PyTorch are no part of the compiler and lie with the
+/// tests.
 fn folder(name: &str) -> String {
     match name {
-        "corpus" => "tests/corpus".into(),
+        "corpus" | "torch" => format!("tests/{name}"),
         _ => format!("crates/{name}"),
     }
 }

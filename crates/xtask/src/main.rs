@@ -1,4 +1,4 @@
-//! Kiln's development tasks: `cargo xtask test`, `tidy`, `deny`, `fmt`, `docs`.
+//! Kiln's development tasks: `cargo xtask test`, `tidy`, `deny`, `fmt`, `docs`, `torch`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod deny;
@@ -6,6 +6,7 @@ mod layers;
 mod source;
 mod stages;
 mod tidy;
+mod torch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +19,9 @@ Kiln's development tasks
   cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
   cargo xtask deny    licences, sources and bans of deny.toml, without cargo-deny
   cargo xtask fmt     format all code
-  cargo xtask docs    write docs/ops.md from the op table";
+  cargo xtask docs    write docs/ops.md from the op table
+  cargo xtask torch   compare every operator with PyTorch (--install puts one under target/; --all compiles every
+                      sample, --eager none; operators by name)";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         ["deny"] => stages::deny(&root),
         ["fmt"] => stages::fmt(&root),
         ["docs"] => stages::docs(&root),
+        ["torch", ref rest @ ..] => torch::torch(&root, rest),
         [] | ["help" | "-h" | "--help"] => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;

@@ -132,6 +132,30 @@ pub fn trigamma(x: f64) -> f64 {
     sum + (1.0 + 0.5 / z + series) / z
 }
 
+/// The derivative of [`trigamma`].
+pub fn tetragamma(x: f64) -> f64 {
+    if x == f64::NEG_INFINITY {
+        return f64::NAN;
+    }
+    if x <= 0.0 && x == x.floor() {
+        return f64::NEG_INFINITY;
+    }
+    if x < 0.0 {
+        // ψ″(x) = ψ″(1 − x) − 2π³ cos πx / sin³ πx
+        let (sine, cosine) = (sin_pi(x), sin_pi(x + 0.5));
+        return tetragamma(1.0 - x) - 2.0 * PI.powi(3) * cosine / sine.powi(3);
+    }
+    let (mut z, mut sum) = (x, 0.0);
+    while z < LARGE {
+        sum -= 2.0 / (z * z * z);
+        z += 1.0;
+    }
+    let r = 1.0 / (z * z);
+    let series = r
+        * (0.5 - r * (1.0 / 6.0 - r * (1.0 / 6.0 - r * (3.0 / 10.0 - r * (5.0 / 6.0 - r * 691.0 / 210.0)))));
+    sum - r * (1.0 + 1.0 / z + series)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,6 +175,17 @@ mod tests {
         for (x, want) in TRIGAMMA {
             close(trigamma(*x), *want);
         }
+        // Multiples of ζ(3), and the slope of trigamma elsewhere.
+        for (x, want) in [(0.5, -16.82879664423432), (1.0, -2.4041138063191886), (2.0, -0.4041138063191886)] {
+            close(tetragamma(x), want);
+        }
+        for (x, _) in TRIGAMMA.iter().filter(|(x, _)| x.abs() < 1000.0) {
+            let step = 1e-4 * x.abs().min(1.0);
+            let slope = (trigamma(x + step) - trigamma(x - step)) / (2.0 * step);
+            let got = tetragamma(*x);
+            assert!((got - slope).abs() <= 1e-5 * slope.abs(), "{x}: {got:e}, not {slope:e}");
+        }
+        assert_eq!(tetragamma(-2.0), f64::NEG_INFINITY);
         assert_eq!(lgamma(0.0), f64::INFINITY);
         assert_eq!(lgamma(-3.0), f64::INFINITY);
         assert_eq!(lgamma(f64::NEG_INFINITY), f64::INFINITY);

@@ -50,14 +50,16 @@ macro_rules! rows_activations {
                   eval: Eval::float(|a| if a[0] > 0.0 { a[0] } else { a[1] * a[0] }), samples: || samples::activation(&[0.01]) };
             /// min(max(x, 0), 6)
             [pointwise relu6 relu6_] "relu6" Relu6 (x) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::relu6), saves: Saves::Inputs,
+                { ty: activations::limits_ty, grad: Grad::Fn(activations::relu6), saves: Saves::Inputs,
                   decompose: Some(activations::relu6_steps),
-                  eval: Eval::float(|a| -nan_max(-nan_max(a[0], 0.0), -6.0)), samples: || samples::activation(&[]) };
+                  eval: Eval::both(|a| -nan_max(-nan_max(a[0], 0.0), -6.0), |a| a[0].clamp(0, 6)),
+                  samples: || samples::activation_of(samples::NUMBERS, &[]) };
             /// x limited to [min_val, max_val]; at the edges its slope is 0
             [pointwise hardtanh hardtanh_] "hardtanh" Hardtanh (x, min_val, max_val) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::hardtanh), saves: Saves::Inputs,
+                { ty: activations::limits_ty, grad: Grad::Fn(activations::hardtanh), saves: Saves::Inputs,
                   decompose: Some(activations::hardtanh_steps),
-                  eval: Eval::float(|a| -nan_max(-nan_max(a[0], a[1]), -a[2])), samples: || samples::activation(&[-0.75, 1.5]) };
+                  eval: Eval::both(|a| -nan_max(-nan_max(a[0], a[1]), -a[2]), |a| a[0].max(a[1]).min(a[2])),
+                  samples: || samples::activation_of(samples::NUMBERS, &[-0.75, 1.5]) };
             /// min(max(x + 3, 0), 6) / 6
             [pointwise hardsigmoid hardsigmoid_] "hardsigmoid" Hardsigmoid (x) () {}
                 { ty: activations::ty, grad: Grad::Fn(activations::hardsigmoid), saves: Saves::Inputs,
@@ -79,12 +81,13 @@ macro_rules! rows_activations {
                   samples: || samples::activation(&[0.5]) };
             /// x − tanh x
             [pointwise tanhshrink tanhshrink_] "tanhshrink" Tanhshrink (x) () {}
-                { ty: activations::ty, grad: Grad::Decompose, decompose: Some(activations::tanhshrink_steps),
-                  eval: Eval::float(|a| a[0] - a[0].tanh()), samples: || samples::activation(&[]) };
+                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: Some(activations::tanhshrink_steps),
+                  eval: Eval::float(|a| a[0] - a[0].tanh()), samples: || samples::activation_of(samples::NUMBERS, &[]) };
             /// x where it is above the threshold, value elsewhere
             [pointwise threshold threshold_] "threshold" Threshold (x, threshold, value) () {}
-                { ty: activations::ty, grad: Grad::Decompose, decompose: Some(activations::threshold_steps),
-                  eval: Eval::float(|a| if a[0] <= a[1] { a[2] } else { a[0] }), samples: || samples::activation(&[0.1, -3.0]) };
+                { ty: activations::limits_ty, grad: Grad::Decompose, decompose: Some(activations::threshold_steps),
+                  eval: Eval::both(|a| if a[0] <= a[1] { a[2] } else { a[0] }, |a| if a[0] <= a[1] { a[2] } else { a[0] }),
+                  samples: || samples::activation_of(samples::NUMBERS, &[0.1, 3.0]) };
             /// log(1 + e^(beta·x)) / beta, and x where beta·x is above the threshold
             [pointwise softplus softplus_] "softplus" Softplus (x, beta, threshold) () {}
                 { ty: activations::ty, grad: Grad::Fn(activations::softplus), saves: Saves::Inputs,
@@ -117,6 +120,31 @@ pub(crate) fn ty(_: &Op, args: &[Ty]) -> Rule {
         Ty::Scalar(_) => one(Ty::Scalar(ScalarKind::Float)),
         x => one(x.clone()),
     }
+}
+
+/// Rows whose parameters are only compared with x or put in its place: integers have them, too.
+pub(crate) fn limits_ty(op: &Op, args: &[Ty]) -> Rule {
+    match &args[0] {
+        Ty::Tensor(x) if x.dtype != DType::Bool => {
+            crate::table::choices::numbers_from(args, 1, "every parameter")?;
+            one(x.clone())
+        }
+        _ => ty(op, args),
+    }
+}
+
+/// The parameters as x's dtype takes them: those of integers are truncated.
+fn parameters(cx: Cx<'_>, x: Value, numbers: &[Value]) -> Result<Vec<Value>> {
+    let whole = matches!(cx.ty(x), Ty::Tensor(ty) if !ty.dtype.is_float());
+    let mut taken = Vec::with_capacity(numbers.len());
+    for &number in numbers {
+        taken.push(match cx.ty(number) {
+            Ty::Scalar(ScalarKind::Int) => number,
+            Ty::Scalar(ScalarKind::Float) if !whole => number,
+            _ => cx.to(number, if whole { DType::I64 } else { DType::F64 })?,
+        });
+    }
+    Ok(taken)
 }
 
 /// The gradient of x; parameters have none.
@@ -255,8 +283,9 @@ pub(crate) fn leaky_relu(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 }
 
 pub(crate) fn hardtanh_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let raised = cx.maximum(args[0], args[1])?;
-    result(cx.minimum(raised, args[2]))
+    let limits = parameters(cx, args[0], &args[1..])?;
+    let raised = cx.maximum(args[0], limits[0])?;
+    result(cx.minimum(raised, limits[1]))
 }
 
 /// g strictly between the limits, 0 elsewhere.
@@ -322,8 +351,9 @@ pub(crate) fn hardswish(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let slope = cx.div(x, three)?;
     let slope = cx.add(slope, half)?;
     let bent = cx.mul(g, slope)?;
-    let (low, middle) = (cx.le(x, minus)?, cx.lt(x, three)?);
-    let grad = cx.where_(middle, bent, g)?;
+    // NaN is neither low nor high.
+    let (low, high) = (cx.le(x, minus)?, cx.ge(x, three)?);
+    let grad = cx.where_(high, g, bent)?;
     first(call, cx.where_(low, zero, grad))
 }
 
@@ -356,8 +386,9 @@ pub(crate) fn tanhshrink_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Val
 }
 
 pub(crate) fn threshold_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let below = cx.le(args[0], args[1])?;
-    result(cx.where_(below, args[2], args[0]))
+    let numbers = parameters(cx, args[0], &args[1..])?;
+    let below = cx.le(args[0], numbers[0])?;
+    result(cx.where_(below, numbers[1], args[0]))
 }
 
 pub(crate) fn softplus_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {

@@ -103,7 +103,7 @@ macro_rules! rows_arithmetic {
                   function: Some(Function::Lerp), samples: samples::lerp };
             /// x + value · a · b
             [pointwise addcmul addcmul_] "addcmul" Addcmul (x, a, b, value) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Fn(gradient::addcmul), saves: Saves::Inputs,
+                { ty: types::addcmul, grad: Grad::Fn(gradient::addcmul), saves: Saves::Inputs,
                   decompose: Some(decompose::addcmul), eval: Eval::both(|a| a[0] + a[3] * a[1] * a[2],
                   |a| a[0].wrapping_add(a[3].wrapping_mul(a[1]).wrapping_mul(a[2]))), function: Some(Function::Addcmul), samples: samples::addcmul };
             /// x + value · a / b

@@ -2,7 +2,7 @@
 
 use crate::decompose::one as result;
 use crate::gradient::{self, Cx, Grads, g};
-use crate::samples::{self, ALL, Any, FLOATS, Fixed, NUMBERS, Number, binary_on, calls, t, with_op};
+use crate::samples::{self, ALL, Any, FLOATS, Fixed, NUMBERS, Number, calls, t, with_op};
 use crate::table::functions::promoted;
 use crate::types::{Rule, broadcast_all, one, tensor};
 use crate::{DType, EmitExt, GradCall, Op, Result, Sample, Scalar, Shape, TensorTy, Ty, Value, Values, Why};
@@ -23,14 +23,14 @@ macro_rules! rows_choices {
                   eval: Eval::both(|a| -nan_max(-nan_max(a[0], a[1]), -a[2]), |a| a[0].max(a[1]).min(a[2])), samples: choices::clamp_samples };
             /// x, and min where it is less
             [pointwise clamp_min clamp_min_] "clamp_min" ClampMin (x, min) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Fn(choices::clamp_min), saves: Saves::Inputs,
+                { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_min), saves: Saves::Inputs,
                   decompose: Some(choices::clamp_min_steps), eval: Eval::both(|a| nan_max(a[0], a[1]), |a| a[0].max(a[1])),
-                  samples: choices::numbers };
+                  samples: samples::binary };
             /// x, and max where it is more
             [pointwise clamp_max clamp_max_] "clamp_max" ClampMax (x, max) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Fn(choices::clamp_max), saves: Saves::Inputs,
+                { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_max), saves: Saves::Inputs,
                   decompose: Some(choices::clamp_max_steps), eval: Eval::both(|a| -nan_max(-a[0], -a[1]), |a| a[0].min(a[1])),
-                  samples: choices::numbers };
+                  samples: samples::binary };
             /// y − alpha · x
             [pointwise rsub rsub_] "rsub" Rsub (x, y) (alpha) {}
                 { ty: types::arithmetic_not_bool, grad: Grad::Decompose, decompose: Some(choices::rsub_steps),
@@ -55,9 +55,9 @@ macro_rules! rows_choices {
                   samples: || samples::binary_on(samples::NUMBERS, samples::NonZero) };
             /// 0 left of zero, 1 right of it, values at it
             [pointwise heaviside heaviside_] "heaviside" Heaviside (x, values) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Zero, decompose: Some(choices::heaviside_steps),
+                { ty: types::arithmetic, grad: Grad::Zero, decompose: Some(choices::heaviside_steps),
                   eval: Eval::both(|a| if a[0] == 0.0 { a[1] } else if a[0] > 0.0 { 1.0 } else { 0.0 },
-                  |a| if a[0] == 0 { a[1] } else { i64::from(a[0] > 0) }), samples: choices::numbers };
+                  |a| if a[0] == 0 { a[1] } else { i64::from(a[0] > 0) }), samples: samples::binary };
 
             // ---- pointwise: tests ------------------------------------------------------------------------------
 
@@ -128,10 +128,6 @@ pub(crate) fn clamp_samples() -> Vec<Sample> {
         vec![vec![t(&[6, 7], Any), Number(Scalar::Float(-0.5)), Number(Scalar::Float(0.75))]],
     ));
     all
-}
-
-pub(crate) fn numbers() -> Vec<Sample> {
-    binary_on(NUMBERS, Any)
 }
 
 pub(crate) fn nan_to_num_samples() -> Vec<Sample> {
@@ -368,7 +364,8 @@ pub(crate) fn masked_fill_type(_: &Op, args: &[Ty]) -> Rule {
             return Err(Why::Rank { argument: "value", expected: "0", got: t.shape.rank() });
         }
         Ty::Tensor(t) => t.dtype,
-        Ty::Scalar(kind) => kind.dtype(),
+        // A number becomes an element, whatever its kind.
+        Ty::Scalar(_) => x.dtype,
         Ty::List(_) => return Err(Why::Operand { argument: "value", expected: "a number or a 0-d tensor" }),
     };
     if got.kind() > x.dtype.kind() {
@@ -380,7 +377,11 @@ pub(crate) fn masked_fill_type(_: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn masked_fill_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     let (x, mask, mut value) = (args[0], args[1], args[2]);
     let ty = cx.tensor_ty(x);
-    if !cx.ty(value).is_scalar() && dtype(cx, value) != ty.dtype {
+    let fits = match cx.ty(value) {
+        Ty::Scalar(kind) => *kind <= ty.dtype.kind(),
+        _ => dtype(cx, value) == ty.dtype,
+    };
+    if !fits {
         value = cx.to(value, ty.dtype)?;
     }
     result(cx.where_(mask, value, x))

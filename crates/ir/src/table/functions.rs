@@ -4,6 +4,7 @@ use std::f64::consts;
 
 use crate::decompose::one as result;
 use crate::gradient::{Cx, Grads, g, one};
+use crate::types::{Rule, arithmetic_not_bool, broadcast_all};
 use crate::{DType, EmitExt, GradCall, Op, Result, Ty, Value, Values};
 
 #[doc(hidden)]
@@ -71,9 +72,9 @@ macro_rules! rows_functions {
                   function: Some(Function::Rsqrt), samples: samples::unary_positive };
             /// x · x
             [pointwise square square_] "square" Square (x) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Decompose, decompose: Some(functions::square_steps),
+                { ty: functions::square_type, grad: Grad::Decompose, decompose: Some(functions::square_steps),
                   eval: Eval::both(|a| a[0] * a[0], |a| a[0].wrapping_mul(a[0])), function: Some(Function::Square),
-                  samples: samples::unary_not_bool };
+                  samples: samples::unary };
             /// Sine
             [pointwise sin sin_] "sin" Sin (x) () {}
                 { ty: types::float_arithmetic, grad: Grad::Fn(functions::sin), saves: Saves::Inputs,
@@ -165,8 +166,12 @@ macro_rules! rows_functions {
                   eval: Eval::float(|a| digamma(a[0])), samples: samples::unary_positive };
             /// The derivative of digamma, PyTorch's polygamma of order 1
             [pointwise trigamma trigamma_] "trigamma" Trigamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::NotDifferentiable("polygamma of order 2 is not in the table"),
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::trigamma), saves: Saves::Inputs,
                   eval: Eval::float(|a| trigamma(a[0])), samples: samples::unary_positive };
+            /// The derivative of trigamma, PyTorch's polygamma of order 2
+            [pointwise tetragamma tetragamma_] "tetragamma" Tetragamma (x) () {}
+                { ty: types::float_arithmetic, grad: Grad::NotDifferentiable("polygamma of order 3 is not in the table"),
+                  eval: Eval::float(|a| tetragamma(a[0])), samples: samples::unary_positive };
             /// 1 / (1 + e⁻ˣ)
             [pointwise sigmoid sigmoid_] "sigmoid" Sigmoid (x) () {}
                 { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sigmoid), saves: Saves::Outputs,
@@ -207,6 +212,14 @@ pub(crate) fn float(cx: Cx<'_>, x: Value) -> Result<Value> {
         Ty::List(items) => items.kinds().all(|t| !t.dtype.is_float()),
     };
     if whole { cx.to(x, DType::F32) } else { Ok(x) }
+}
+
+/// Truth values are squared as integers, as PyTorch's powers of 2 are.
+pub(crate) fn square_type(op: &Op, args: &[Ty]) -> Rule {
+    match &args[0] {
+        Ty::Tensor(x) if x.dtype == DType::Bool => broadcast_all(args, DType::I64),
+        _ => arithmetic_not_bool(op, args),
+    }
 }
 
 /// Tensors converted to the dtype of the op's result: the steps of a decomposition see two operands at a time.
@@ -341,8 +354,10 @@ pub(crate) fn logit_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> 
     let unit = cx.number(1.0)?;
     let mut x = float(cx, args[0])?;
     if let Some(&eps) = args.get(1) {
-        let most = cx.sub(unit, eps)?;
-        x = cx.clamp(x, eps, most)?;
+        // Not clamp: with an eps above one half the lower limit comes first.
+        let (most, below) = (cx.sub(unit, eps)?, cx.lt(x, eps)?);
+        let lowered = cx.minimum(x, most)?;
+        x = cx.where_(below, eps, lowered)?;
     }
     let rest = cx.sub(unit, x)?;
     let odds = cx.div(x, rest)?;
@@ -367,7 +382,8 @@ pub(crate) fn logit(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     Ok(grads)
 }
 
-pub(crate) fn square_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
+pub(crate) fn square_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let args = promoted(cx, op, args)?;
     result(cx.mul(args[0], args[0]))
 }
 
@@ -515,6 +531,12 @@ pub(crate) fn erfinv(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 pub(crate) fn lgamma(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
     let slope = cx.digamma(call.inputs[0])?;
+    one(cx.mul(g, slope))
+}
+
+pub(crate) fn trigamma(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let g = g!(call);
+    let slope = cx.tetragamma(call.inputs[0])?;
     one(cx.mul(g, slope))
 }
 

@@ -535,6 +535,10 @@ pub(crate) fn one_hot_type(op: &Op, args: &[Ty]) -> Rule {
     let index = tensor(args, 0, "index")?;
     check_index_dtype(index)?;
     let Op::OneHot { classes } = *op else { return one(index.clone()) };
+    if classes == 0 && index.shape.numel() > 0 {
+        // No loop over the result would meet an index.
+        return Err(Why::Number { argument: "classes", expected: "1 or more for any index", got: 0.0 });
+    }
     checked(TensorTy { shape: index.shape.iter().copied().chain([classes]).collect(), ..index.clone() })
 }
 

@@ -235,7 +235,9 @@ fn zeros(shape: &Shape) -> SmallVec<[isize; 6]> {
 impl Job<'_> {
     fn prepare<'b>(&self, input: Input<'b>, dtype: DType, shape: &Shape) -> Result<Prepared<'b>> {
         let t = match input {
-            Input::Number(x) => return Ok(Prepared::Number { element: x.to_element(dtype), dtype }),
+            Input::Number(x) => {
+                return Ok(Prepared::Number { element: self.op.number(x, dtype).to_element(dtype), dtype });
+            }
             Input::Tensor(t) => t,
         };
         let broadcast = t.layout.shape[..] != shape[..];
@@ -366,6 +368,7 @@ impl Job<'_> {
             Op::Lgamma {} => self.gamma(Gamma::Log, out, inputs),
             Op::Digamma {} => self.gamma(Gamma::Digamma, out, inputs),
             Op::Trigamma {} => self.gamma(Gamma::Trigamma, out, inputs),
+            Op::Tetragamma {} => self.gamma(Gamma::Tetragamma, out, inputs),
             Op::To { .. } | Op::Clone {} | Op::Reshape { .. } => self.copy_into(out, inputs, 0),
             Op::Copy {} => self.copy_into(out, inputs, 1),
             // Other views never get here: they share their base's memory.

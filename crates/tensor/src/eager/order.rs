@@ -17,7 +17,9 @@ impl Job<'_> {
                 self.line_positions(Position::Sorted { descending }, out, inputs, dim)
             }
             Op::TopkIndex { k, dim, largest } => {
-                self.line_positions(Position::Top { count: k, largest }, out, inputs, dim)
+                // A single number is its own first, even where none is asked for: so it is in PyTorch.
+                let count = if out.layout.shape.is_empty() { 1 } else { k };
+                self.line_positions(Position::Top { count, largest }, out, inputs, dim)
             }
             Op::Cumsum { dim, reverse } => self.scan(Scan::Sum, out, inputs, dim, reverse),
             Op::Cumprod { dim } => self.scan(Scan::Prod, out, inputs, dim, false),

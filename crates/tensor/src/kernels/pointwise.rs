@@ -46,6 +46,8 @@ pub enum Gamma {
     Digamma,
     /// The derivative of that.
     Trigamma,
+    /// And of that.
+    Tetragamma,
 }
 
 /// A comparison of two numbers.
@@ -175,9 +177,11 @@ pub unsafe fn gamma(function: Gamma, out: &Operand, x: &Operand) {
         (Gamma::Log, DType::F64) => map_loop::<LgammaF64, 1>,
         (Gamma::Digamma, DType::F64) => map_loop::<DigammaF64, 1>,
         (Gamma::Trigamma, DType::F64) => map_loop::<TrigammaF64, 1>,
+        (Gamma::Tetragamma, DType::F64) => map_loop::<TetragammaF64, 1>,
         (Gamma::Log, _) => map_loop::<LgammaF32, 1>,
         (Gamma::Digamma, _) => map_loop::<DigammaF32, 1>,
         (Gamma::Trigamma, _) => map_loop::<TrigammaF32, 1>,
+        (Gamma::Tetragamma, _) => map_loop::<TetragammaF32, 1>,
     };
     // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
     unsafe { drive(inner, Form::Computing, Cost::Costly, out, &[x]) }
@@ -555,6 +559,8 @@ maps! {
     DigammaF64: f64 => f64, |a, b, c| special::digamma(a);
     TrigammaF32: f32 => f32, |a, b, c| special::trigamma(f64::from(a)) as f32;
     TrigammaF64: f64 => f64, |a, b, c| special::trigamma(a);
+    TetragammaF32: f32 => f32, |a, b, c| special::tetragamma(f64::from(a)) as f32;
+    TetragammaF64: f64 => f64, |a, b, c| special::tetragamma(a);
     IntAdd: i64 => i64, |a, b, c| a.wrapping_add(b);
     IntSub: i64 => i64, |a, b, c| a.wrapping_sub(b);
     IntMul: i64 => i64, |a, b, c| a.wrapping_mul(b);
@@ -568,6 +574,18 @@ maps! {
     IntPow: i64 => i64, |a, b, c| int_pow(a, b);
     IntAddAlpha: i64 => i64, |x, y, alpha| x.wrapping_add(alpha.wrapping_mul(y));
     IntSubAlpha: i64 => i64, |x, y, alpha| x.wrapping_sub(alpha.wrapping_mul(y));
+}
+
+/// x + value · a · b.
+struct IntAddcmul;
+
+impl Map for IntAddcmul {
+    type In = i64;
+    type Out = i64;
+    #[inline(always)]
+    fn map([x, a, b, value]: [i64; MAX_INPUTS]) -> i64 {
+        x.wrapping_add(value.wrapping_mul(a).wrapping_mul(b))
+    }
 }
 
 /// Wrapping power; for a negative exponent the integer part of the exact value, and 0 for base 0.
@@ -605,6 +623,7 @@ fn i64_loop(function: Function) -> Option<Loop> {
         Function::Minimum => map_loop::<IntMinimum, 2>,
         Function::Pow => map_loop::<IntPow, 2>,
         Function::AddAlpha => map_loop::<IntAddAlpha, 3>,
+        Function::Addcmul => map_loop::<IntAddcmul, 4>,
         Function::SubAlpha => map_loop::<IntSubAlpha, 3>,
         Function::Div
         | Function::Sqrt
@@ -642,7 +661,6 @@ fn i64_loop(function: Function) -> Option<Loop> {
         | Function::Gelu
         | Function::GeluTanh
         | Function::Lerp
-        | Function::Addcmul
         | Function::Addcdiv => return None,
     })
 }
