@@ -43,7 +43,7 @@ pub use graph::{Def, Graph, Node, Write};
 pub use half::{bf16, f16};
 pub use layout::Layout;
 pub use list_ty::{ListTy, ListTyBuilder};
-pub use loc::{Behalf, Loc};
+pub use loc::{Behalf, Line, Loc};
 pub use op::{Class, Grad, GradCall, Level, Op, Row, Saves};
 pub use promote::{promote, result_dtype};
 pub use samples::{Domain, Sample, SampleArg};

@@ -240,7 +240,7 @@ fn compare(op: &str, got: &Tensor, dtype: DType, shape: &[usize], want: &[Number
     let tolerance = tolerance(op, dtype);
     let close =
         |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * (w.abs() + 1.0);
-    let got = got.to_vec::<f64>()?;
+    let got = got.to_vec_cast::<f64>()?;
     let wrong = got.iter().zip(want).position(|(g, w)| !close(*g, w.float()));
     Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i].float())))
 }

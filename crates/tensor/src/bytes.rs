@@ -7,7 +7,7 @@ use std::path::Path;
 use kiln_ir::{DType, Error, Loc, Result, Shape, TensorTy, Why, bf16, f16};
 
 use crate::create::allocate;
-use crate::host::{Element, read};
+use crate::host::{Element, read, reserve};
 use crate::{Tensor, hook};
 
 /// Elements as the bytes of a file, or back: the same on a little-endian machine, turned around otherwise.
@@ -48,8 +48,12 @@ impl Tensor {
         fn bytes<T: Element>(tensor: &Tensor, loc: Loc) -> Result<Vec<u8>> {
             let _eager = hook::Scope::suspend();
             let elements = read::<T>(tensor, "to_bytes", loc)?;
+            let length = size_of_val(&elements[..]);
+            let mut bytes = reserve(length, "to_bytes", loc)?;
             // SAFETY: elements are plain numbers without padding, read as the bytes they are.
-            let mut bytes = unsafe { u8::read(elements.as_ptr().cast::<u8>(), size_of_val(&elements[..])) };
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), length)
+            });
             file_order(&mut bytes, T::DTYPE);
             Ok(bytes)
         }

@@ -3,7 +3,7 @@
 use kiln_ir::{Device, Error, Loc, Op, Result, Shape, Why};
 
 use crate::Tensor;
-use crate::host::{Element, read};
+use crate::host::{Element, read_own};
 
 /// Numbers, and arrays, slices and vectors of them, however deep.
 pub trait Nested {
@@ -98,7 +98,7 @@ impl Tensor {
     pub fn to_vec1<T: Element>(&self) -> Result<Vec<T>> {
         let loc = Loc::caller();
         self.of_rank::<1>("to_vec1", loc)?;
-        read(self, "to_vec1", loc)
+        read_own(self, "to_vec1", loc)
     }
 
     /// The rows of a matrix.
@@ -106,7 +106,7 @@ impl Tensor {
     pub fn to_vec2<T: Element>(&self) -> Result<Vec<Vec<T>>> {
         let loc = Loc::caller();
         let [rows, columns] = self.of_rank("to_vec2", loc)?;
-        let all = read::<T>(self, "to_vec2", loc)?;
+        let all = read_own::<T>(self, "to_vec2", loc)?;
         Ok((0..rows).map(|row| all[row * columns..(row + 1) * columns].to_vec()).collect())
     }
 
@@ -115,7 +115,7 @@ impl Tensor {
     pub fn to_vec3<T: Element>(&self) -> Result<Vec<Vec<Vec<T>>>> {
         let loc = Loc::caller();
         let [blocks, rows, columns] = self.of_rank("to_vec3", loc)?;
-        let all = read::<T>(self, "to_vec3", loc)?;
+        let all = read_own::<T>(self, "to_vec3", loc)?;
         let row = |at: usize| all[at * columns..(at + 1) * columns].to_vec();
         Ok((0..blocks).map(|block| (0..rows).map(|r| row(block * rows + r)).collect()).collect())
     }
