@@ -92,7 +92,7 @@ fn random_halves_are_rounded_singles() -> Result<()> {
         manual_seed(3);
         let half = Tensor::rand_of([1000], dtype, &CPU)?;
         assert_eq!(half.dtype(), dtype);
-        assert_eq!(half.to_vec_cast::<f32>()?, single.to_vec::<f32>()?);
+        assert_eq!(half.to_vec_cast::<f32>()?, single.to_vec_cast::<f32>()?);
     }
     Ok(())
 }
