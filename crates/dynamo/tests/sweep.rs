@@ -197,7 +197,7 @@ fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String
         return Ok(Some(format!("{} instead of {}", got.ty(), want.ty())));
     }
     if !want.dtype().is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.to_vec_cast::<i64>()?);
         return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
     }
     // Wide results that came by way of halves are no better than halves.

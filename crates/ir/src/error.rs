@@ -242,6 +242,24 @@ pub enum Why {
         /// The shape.
         shape: Shape,
     },
+    /// More dims than tensors can have.
+    #[error("a tensor of {rank} dims: {} are the most", crate::MOST_DIMS)]
+    TooManyDims {
+        /// How many.
+        rank: usize,
+    },
+    /// Tensors that can't be joined along a dim.
+    #[error("tensor {number} of shape {shape} can't be joined with {first} along dim {dim}: {} differ", if .shape.rank() == .first.rank() { "other sizes" } else { "numbers of dims" })]
+    Joined {
+        /// Which of the tensors, from 0.
+        number: usize,
+        /// Its shape.
+        shape: Shape,
+        /// The first tensor's shape.
+        first: Shape,
+        /// The dim.
+        dim: usize,
+    },
     /// A tensor larger than the machine's memory.
     #[error("{bytes} bytes can't be had: {reason}")]
     Memory {

@@ -47,7 +47,7 @@ pub use loc::{Behalf, Line, Loc};
 pub use op::{Class, Grad, GradCall, Level, Op, Row, Saves};
 pub use promote::{promote, result_dtype};
 pub use samples::{Domain, Sample, SampleArg};
-pub use shape::{Dims, Shape, Strides, broadcast};
+pub use shape::{Dims, MOST_DIMS, Shape, Strides, broadcast};
 pub use table::shapes::refold;
 pub use ty::{TensorTy, Ty, Tys};
 pub use verify::{Stage, VerifyError};

@@ -233,7 +233,7 @@ fn compare(op: &str, got: &Tensor, dtype: DType, shape: &[usize], want: &[Number
         return Ok(Some(format!("{} instead of {dtype}{shape:?}", got.ty())));
     }
     if !dtype.is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.iter().map(|x| x.int()).collect::<Vec<i64>>());
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.iter().map(|x| x.int()).collect::<Vec<i64>>());
         let wrong = got.iter().zip(&want).position(|(g, w)| g != w);
         return Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])));
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use kiln_ir::{DType, Error, Loc, Result, Shape, TensorTy, Why, bf16, f16};
 
-use crate::create::allocate;
+use crate::create::{allocate, check_rank};
 use crate::host::{Element, read, reserve};
 use crate::{Tensor, hook};
 
@@ -28,6 +28,7 @@ impl Tensor {
             let why = Why::Other(format!("{} bytes are not {dtype}{shape}", bytes.len()));
             return Err(Error::op("from_bytes", why, loc));
         }
+        check_rank(&shape, "from_bytes", loc)?;
         let ready = allocate(&TensorTy::new(dtype, shape), "from_bytes", loc)?;
         // SAFETY: the memory is fresh, dense and as long as `bytes`; nobody else has it.
         unsafe { u8::write(bytes, ready.storage.pointer()) };

@@ -88,10 +88,13 @@ pub(crate) fn reserved<T>(len: usize) -> Result<Vec<T>, TryReserveError> {
 
 /// [`reserved`], for an op that the user called.
 pub(crate) fn reserve<T>(len: usize, op: &str, loc: Loc) -> Result<Vec<T>> {
-    reserved(len).map_err(|error| {
-        let bytes = len.saturating_mul(size_of::<T>());
-        Error::op(op, Why::Memory { bytes, reason: error.to_string() }, loc)
-    })
+    let bytes = len.saturating_mul(size_of::<T>());
+    let fail = |reason: String| Error::op(op, Why::Memory { bytes, reason }, loc);
+    // The system may promise more than the machine has, and end the process later.
+    if bytes > kiln_runtime::pool::machine_bytes() {
+        return Err(fail("the machine has less".into()));
+    }
+    reserved(len).map_err(|error| fail(error.to_string()))
 }
 
 impl Tensor {

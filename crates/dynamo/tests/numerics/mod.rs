@@ -157,7 +157,7 @@ fn difference(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
         return Ok(Some(format!("{} instead of {}", got.ty(), want.ty())));
     }
     if !want.dtype().is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.to_vec_cast::<i64>()?);
         let wrong = (0..want.len()).find(|&i| got[i] != want[i]);
         return Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])));
     }

@@ -34,7 +34,7 @@ fn different(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
         return Ok(Some(format!("{} instead of {}", flags(got), flags(want))));
     }
     if !want.dtype().is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.to_vec_cast::<i64>()?);
         return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
     }
     let (got, want) = (got.to_vec_cast::<f64>()?, want.to_vec_cast::<f64>()?);
