@@ -38,7 +38,7 @@ impl Tensor {
             args.extend(number.map(|x| Arg::Number(Scalar::Float(x))));
             dispatch_tensor(op, &args, false, loc).map_err(|e| e.named("round"))
         };
-        let scale = 10f64.powi(decimals.abs());
+        let scale = 10f64.powi(decimals.saturating_abs());
         let (before, after) = match decimals {
             0 => return step(&Op::Round {}, self, None),
             d if d > 0 => (Op::Mul {}, Op::Div {}),

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kiln_ir::{Class, Op, Row, SampleArg};
@@ -59,9 +60,17 @@ fn outcome(call: impl FnOnce() -> Result<Vec<Tensor>>) -> Option<String> {
             }
         }
     };
-    let panic = catch_unwind(AssertUnwindSafe(run)).err()?;
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    Some(text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("panicked").to_string())
+    catch_unwind(AssertUnwindSafe(run)).err()?;
+    Some(PANIC.take())
+}
+
+thread_local! {
+    /// What this thread's last panic said, and where.
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+fn catch_panics() {
+    std::panic::set_hook(Box::new(|info| PANIC.set(info.to_string())));
 }
 
 /// What is going on when the process ends: `KILN_SWEEP=1` prints every call first.
@@ -115,7 +124,7 @@ fn check(failures: &[String]) {
 
 #[test]
 fn every_row_with_absurd_attributes() {
-    std::panic::set_hook(Box::new(|_| {}));
+    catch_panics();
     let rows = Op::ROWS.iter().filter(|row| !matches!(row.class, Class::List | Class::Constant));
     let (mut failures, mut calls) = (Vec::new(), 0);
     for row in rows {
@@ -223,7 +232,7 @@ impl Results for usize {
 
 #[test]
 fn every_method_with_absurd_sizes() {
-    std::panic::set_hook(Box::new(|_| {}));
+    catch_panics();
     let mut failures = Vec::new();
     sweep!(failures, SIZES, |n|
         Tensor::zeros(n, &CPU);

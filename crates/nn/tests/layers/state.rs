@@ -363,7 +363,7 @@ fn conversion_keeps_the_tensors() -> Result<()> {
 #[test]
 fn modules_have_names() -> Result<()> {
     let _turn = crate::turn();
-    let layer = TransformerEncoderLayer::options().dim_feedforward(4).encoder_layer(4, 2)?;
+    let layer = TransformerEncoderLayer::options().dim_feedforward(4).build(4, 2)?;
     let names: Vec<String> =
         layer.named_modules().into_iter().map(|(name, kind)| format!("{name}:{kind}")).collect();
     assert_eq!(
@@ -375,7 +375,7 @@ fn modules_have_names() -> Result<()> {
             "linear1:Linear"
         ]
     );
-    let lstm = LSTM::with(&LSTM::options().bidirectional(true), 2, 3)?;
+    let lstm = LSTM::options().bidirectional(true).build(2, 3)?;
     let names: Vec<String> = lstm.named_parameters().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names[3..5], ["bias_hh_l0", "weight_ih_l0_reverse"]);
     let mut list: ModuleList = ModuleList::default();
