@@ -203,17 +203,21 @@ fn write_refusals(f: &mut fmt::Formatter<'_>, refusals: &[Refusal]) -> fmt::Resu
     }
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.bytes));
     for Kind { count, bytes: total, largest } in kinds.iter().take(most::REASONS) {
-        write!(f, "  not fused: {}: {}", largest.reason, plural(*count, "time"))?;
+        let mut facts = Vec::new();
+        if *count > 1 {
+            facts.push(format!("{count} ×"));
+        }
         if *total > 0 {
-            write!(f, ", {}", bytes(*total))?;
+            facts.push(bytes(*total));
         }
-        match largest.ops.is_empty() {
-            true => writeln!(f)?,
-            false => writeln!(f, ", {}{}", if *count > 1 { "as of " } else { "of " }, by_line(&largest.ops))?,
+        if !largest.ops.is_empty() {
+            facts.push(format!("{}{}", if *count > 1 { "largest: " } else { "" }, by_line(&largest.ops)));
         }
+        let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+        writeln!(f, "  not fused: {}{facts}", largest.reason)?;
     }
     let rest: usize = kinds.iter().skip(most::REASONS).map(|kind| kind.count).sum();
-    if rest == 0 { Ok(()) } else { writeln!(f, "  not fused: {} for other reasons", plural(rest, "time")) }
+    if rest == 0 { Ok(()) } else { writeln!(f, "  not fused: {rest} more, for other reasons") }
 }
 
 fn write_sizes(f: &mut fmt::Formatter<'_>, sizes: &SizesInfo) -> fmt::Result {
@@ -349,7 +353,11 @@ impl fmt::Display for Explanation {
         if self.given_up {
             writeln!(f, "runs eagerly from now on: it was recompiled too often")?;
         }
-        if f.alternate() || self.graphs.is_empty() { Ok(()) } else { writeln!(f, "everything: {{:#}}") }
+        if f.alternate() || self.graphs.is_empty() {
+            Ok(())
+        } else {
+            writeln!(f, "every guard, step and refusal: {{:#}}")
+        }
     }
 }
 

@@ -39,8 +39,9 @@ pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
     Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr,
     Function, GradOptions, IndexOp, Indexer, Interpolation, NewAxis, Padding, Pool, Reduction, Resize,
-    Result, RngState, Scalar, ScatterReduce, Shape, Tensor, TensorList, backward_all, bf16, detect_anomaly,
-    enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad, set_rng_state,
+    Result, RngState, Rows, Scalar, ScatterReduce, Shape, Tensor, TensorList, TensorOptions, backward_all,
+    bf16, detect_anomaly, enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad,
+    set_rng_state,
 };
 
 pub use module::{CompileModule, CompiledModule};

@@ -2,7 +2,7 @@
 
 use kiln_ir::{Device, Error, Loc, Op, Result, Shape, Why};
 
-use crate::host::{Element, read_own};
+use crate::host::{Element, read_own, reserve};
 use crate::{Tensor, TensorOptions};
 
 /// Numbers, and arrays, slices and vectors of them, however deep.
@@ -148,7 +148,9 @@ impl Tensor {
         let loc = Loc::caller();
         let [rows, columns] = self.of_rank("to_vec2", loc)?;
         let all = read_own::<T>(self, "to_vec2", loc)?;
-        Ok((0..rows).map(|row| all[row * columns..(row + 1) * columns].to_vec()).collect())
+        let mut vectors = reserve(rows, "to_vec2", loc)?;
+        vectors.extend((0..rows).map(|row| all[row * columns..(row + 1) * columns].to_vec()));
+        Ok(vectors)
     }
 
     /// The matrices of a tensor of three dims, each as its rows.
@@ -157,6 +159,8 @@ impl Tensor {
         let loc = Loc::caller();
         let [blocks, rows, columns] = self.of_rank("to_vec3", loc)?;
         let all = read_own::<T>(self, "to_vec3", loc)?;
+        // Rows without elements cost memory, too.
+        drop(reserve::<Vec<T>>(blocks.saturating_mul(rows.max(1)), "to_vec3", loc)?);
         let row = |at: usize| all[at * columns..(at + 1) * columns].to_vec();
         Ok((0..blocks).map(|block| (0..rows).map(|r| row(block * rows + r)).collect()).collect())
     }

@@ -141,7 +141,7 @@ impl Tensor {
         let (loc, mut shape) = (Loc::caller(), self.shape());
         let dim = known_dim(self, "unbind", dim, loc)?;
         let count = shape.remove(dim);
-        (0..count).map(|i| self.sliced(dim, i, i + 1, loc)?.reshaped(shape.clone(), loc)).collect()
+        parts("unbind", count, loc, |i| self.sliced(dim, i, i + 1, loc)?.reshaped(shape.clone(), loc))
     }
 
     /// Parts of `size` along a dim, the last one smaller if need be, as views.
@@ -155,7 +155,7 @@ impl Tensor {
         }
         let count = if total == 0 { 1 } else { total.div_ceil(size) };
         let start = |i: usize| i.saturating_mul(size).min(total);
-        (0..count).map(|i| self.sliced(dim, start(i), start(i + 1), loc)).collect()
+        parts("split", count, loc, |i| self.sliced(dim, start(i), start(i + 1), loc))
     }
 
     /// Parts of these sizes along a dim, as views.
@@ -188,13 +188,7 @@ impl Tensor {
         }
         let total = self.shape()[at];
         match total {
-            0 => {
-                let mut parts = reserve(chunks, "chunk", loc)?;
-                for _ in 0..chunks {
-                    parts.push(self.sliced(at, 0, 0, loc)?);
-                }
-                Ok(parts)
-            }
+            0 => parts("chunk", chunks, loc, |_| self.sliced(at, 0, 0, loc)),
             _ => self.split(total.div_ceil(chunks), dim),
         }
     }
@@ -574,6 +568,15 @@ impl Tensor {
             }
         }
     }
+}
+
+/// So many tensors, if there is memory for a list of them: empty ones cost nothing else.
+fn parts(op: &str, count: usize, loc: Loc, part: impl Fn(usize) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+    let mut all = reserve(count, op, loc)?;
+    for i in 0..count {
+        all.push(part(i)?);
+    }
+    Ok(all)
 }
 
 /// A dim that is there: a 0-d tensor has none to cut.

@@ -254,8 +254,9 @@ fn every_method_with_absurd_sizes() {
         Tensor::randperm(n, &CPU);
         Tensor::arange(0, n as i64, &CPU);
     );
-    for x in [leaf([2, 4, 6, 6]), leaf([1, 0, 4, 4]), leaf([0, 4, 0]), leaf([1, 9, 0, 3]), leaf(vec![1; 64])]
-    {
+    let shapes: [&[usize]; 7] =
+        [&[2, 4, 6, 6], &[1, 0, 4, 4], &[0, 4, 0], &[1, 9, 0, 3], &[1; 64], &[1 << 40, 0], &[0, 1 << 40, 2]];
+    for x in shapes.map(leaf) {
         let counts = |n: usize| Tensor::full([x.shape()[0]], n as i64, &CPU);
         sweep!(failures, SIZES, |n|
             x.chunk(n, 0);
@@ -406,6 +407,8 @@ fn every_method_with_absurd_sizes() {
             x.i(d);
             x.i((.., Indexer::range(d, d)));
             x.size(d);
+            x.to_vec2::<f32>().map(|rows| rows.len());
+            x.to_vec3::<f32>().map(|blocks| blocks.len());
             Tensor::arange(d, i64::MAX, &CPU);
             Tensor::arange(i64::MIN, d, &CPU);
             Tensor::randint(d, i64::MAX, [3], &CPU);
