@@ -249,14 +249,13 @@ pub enum Why {
         rank: usize,
     },
     /// Tensors that can't be joined along a dim.
-    #[error("tensor {number} of shape {shape} can't be joined with {first} along dim {dim}: {} differ", if .shape.rank() == .first.rank() { "other sizes" } else { "numbers of dims" })]
+    #[error("tensor {number} of shape {} can't be joined with {} along dim {dim}: {} differ",
+        .shapes[1], .shapes[0], if .shapes[0].rank() == .shapes[1].rank() { "other sizes" } else { "numbers of dims" })]
     Joined {
         /// Which of the tensors, from 0.
         number: usize,
-        /// Its shape.
-        shape: Shape,
-        /// The first tensor's shape.
-        first: Shape,
+        /// The first tensor's shape and this one's.
+        shapes: Box<[Shape; 2]>,
         /// The dim.
         dim: usize,
     },

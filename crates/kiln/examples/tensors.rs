@@ -16,7 +16,7 @@ pub fn main() -> kiln::Result<()> {
     println!("{values}\n{indices}");
 
     println!("{:?}", x.permute([0, 2, 1])?.reshape((batch * columns, -1))?.shape().to_vec());
-    println!("{:?}", Tensor::cat(&[&x, &x], 1)?.shape().to_vec());
+    println!("{:?}", Tensor::cat([&x, &x], 1)?.shape().to_vec());
     for row in &x.i((.., 0))? {
         println!("{}", row?.roll(1, 0)?);
     }

@@ -169,9 +169,9 @@ macro_rules! options {
         }
     )* };
 }
+// A device alone is borrowed: with both forms, clippy would call the usual one needless.
 options! {
     DType, dtype => Some(dtype), None;
-    Device, device => None, Some(device);
     &Device, device => None, Some(*device);
     (DType, Device), (dtype, device) => Some(dtype), Some(device);
     (DType, &Device), (dtype, device) => Some(dtype), Some(*device);

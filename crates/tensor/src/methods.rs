@@ -172,7 +172,7 @@ impl Tensor {
     /// let x = Tensor::from_slice(&[1.5f32, 2.0])?;
     /// assert_eq!(x.to((DType::I64, &Device::Cpu))?.to_vec::<i64>()?, [1, 2]);
     /// assert!(x.to(&Device::Cpu)?.same(&x));
-    /// assert!(x.to(Device::Cuda(0)).unwrap_err().to_string().contains("cuda:0 is not available"));
+    /// assert!(x.to(&Device::Cuda(0)).unwrap_err().to_string().contains("cuda:0 is not available"));
     /// # Ok(()) }
     /// ```
     #[track_caller]

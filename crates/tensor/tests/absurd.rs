@@ -3,7 +3,8 @@
 //! that the machine does not have: the allocator of this test refuses large pieces, which ends the process wherever a
 //! refusal is not handled.
 
-#![allow(clippy::unwrap_used)] // a test may panic
+#![allow(clippy::unwrap_used, clippy::print_stderr)] // a test may panic, and print what it does
+#![allow(clippy::needless_borrows_for_generic_args)] // every form of an argument
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
@@ -23,20 +24,22 @@ const MOST_BYTES: usize = 1 << 28;
 // SAFETY: what is not refused is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Small {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() > MOST_BYTES {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the caller's promise is passed on.
-        if layout.size() > MOST_BYTES { std::ptr::null_mut() } else { unsafe { System.alloc(layout) } }
+        unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         // SAFETY: the caller's promise is passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise is passed on.
         if size > MOST_BYTES {
-            std::ptr::null_mut()
-        } else {
-            unsafe { System.realloc(pointer, layout, size) }
+            return std::ptr::null_mut();
         }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
