@@ -80,13 +80,13 @@ mod tests {
 
     #[test]
     fn the_first_frame_of_the_user_is_found() {
-        let text = "   0: std::backtrace::Backtrace::force_capture\n             at /rustc/1/library/std/src/backtrace.rs:9:1\n   1: <kiln_tensor::tensor::Tensor as core::fmt::Display>::fmt\n             at /k/crates/tensor/src/print.rs:30:9\n   2: core::fmt::write\n   3: mine::step::{{closure}}\n             at /home/me/src/main.rs:42:9\n   4: mine::main\n";
+        let text = "   0: std::backtrace::Backtrace::force_capture\n             at /rustc/1/library/std/src/backtrace.rs:9:1\n   1: <kiln_tensor::tensor::Tensor as core::fmt::Display>::fmt\n             at /k/crates/tensor/src/print.rs:30:9\n   2: core::fmt::write\n   3: mine::step::{{closure}}\n             at /mine/src/main.rs:42:9\n   4: mine::main\n";
         assert_eq!(parse(text), Some(Line::Found("main.rs:42".into())));
         let bare = "   0: std::backtrace::Backtrace::create\n   1: core::fmt::write\n   2: mine::step\n   3: _start\n";
         assert_eq!(parse(bare), Some(Line::Found("mine::step".into())));
         assert_eq!(parse("disabled backtrace"), None);
         let own = format!("   0: {{closure#0}}\n   at {}/src/run.rs:1:2\n", env!("CARGO_MANIFEST_DIR"));
-        let nameless = own + "   1: {closure#1}\n   at /home/me/crates/dynamo/src/run.rs:7:3\n";
+        let nameless = own + "   1: {closure#1}\n   at /mine/crates/dynamo/src/run.rs:7:3\n";
         assert_eq!(parse(&nameless), Some(Line::Found("run.rs:7".into())));
         assert_eq!(parse("   0: core::fmt::write\n   1: __libc_start_main\n"), None);
     }
