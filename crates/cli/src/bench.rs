@@ -15,7 +15,8 @@ pub fn run(options: &BenchOptions) -> Done {
     // What can fail at once should not fail after minutes.
     options.how.device.find()?;
     let peers = options.peer.as_deref().map(peer::read).transpose()?;
-    let cases = if options.cases.is_empty() { Case::ALL } else { &options.cases };
+    let named: Vec<Case> = options.cases.iter().flat_map(|cases| cases.0.iter().copied()).collect();
+    let cases = if named.is_empty() { Case::ALL } else { &named };
     let progress = Progress::bar(cases.len());
     progress.follow_compiler();
     let mut all = Vec::new();

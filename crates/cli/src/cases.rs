@@ -207,6 +207,23 @@ impl FromStr for Case {
     }
 }
 
+/// The cases that a word on the command line asks for.
+#[derive(Clone)]
+pub struct Cases(pub Vec<Case>);
+
+impl FromStr for Cases {
+    type Err = String;
+
+    /// One case by its name, else all whose names contain the word.
+    fn from_str(word: &str) -> Result<Cases, String> {
+        Case::from_str(word).map(|case| Cases(vec![case])).or_else(|error| {
+            let found: Vec<Case> =
+                Case::ALL.iter().copied().filter(|case| case.to_string().contains(word)).collect();
+            if found.is_empty() { Err(error) } else { Ok(Cases(found)) }
+        })
+    }
+}
+
 fn parse_optimizer(name: &str) -> Option<Case> {
     let (kind, numbers) = name.rsplit_once('_')?;
     let kind = match kind {

@@ -10,7 +10,7 @@ pub enum Failure {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// There is no such device here.
-    #[error("no CUDA device: this build of Kiln runs on the CPU (--device cpu)")]
+    #[error("no CUDA device: this build of Kiln runs on the CPU only (--device cpu)")]
     NoDevice,
     /// Compiled and eager results are not the same.
     #[error(

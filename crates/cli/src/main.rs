@@ -33,7 +33,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::benchmark::Rounds;
 use kiln::prelude::{Compile, Device, Mode};
 
-use crate::cases::{Case, OptimizerKind};
+use crate::cases::{Case, Cases, OptimizerKind};
 use crate::failure::{Done, Failure};
 
 #[global_allocator]
@@ -155,9 +155,9 @@ impl RecipeOptions {
 
 #[derive(Args)]
 struct BenchOptions {
-    /// Cases to run; all of them if none is named
+    /// Cases to run, by name or by part of it; all of them if none is named
     #[arg(value_name = "CASE")]
-    cases: Vec<Case>,
+    cases: Vec<Cases>,
     #[command(flatten)]
     how: How,
     /// One JSON object per case
@@ -268,11 +268,6 @@ fn finish(done: Done) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has seen enough (`kiln ops | head`).
         Err(Failure::Io(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        // Nothing to run on is no fault of the program.
-        Err(failure @ Failure::NoDevice) => {
-            println!("{failure}");
-            ExitCode::SUCCESS
-        }
         Err(failure) => {
             eprintln!("error: {}", failure.to_string().trim().replace('\n', " "));
             ExitCode::FAILURE
@@ -295,6 +290,19 @@ mod tests {
         let cli = Cli::try_parse_from(["kiln", "--layers", "3", "--optimizer", "sgd"]).unwrap();
         assert!(cli.command.is_none());
         assert_eq!(cli.recipe.case().to_string(), "sgd_momentum_3x1024");
+    }
+
+    #[test]
+    fn cases_are_named_in_whole_or_in_part() {
+        let cases = |word: &str| {
+            let cli = Cli::try_parse_from(["kiln", "bench", word]).unwrap();
+            let Some(Command::Bench(options)) = cli.command else { panic!("not bench") };
+            options.cases.iter().flat_map(|cases| &cases.0).map(Case::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(cases("resnet18_train"), ["resnet18_train"]);
+        assert_eq!(cases("adam_3x64"), ["adam_3x64"]);
+        let resnet = cases("resnet");
+        assert!(resnet.len() > 1 && resnet.iter().all(|name| name.contains("resnet")), "{resnet:?}");
     }
 
     #[test]

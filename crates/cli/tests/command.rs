@@ -21,12 +21,15 @@ fn json(line: &str) -> serde_json::Map<String, serde_json::Value> {
 
 #[test]
 fn without_a_cuda_device_one_line_says_so() {
-    for words in
-        [&["--device", "cuda"][..], &["bench", "--device", "cuda"], &["selftest", "--device", "cuda"]]
-    {
+    for words in [
+        &["--device", "cuda"][..],
+        &["bench", "--device", "cuda"],
+        &["explain", "--device", "cuda"],
+        &["selftest", "--device", "cuda"],
+    ] {
         let ran = kiln(words);
-        assert_eq!((ran.code, ran.out.lines().count(), ran.err.as_str()), (Some(0), 1, ""), "{words:?}");
-        assert!(ran.out.starts_with("no CUDA device"), "{}", ran.out);
+        assert_eq!((ran.code, ran.err.lines().count(), ran.out.as_str()), (Some(1), 1, ""), "{words:?}");
+        assert!(ran.err.starts_with("error: no CUDA device"), "{}", ran.err);
     }
 }
 

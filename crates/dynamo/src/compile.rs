@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use kiln_ir::{Error, Result};
+use kiln_ir::Result;
 
 use crate::explain::Explanation;
 use crate::options::Compile;
@@ -49,7 +49,7 @@ impl<F: ?Sized> Compiled<F> {
     /// assert_eq!(f.explain().graphs.len(), 1);
     /// # Ok(()) }
     /// ```
-    pub fn warm_up<Args>(&self, args: Args) -> Result<(), F::Error>
+    pub fn warm_up<Args>(&self, args: Args) -> Result<()>
     where
         F: Call<Args>,
     {
@@ -64,15 +64,12 @@ impl<F: ?Sized> Compiled<F> {
 
 /// A function that can be called with a tuple of arguments: see [`Compiled::warm_up`].
 pub trait Call<Args> {
-    /// What goes wrong.
-    type Error;
     /// Calls the function and drops its result.
-    fn call(&self, args: Args) -> Result<(), Self::Error>;
+    fn call(&self, args: Args) -> Result<()>;
 }
 
-impl<'a, T, E> Call<()> for dyn Fn() -> Result<T, E> + 'a {
-    type Error = E;
-    fn call(&self, (): ()) -> Result<(), E> {
+impl<'a, T> Call<()> for dyn Fn() -> Result<T> + 'a {
+    fn call(&self, (): ()) -> Result<()> {
         self().map(drop)
     }
 }
@@ -92,13 +89,13 @@ pub trait Compilable<'a, Args> {
     fn wrap(self, region: Region) -> Box<Self::Dyn>;
 }
 
-impl<'a, F, T, E> Compilable<'a, ()> for F
+// Of one error type: with any that `kiln::Error` converts to, `Ok(y)` at the end of a closure would say too little.
+impl<'a, F, T> Compilable<'a, ()> for F
 where
-    F: Fn() -> Result<T, E> + 'a,
-    E: From<Error> + 'a,
+    F: Fn() -> Result<T> + 'a,
     T: 'a,
 {
-    type Dyn = dyn Fn() -> Result<T, E> + 'a;
+    type Dyn = dyn Fn() -> Result<T> + 'a;
     fn wrap(self, region: Region) -> Box<Self::Dyn> {
         Box::new(move || region.run(&self))
     }
@@ -106,21 +103,19 @@ where
 
 macro_rules! compilable {
     ($($arg:ident $A:ident),*) => {
-        impl<'a, F, T, Err, $($A: ?Sized + 'a),*> Compilable<'a, ($(&'a $A,)*)> for F
+        impl<'a, F, T, $($A: ?Sized + 'a),*> Compilable<'a, ($(&'a $A,)*)> for F
         where
-            F: Fn($(&$A),*) -> Result<T, Err> + 'a,
-            Err: From<Error> + 'a,
+            F: Fn($(&$A),*) -> Result<T> + 'a,
             T: 'a,
         {
-            type Dyn = dyn Fn($(&$A),*) -> Result<T, Err> + 'a;
+            type Dyn = dyn Fn($(&$A),*) -> Result<T> + 'a;
             fn wrap(self, region: Region) -> Box<Self::Dyn> {
                 Box::new(move |$($arg: &$A),*| region.run(|| self($($arg),*)))
             }
         }
 
-        impl<'a, 'b, T, Err, $($A: ?Sized),*> Call<($(&'b $A,)*)> for dyn Fn($(&$A),*) -> Result<T, Err> + 'a {
-            type Error = Err;
-            fn call(&self, ($($arg,)*): ($(&'b $A,)*)) -> Result<(), Err> {
+        impl<'a, 'b, T, $($A: ?Sized),*> Call<($(&'b $A,)*)> for dyn Fn($(&$A),*) -> Result<T> + 'a {
+            fn call(&self, ($($arg,)*): ($(&'b $A,)*)) -> Result<()> {
                 self($($arg),*).map(drop)
             }
         }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use kiln_ir::{Error, Loc, Result, Shape, Strides};
+use kiln_inductor::Refusal;
+use kiln_ir::{Line, Loc, Result, Shape, Strides};
 use kiln_tensor::{DType, Tensor};
 
 use crate::general::Generals;
@@ -17,7 +18,7 @@ use crate::trie::{Event, Guard, LiveSet, Trie};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Break {
     /// The user's line.
-    pub loc: Loc,
+    pub loc: Line,
     /// The module that the program was in last, by the parameters it used: `layers.3.fc`.
     pub module: Option<String>,
     /// Why.
@@ -72,6 +73,22 @@ pub struct SizesInfo {
     pub refused: Vec<String>,
 }
 
+/// A kernel or library call of a compiled graph.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct StepInfo {
+    /// The kernel's name, or the library call.
+    pub name: String,
+    /// The ops it implements, each with its line: `sum at model.rs:12`.
+    pub ops: Vec<String>,
+    /// Bytes read from memory (each buffer once).
+    pub bytes_read: usize,
+    /// Bytes written.
+    pub bytes_written: usize,
+    /// How it runs with the step before, if it does: `on 64 rows at a time with the step before`.
+    pub joined: Option<String>,
+}
+
 /// One captured graph.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -112,9 +129,9 @@ pub struct GraphInfo {
     /// Why it is run op by op, if it is.
     pub interpreted: Option<String>,
     /// The steps, with the ops they implement.
-    pub steps: Vec<String>,
+    pub steps: Vec<StepInfo>,
     /// Fusions that were refused, and why.
-    pub why_not: Vec<String>,
+    pub why_not: Vec<Refusal>,
     /// What mode `max-autotune` measured and chose.
     pub tuned: Vec<String>,
     /// Time per stage, as it went; [`GraphInfo::times`] sums it up.
@@ -123,7 +140,8 @@ pub struct GraphInfo {
     pub texts: Vec<(&'static str, String)>,
 }
 
-/// What happened to a compiled function: plain data, and a text (`to_string`) for people.
+/// What happened to a compiled function: plain data, and a text for people, which is short (`{}`: what was
+/// compiled, the steps that move most bytes, refusals by reason, breaks) or complete (`{:#}`).
 ///
 /// ```
 /// use kiln_dynamo::Compile;
@@ -183,13 +201,13 @@ pub struct Explanation {
 /// assert_eq!(explanation.breaks[0].reason, "item needs the value");
 /// # Ok(()) }
 /// ```
-pub fn explain<T, E: From<Error>>(body: impl FnOnce() -> Result<T, E>) -> Result<Explanation, E> {
+pub fn explain<T>(body: impl FnOnce() -> Result<T>) -> Result<Explanation> {
     Compile::new().name("explain").explain(body)
 }
 
 impl Compile {
     /// [`explain`](crate::explain()) with these options.
-    pub fn explain<T, E: From<Error>>(self, body: impl FnOnce() -> Result<T, E>) -> Result<Explanation, E> {
+    pub fn explain<T>(self, body: impl FnOnce() -> Result<T>) -> Result<Explanation> {
         let region = self.region();
         region.run(body)?;
         Ok(region.explain())

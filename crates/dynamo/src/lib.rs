@@ -29,6 +29,7 @@
 mod analysis;
 mod autotune;
 mod backend;
+mod caller;
 mod compile;
 mod counters;
 mod explain;
@@ -59,8 +60,9 @@ pub use backend::{
 };
 pub use compile::{Call, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
-pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, explain};
+pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, StepInfo, explain};
 pub use interpret::{GraphValue, run_graph, run_graph_with, run_node};
+pub use kiln_inductor::Refusal;
 pub use options::{Compile, Mode, OptimizationLevel};
 pub use progress::{Progress, on_progress};
 pub use region::Region;

@@ -17,6 +17,7 @@ use crate::analysis::{self, Analysis, Far, OVERWRITTEN, TapeCall};
 use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
+use crate::explain::StepInfo;
 use crate::graph_cache::{Around, Entry, Key, Made, Outline, PartFacts, Planned};
 use crate::kernels::{self, Loading};
 use crate::logs::{self, Log};
@@ -503,20 +504,19 @@ impl Stages {
             info.bytes_written += report.bytes_written;
             let follows = |bands: &&Bands| (bands.first + 1..bands.first + bands.steps).contains(&index);
             let is_epilogue = index > 0 && lowered.steps[index - 1].has_epilogue();
-            let band = match lowered.bands.iter().find(follows) {
-                Some(bands) => format!(", on {} rows at a time with the step before", bands.rows),
-                None if is_epilogue => ", together with the step before".into(),
-                None => String::new(),
+            let joined = match lowered.bands.iter().find(follows) {
+                Some(bands) => Some(format!("on {} rows at a time with the step before", bands.rows)),
+                None => is_epilogue.then(|| "together with the step before".into()),
             };
-            info.steps.push(format!(
-                "{} ({} read, {} written{band}): {}",
-                report.name,
-                report::bytes(report.bytes_read),
-                report::bytes(report.bytes_written),
-                report::by_line(&report.ops)
-            ));
+            info.steps.push(StepInfo {
+                name: report.name.clone(),
+                ops: report.ops.clone(),
+                bytes_read: report.bytes_read,
+                bytes_written: report.bytes_written,
+                joined,
+            });
         }
-        info.why_not.extend(lowered.report.why_not.iter().map(|why| why.to_string()));
+        info.why_not.extend(lowered.report.why_not.iter().cloned());
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
-use kiln_ir::{Error, Loc, Result};
+use kiln_ir::{Error, Line, Loc, Result};
 use kiln_runtime::warn;
 use kiln_tensor::hook::Scope;
 use kiln_tensor::no_grad;
@@ -82,13 +82,12 @@ impl Site {
     }
 
     /// A value was needed in the middle of a call. `module` says where, if it is known.
-    pub(crate) fn note_break(&self, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
-        count(Count::Break);
+    pub(crate) fn note_break(&self, loc: Line, reason: &str, module: impl FnOnce() -> Option<String>) {
         note(&self.breaks, loc, reason, module);
     }
 
     /// The rest of a call runs eagerly.
-    pub(crate) fn note_fallback(&self, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
+    pub(crate) fn note_fallback(&self, loc: Line, reason: &str, module: impl FnOnce() -> Option<String>) {
         count(Count::Fallback);
         note(&self.fallbacks, loc, reason, module);
     }
@@ -275,14 +274,14 @@ impl Site {
 }
 
 /// Keeps the first of equal entries.
-fn note(list: &Mutex<Vec<Break>>, loc: Loc, reason: &str, module: impl FnOnce() -> Option<String>) {
+fn note(list: &Mutex<Vec<Break>>, loc: Line, reason: &str, module: impl FnOnce() -> Option<String>) {
     let mut list = list.lock();
     if !list.iter().any(|at| at.loc == loc && at.reason == reason) {
         list.push(Break { loc, module: module(), reason: reason.to_string() });
     }
 }
 
-fn line(event: &Event) -> Loc {
+pub(crate) fn line(event: &Event) -> Loc {
     match event {
         Event::Call(call) => call.loc,
         Event::Backward(event) => event.loc,
@@ -432,7 +431,26 @@ impl Compile {
 impl Region {
     /// Runs a closure, its tensor work compiled. Any captures, any result; inputs are found by use. A region
     /// inside another is part of it.
-    pub fn run<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.try_run(body)
+    }
+
+    /// [`run`](Region::run) for closures with an error type of their own.
+    ///
+    /// ```
+    /// # use kiln_dynamo::Compile;
+    /// # use kiln_tensor::Tensor;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let region = Compile::new().region();
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0])?;
+    /// let y = region.try_run(|| -> Result<Tensor, Box<dyn std::error::Error>> {
+    ///     let scale: f64 = "0.5".parse()?;
+    ///     Ok(x.mul(scale)?)
+    /// })?;
+    /// assert_eq!(y.to_vec::<f32>()?, [0.5, 1.0]);
+    /// # Ok(()) }
+    /// ```
+    pub fn try_run<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let options = &self.place.options;
         let _mode = (options.mode == Mode::Evaluation).then(no_grad);
         if is_compiling() {
@@ -479,7 +497,7 @@ impl Region {
 
     /// Runs a closure once, to have it compiled before it is needed, and drops the result. What the closure
     /// does stays done: a training step that is warmed up has made a step.
-    pub fn warm_up<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<(), E> {
+    pub fn warm_up<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<()> {
         self.run(body).map(drop)
     }
 

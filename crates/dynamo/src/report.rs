@@ -1,8 +1,10 @@
-//! An explanation as text.
+//! An explanation as text: short by default, everything with `{:#}`.
 
 use std::fmt;
 
-use crate::explain::{Break, Explanation, GraphInfo, GuardInfo, SizesInfo};
+use kiln_inductor::Refusal;
+
+use crate::explain::{Break, Explanation, GraphInfo, GuardInfo, SizesInfo, StepInfo};
 
 fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
@@ -109,14 +111,25 @@ impl fmt::Display for GuardInfo {
     }
 }
 
-/// More lines than this about inputs, and the rest is counted.
-const MOST_GUARDS: usize = 24;
-/// More rules of sizes than this, and the rest is counted.
-const MOST_RULES: usize = 6;
+/// What a short text has at most of everything; the rest is counted.
+mod most {
+    pub(super) const GRAPHS: usize = 4;
+    pub(super) const OPS: usize = 12;
+    pub(super) const STEPS: usize = 3;
+    /// Lines of the program in the text of a step.
+    pub(super) const LINES: usize = 3;
+    pub(super) const REASONS: usize = 3;
+    pub(super) const EVENTS: usize = 4;
+    pub(super) const RULES: usize = 6;
+}
+
+/// How many entries are shown.
+fn shown(f: &fmt::Formatter<'_>, most: usize) -> usize {
+    if f.alternate() { usize::MAX } else { most }
+}
 
 fn write_guards(f: &mut fmt::Formatter<'_>, guards: &[GuardInfo]) -> fmt::Result {
-    let groups: Vec<&[GuardInfo]> = guards.chunk_by(GuardInfo::is_like).collect();
-    for group in groups.iter().take(MOST_GUARDS) {
+    for group in guards.chunk_by(GuardInfo::is_like) {
         match group {
             [only] => writeln!(f, "  guard: {only}")?,
             [first, .., last] => {
@@ -125,14 +138,93 @@ fn write_guards(f: &mut fmt::Formatter<'_>, guards: &[GuardInfo]) -> fmt::Result
             [] => {}
         }
     }
-    let rest: usize = groups.iter().skip(MOST_GUARDS).map(|group| group.len()).sum();
-    if rest == 0 { Ok(()) } else { writeln!(f, "  guard: and {} more", plural(rest, "input")) }
+    Ok(())
+}
+
+/// `gemm (41.0 kB read, 16.4 kB written): mm at model.rs:18`.
+impl fmt::Display for StepInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (read, written) = (bytes(self.bytes_read), bytes(self.bytes_written));
+        write!(f, "{} ({read} read, {written} written", self.name)?;
+        if let Some(joined) = &self.joined {
+            write!(f, ", {joined}")?;
+        }
+        let lines = by_line(&self.ops);
+        let shown = lines.split("; ").take(shown(f, most::LINES)).collect::<Vec<_>>().join("; ");
+        write!(f, "): {shown}{}", if shown.len() < lines.len() { "; …" } else { "" })
+    }
+}
+
+/// The heaviest steps, or all in their order.
+fn write_steps(f: &mut fmt::Formatter<'_>, steps: &[StepInfo]) -> fmt::Result {
+    if f.alternate() {
+        return steps.iter().try_for_each(|step| writeln!(f, "    {step:#}"));
+    }
+    let mut heaviest: Vec<&StepInfo> = steps.iter().collect();
+    heaviest.sort_by_key(|step| std::cmp::Reverse(step.bytes_read + step.bytes_written));
+    for step in heaviest.iter().take(most::STEPS) {
+        writeln!(f, "    {step}")?;
+    }
+    match steps.len().saturating_sub(most::STEPS) {
+        0 => Ok(()),
+        rest => {
+            writeln!(f, "    and {} that move{} less", plural(rest, "step"), if rest == 1 { "s" } else { "" })
+        }
+    }
+}
+
+/// Refusals by their reason, those about most bytes first, or all of them.
+fn write_refusals(f: &mut fmt::Formatter<'_>, refusals: &[Refusal]) -> fmt::Result {
+    if f.alternate() {
+        for refusal in refusals {
+            let ops =
+                if refusal.ops.is_empty() { String::new() } else { format!(" ({})", by_line(&refusal.ops)) };
+            writeln!(f, "  not fused: {refusal}{ops}")?;
+        }
+        return Ok(());
+    }
+    struct Kind<'a> {
+        count: usize,
+        bytes: usize,
+        largest: &'a Refusal,
+    }
+    let mut kinds: Vec<Kind<'_>> = Vec::new();
+    for refusal in refusals {
+        match kinds.iter_mut().find(|kind| kind.largest.reason == refusal.reason) {
+            Some(kind) => {
+                kind.count += 1;
+                kind.bytes += refusal.bytes;
+                if refusal.bytes > kind.largest.bytes {
+                    kind.largest = refusal;
+                }
+            }
+            None => kinds.push(Kind { count: 1, bytes: refusal.bytes, largest: refusal }),
+        }
+    }
+    kinds.sort_by_key(|kind| std::cmp::Reverse(kind.bytes));
+    for Kind { count, bytes: total, largest } in kinds.iter().take(most::REASONS) {
+        let mut facts = Vec::new();
+        if *count > 1 {
+            facts.push(format!("{count} ×"));
+        }
+        if *total > 0 {
+            facts.push(bytes(*total));
+        }
+        if !largest.ops.is_empty() {
+            facts.push(format!("{}{}", if *count > 1 { "largest: " } else { "" }, by_line(&largest.ops)));
+        }
+        let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+        writeln!(f, "  not fused: {}{facts}", largest.reason)?;
+    }
+    let rest: usize = kinds.iter().skip(most::REASONS).map(|kind| kind.count).sum();
+    if rest == 0 { Ok(()) } else { writeln!(f, "  not fused: {rest} more, for other reasons") }
 }
 
 fn write_sizes(f: &mut fmt::Formatter<'_>, sizes: &SizesInfo) -> fmt::Result {
     if !sizes.symbols.is_empty() {
-        let rest = sizes.rules.len().saturating_sub(MOST_RULES);
-        let rules = sizes.symbols.iter().chain(sizes.rules.iter().take(MOST_RULES));
+        let most = shown(f, most::RULES);
+        let rest = sizes.rules.len().saturating_sub(most);
+        let rules = sizes.symbols.iter().chain(sizes.rules.iter().take(most));
         let mut text: Vec<String> = rules.cloned().collect();
         if rest > 0 {
             text.push(format!("{} more", plural(rest, "rule")));
@@ -150,7 +242,9 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
     let (ops, inputs) = (plural(graph.nodes, "op"), plural(graph.guards.len(), "guarded input"));
     if let (Some(first), None) = (graph.resizes, &graph.interpreted) {
         writeln!(f, "graph {number}: graph {first} for other sizes")?;
-        write_guards(f, &graph.guards)?;
+        if f.alternate() {
+            write_guards(f, &graph.guards)?;
+        }
         // What was made from a plan for many sizes has no report of its own.
         return match graph.steps.is_empty() {
             true => writeln!(f, "  {}, by the plan for many sizes", plural(graph.kernels, "kernel")),
@@ -158,12 +252,22 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
         };
     }
     writeln!(f, "graph {number}: {ops}, {inputs}")?;
-    let counts = graph.ops.iter().map(|(name, count)| match count {
-        1 => name.to_string(),
-        _ => format!("{name} × {count}"),
-    });
-    writeln!(f, "  ops: {}", counts.collect::<Vec<_>>().join(", "))?;
-    write_guards(f, &graph.guards)?;
+    let mut counts: Vec<String> = graph
+        .ops
+        .iter()
+        .take(shown(f, most::OPS))
+        .map(|(name, count)| match count {
+            1 => name.to_string(),
+            _ => format!("{name} × {count}"),
+        })
+        .collect();
+    if counts.len() < graph.ops.len() {
+        counts.push("…".into());
+    }
+    writeln!(f, "  ops: {}", counts.join(", "))?;
+    if f.alternate() {
+        write_guards(f, &graph.guards)?;
+    }
     if let Some(sizes) = &graph.sizes {
         write_sizes(f, sizes)?;
     }
@@ -182,20 +286,27 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
         let (saved, recomputed) = (bytes(graph.bytes_saved), bytes(graph.bytes_recomputed));
         writeln!(f, "  backward compiled too: {saved} saved, {recomputed} recomputed")?;
     }
-    for step in &graph.steps {
-        writeln!(f, "    {step}")?;
-    }
-    for op in &graph.fallbacks {
-        writeln!(f, "  runs eagerly inside: {op}")?;
-    }
-    for why in &graph.why_not {
-        writeln!(f, "  not fused: {why}")?;
-    }
-    for choice in &graph.tuned {
-        writeln!(f, "  tuned: {choice}")?;
-    }
+    write_steps(f, &graph.steps)?;
+    let eager = some(f, graph.fallbacks.len(), "  runs eagerly inside", |f, i| {
+        writeln!(f, "  runs eagerly inside: {}", graph.fallbacks[i])
+    });
+    eager?;
+    write_refusals(f, &graph.why_not)?;
+    some(f, graph.tuned.len(), "  tuned", |f, i| writeln!(f, "  tuned: {}", graph.tuned[i]))?;
     let times: Vec<String> = graph.times().iter().map(|(name, time)| format!("{name} {time:.1?}")).collect();
     writeln!(f, "  time: {}", times.join(", "))
+}
+
+/// So many entries as are shown, then how many more there are.
+fn some(
+    f: &mut fmt::Formatter<'_>,
+    count: usize,
+    what: &str,
+    write: impl Fn(&mut fmt::Formatter<'_>, usize) -> fmt::Result,
+) -> fmt::Result {
+    let shown = shown(f, most::EVENTS).min(count);
+    (0..shown).try_for_each(|i| write(f, i))?;
+    if shown == count { Ok(()) } else { writeln!(f, "{what}: and {} more", count - shown) }
 }
 
 fn write_kernels(f: &mut fmt::Formatter<'_>, graph: &GraphInfo) -> fmt::Result {
@@ -224,25 +335,29 @@ impl fmt::Display for Explanation {
             if self.sizes == 0 { String::new() } else { format!(", {} new sizes", self.sizes) },
             self.options
         )?;
-        for (i, graph) in self.graphs.iter().enumerate() {
+        let graphs = shown(f, most::GRAPHS).min(self.graphs.len());
+        for (i, graph) in self.graphs[..graphs].iter().enumerate() {
             write_graph(f, i, graph)?;
         }
-        for at in &self.breaks {
-            at.write(f, "break")?;
+        if graphs < self.graphs.len() {
+            writeln!(f, "and {}", plural(self.graphs.len() - graphs, "more graph"))?;
         }
-        for at in &self.fallbacks {
-            at.write(f, "went on eagerly")?;
-        }
-        for recompile in &self.recompiles {
-            writeln!(f, "{}", recompile.reason)?;
-        }
+        some(f, self.breaks.len(), "break", |f, i| self.breaks[i].write(f, "break"))?;
+        some(f, self.fallbacks.len(), "went on eagerly", |f, i| {
+            self.fallbacks[i].write(f, "went on eagerly")
+        })?;
+        some(f, self.recompiles.len(), "recompiles", |f, i| writeln!(f, "{}", self.recompiles[i].reason))?;
         if !self.unused.is_empty() {
             writeln!(f, "parameters that no call has used: {}", self.unused.join(", "))?;
         }
         if self.given_up {
             writeln!(f, "runs eagerly from now on: it was recompiled too often")?;
         }
-        Ok(())
+        if f.alternate() || self.graphs.is_empty() {
+            Ok(())
+        } else {
+            writeln!(f, "every guard, step and refusal: {{:#}}")
+        }
     }
 }
 

@@ -4,19 +4,21 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use kiln_ir::{Error, Layout, Loc, Result, TensorTy};
+use kiln_ir::{Error, Layout, Line, Loc, Result, TensorTy};
 use kiln_runtime::owner::{OwnerGuard, OwnerLock};
 use kiln_tensor::autograd::Application;
 use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope};
 use kiln_tensor::{Tensor, autograd, execute};
 
+use crate::counters::{Count, count};
 use crate::general::{Came, Resized};
 use crate::gradients::Found;
-use crate::region::Site;
+use crate::region::{Site, line};
 use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::{Event, Mark, ROOT};
-use crate::{interpret, pipeline};
+use crate::{caller, interpret, pipeline};
+
 /// See the [module](self).
 pub(crate) struct Run {
     state: OwnerLock<State>,
@@ -94,7 +96,8 @@ impl Run {
         state.aside = None;
         state.id = 0;
         self.id.store(0, Ordering::Relaxed);
-        let result = result.and_then(|()| state.failed.take().map_or(Ok(()), Err));
+        let failed = state.failed.take();
+        let result = result.and_then(|()| failed.map_or(Ok(()), Err));
         drop(state);
         // The next call may come from another thread.
         self.state.disown();
@@ -173,7 +176,8 @@ impl Run {
             state.come_back(&self.site);
             return None;
         }
-        self.site.note_fallback(Loc::UNKNOWN, "more sizes than plans are kept for", || state.module());
+        let loc = Line::After(self.last_line(state));
+        self.site.note_fallback(loc, "more sizes than plans are kept for", || state.module());
         Some(self.flush_by_interpreter(state))
     }
 
@@ -200,10 +204,19 @@ impl Run {
         if state.at == state.start {
             return Ok(());
         }
+        let known = state.trie(&self.site).find(state.at, |event| *event == Event::Break);
+        // The call stack is read once for each break.
+        let line = || match loc.is_known() {
+            true => loc.into(),
+            false => caller::line().unwrap_or_else(|| Line::After(self.last_line(state))),
+        };
         if self.site.options.fullgraph {
-            return Err(Error::GraphBreak { loc, reason: reason.to_string() });
+            return Err(Error::GraphBreak { loc: line(), reason: reason.to_string() });
         }
-        self.site.note_break(loc, reason, || state.module());
+        count(Count::Break);
+        if loc.is_known() || known.is_none() {
+            self.site.note_break(line(), reason, || state.module());
+        }
         let outcome = flush(self, state);
         let trie = state.trie(&self.site);
         let next = match trie.find(state.at, |event| *event == Event::Break) {
@@ -215,8 +228,14 @@ impl Run {
         outcome
     }
 
+    /// The line of the op that was recorded last.
+    fn last_line(&self, state: &State) -> Loc {
+        line(&state.trie(&self.site).node(state.at).event)
+    }
+
     /// Runs what is pending op by op; the rest of the call is eager.
     fn leave(&self, state: &mut State, reason: &str, loc: Loc) -> Result<()> {
+        let loc = if loc.is_known() { loc.into() } else { Line::After(self.last_line(state)) };
         self.site.note_fallback(loc, reason, || state.module());
         let outcome = self.flush_by_interpreter(state);
         state.at = state.start;
@@ -473,7 +492,12 @@ impl Recorder for Run {
                         Err(Leave::Eager(reason)) => return self.leave(&mut state, reason, loc),
                     }
                 }
-                self.break_graph(&mut state, &format!("{what} needs the value"), loc)
+                let broken = self.break_graph(&mut state, &format!("{what} needs the value"), loc);
+                if let (Access::Print, Err(Error::GraphBreak { loc, reason })) = (access, &broken) {
+                    let failed = Error::GraphBreak { loc: loc.clone(), reason: reason.clone() };
+                    state.failed.get_or_insert(failed);
+                }
+                broken
             }
         }
     }

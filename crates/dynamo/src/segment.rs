@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use kiln_aot::trace::Variable;
 use kiln_aot::{GraphInput, Home, Source, Survivor, View};
-use kiln_inductor::{ScalarOp, ScalarRef};
+use kiln_inductor::{Refusal, ScalarOp, ScalarRef};
 use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Result, Scalar, Why};
 use kiln_tensor::autograd::{self, TapeFunction};
 use kiln_tensor::program::{Executable, Failure};
@@ -18,6 +18,7 @@ use kiln_tensor::{Ready, Tensor};
 
 use crate::analysis::{Analysis, Reach, TapeCall};
 use crate::backend::Custom;
+use crate::explain::StepInfo;
 use crate::interpret::{self, GraphValue};
 use crate::region::Site;
 use crate::state::{Held, State};
@@ -181,8 +182,8 @@ pub(crate) struct Info {
     pub(crate) names: Vec<(Variable, String)>,
     /// Leaves that were used and that no `backward` reached.
     pub(crate) without_gradient: Vec<Variable>,
-    pub(crate) steps: Vec<String>,
-    pub(crate) why_not: Vec<String>,
+    pub(crate) steps: Vec<StepInfo>,
+    pub(crate) why_not: Vec<Refusal>,
     /// What was measured and chosen.
     pub(crate) tuned: Vec<String>,
     pub(crate) stages: Vec<(&'static str, Duration)>,

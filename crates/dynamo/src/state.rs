@@ -97,7 +97,7 @@ pub(crate) struct State {
     pub(crate) functions: Vec<Applied>,
     /// The interpreter ran a backward pass through the tape outside, too.
     pub(crate) walked: bool,
-    /// What went wrong in a flush that had nobody to tell.
+    /// What went wrong where the caller could not be told.
     pub(crate) failed: Option<Error>,
 }
 
@@ -191,7 +191,7 @@ impl State {
             Some(ready) => {
                 let used = Tag(ready.storage.tag()).run() == self.id
                     || (!self.trusts_tags() && self.owner_of(&ready).is_some());
-                used && (access != Access::Read || self.writes)
+                used && (!matches!(access, Access::Read | Access::Print) || self.writes)
             }
         }
     }

@@ -27,13 +27,13 @@ fn turn() -> MutexGuard<'static, ()> {
 fn check(body: impl Fn() -> Result<Vec<Tensor>>) -> Result<()> {
     let _turn = turn();
     manual_seed(7);
-    let want: Vec<Vec<f64>> = body()?.iter().map(|t| t.to_vec::<f64>()).collect::<Result<_>>()?;
+    let want: Vec<Vec<f64>> = body()?.iter().map(|t| t.to_vec_cast::<f64>()).collect::<Result<_>>()?;
     for (backend, region) in regions() {
         for call in 0..3 {
             manual_seed(7);
             let got = region.run(&body)?;
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                let got = got.to_vec::<f64>()?;
+                let got = got.to_vec_cast::<f64>()?;
                 assert_eq!(got.len(), want.len());
                 for (g, w) in got.iter().zip(want) {
                     let close =

@@ -33,7 +33,11 @@ fn agree(what: &str, x: &Tensor, program: impl Fn(&Tensor) -> Result<Tensor>) ->
             let compiled = copy();
             manual_seed(3);
             let got = region.run(|| program(&compiled)).unwrap();
-            assert_eq!(got.to_vec::<f64>().unwrap(), want.to_vec::<f64>().unwrap(), "{what} {backend}");
+            assert_eq!(
+                got.to_vec_cast::<f64>().unwrap(),
+                want.to_vec_cast::<f64>().unwrap(),
+                "{what} {backend}"
+            );
             assert_eq!(
                 compiled.to_vec::<f32>().unwrap(),
                 eager.to_vec::<f32>().unwrap(),

@@ -16,7 +16,7 @@ impl World {
     }
 
     fn values(&self) -> Result<Vec<Vec<f64>>> {
-        self.tensors.iter().map(|t| t.to_vec::<f64>()).collect()
+        self.tensors.iter().map(|t| t.to_vec_cast::<f64>()).collect()
     }
 }
 

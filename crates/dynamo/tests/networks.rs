@@ -278,7 +278,7 @@ fn close(got: &[Tensor], want: &[Tensor], dtype: DType) -> std::result::Result<(
         return Err(format!("{} results, not {}", got.len(), want.len()));
     }
     for (number, (got, want)) in got.iter().zip(want).enumerate() {
-        let numbers = |t: &Tensor| t.to_dtype(DType::F64).and_then(|t| t.to_vec::<f64>()).unwrap();
+        let numbers = |t: &Tensor| t.to_dtype(DType::F64).and_then(|t| t.to_vec_cast::<f64>()).unwrap();
         let (a, b) = (numbers(got), numbers(want));
         if got.shape() != want.shape() {
             return Err(format!("result {number}: {:?}, not {:?}", got.shape(), want.shape()));

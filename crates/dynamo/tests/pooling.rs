@@ -27,7 +27,7 @@ fn numbers(shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor> {
 /// Numbers as bits, so that NaN equals NaN (whatever its sign is) and zeros have signs.
 fn bits(tensor: &Tensor) -> Vec<u64> {
     let of = |x: f64| if x.is_nan() { f64::NAN.to_bits() } else { x.to_bits() };
-    tensor.to_vec::<f64>().unwrap().into_iter().map(of).collect()
+    tensor.to_vec_cast::<f64>().unwrap().into_iter().map(of).collect()
 }
 
 /// Runs a program eagerly and compiled and compares the bits. Returns what `explain` says.

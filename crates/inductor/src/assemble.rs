@@ -272,15 +272,16 @@ impl<'f, 'g> Assembler<'f, 'g> {
         id
     }
 
+    fn op(&self, node: u32) -> String {
+        let node = &self.fusion.graph.nodes[node as usize];
+        match node.loc.is_known() {
+            true => format!("{} at {}", node.op.name(), node.loc),
+            false => node.op.name().to_string(),
+        }
+    }
+
     fn ops(&self, nodes: &[u32]) -> Vec<String> {
-        let name = |&n: &u32| {
-            let node = &self.fusion.graph.nodes[n as usize];
-            match node.loc.is_known() {
-                true => format!("{} at {}", node.op.name(), node.loc),
-                false => node.op.name().to_string(),
-            }
-        };
-        nodes.iter().map(name).collect()
+        nodes.iter().map(|&node| self.op(node)).collect()
     }
 
     fn step(&mut self, step: Step, name: &str, ops: Vec<String>, bytes_read: usize, bytes_written: usize) {
@@ -740,6 +741,12 @@ impl<'f, 'g> Assembler<'f, 'g> {
         why_not.extend(epilogues.into_iter().chain(taken_back).chain(apart));
         let mut seen = FxHashSet::default();
         why_not.retain(|w| seen.insert(w.clone()));
+        let graph = &self.fusion.graph;
+        let made_by = |value| match graph.def(value) {
+            Def::Node { node, .. } => Some(self.op(node)),
+            Def::Input(input) => Some(format!("input {input}")),
+        };
+        let why_not = why_not.iter().map(|why| why.told(graph, made_by)).collect();
         let plan = Plan {
             kernels: self.kernels,
             buffers: self.buffers,

@@ -17,7 +17,7 @@ use crate::plan::{
     KernelSource, MatrixRef, OnPlanes, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 use crate::report::{Report, StepReport};
-use crate::why_not::WhyNot;
+use crate::why_not::Refusal;
 
 /// Where things are written.
 pub struct Writer<'a> {
@@ -326,6 +326,7 @@ structs! {
     ScalarOp { op, args, kind }
     KernelSource { name, lanes, code, functions, needs_libm, ops, loops }
     StepReport { name, ops, bytes_read, bytes_written }
+    Refusal { reason, text, ops, bytes }
     Report { steps, why_not }
     TensorTy { dtype, device, shape }
     Plan { kernels, buffers, scalars, steps, bands, arena_bytes, outputs, isa, report }
@@ -402,17 +403,6 @@ impl Code for CheckText {
         let name = String::take(from)?;
         let op = Op::ROWS.iter().map(|row| row.name).find(|op| *op == name)?;
         Some(CheckText { op, size: Code::take(from)?, loc: Code::take(from)? })
-    }
-}
-
-/// As text: nobody looks into it again.
-impl Code for WhyNot {
-    fn put(&self, to: &mut Writer<'_>) {
-        self.to_string().put(to);
-    }
-
-    fn take(from: &mut Reader<'_>) -> Option<WhyNot> {
-        String::take(from).map(|text| WhyNot::Told { text })
     }
 }
 

@@ -373,12 +373,7 @@ impl<'g> Fusion<'g> {
             if !self.stored.contains(&value) {
                 self.chosen.insert(value);
                 self.store(value);
-                self.why_not.push(WhyNot::ComputedOnce {
-                    value,
-                    kernels,
-                    stored: self.bytes(value),
-                    again: i64::MAX,
-                });
+                self.why_not.push(WhyNot::SharedReduction { value, kernels });
                 changed = true;
             }
         }

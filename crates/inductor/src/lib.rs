@@ -84,7 +84,7 @@ pub use plan::{
     KernelSource, MatrixRef, OnPlanes, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
 };
 pub use report::{Report, StepReport};
-pub use why_not::WhyNot;
+pub use why_not::{Refusal, WhyNot};
 
 /// Why a graph can't be lowered.
 #[derive(Debug, thiserror::Error)]

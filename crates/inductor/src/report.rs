@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::WhyNot;
+use crate::Refusal;
 
 /// One step, for people.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -23,7 +23,7 @@ pub struct Report {
     /// One entry per step of the plan.
     pub steps: Vec<StepReport>,
     /// Refused fusions.
-    pub why_not: Vec<WhyNot>,
+    pub why_not: Vec<Refusal>,
 }
 
 impl Report {

@@ -1,6 +1,27 @@
 //! Why two things were not fused. Each refusal is one of these, and explain shows it.
 
-use kiln_ir::Value;
+use std::fmt;
+
+use kiln_ir::{Graph, Ty, Value};
+
+/// A refused fusion, as it is told.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Refusal {
+    /// What refusals of this kind have in common: `kernels iterate different spaces`.
+    pub reason: String,
+    /// This one, by the names of the graph: `%26 and %35 iterate different spaces`.
+    pub text: String,
+    /// What it is about, with the user's lines: `sum at model.rs:12`.
+    pub ops: Vec<String>,
+    /// Bytes of the values it is about.
+    pub bytes: usize,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
 
 /// The reason a fusion was refused.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, thiserror::Error)]
@@ -40,6 +61,14 @@ pub enum WhyNot {
         stored: i64,
         /// Bytes (and operations counted as bytes) that computing it again costs.
         again: i64,
+    },
+    /// A reduction that several kernels use.
+    #[error("{} is a reduction that {kernels} kernels use: computed once, and stored", name(.value))]
+    SharedReduction {
+        /// The reduction.
+        value: Value,
+        /// How many kernels use it.
+        kernels: usize,
     },
     /// Kernels that iterate different spaces.
     #[error("{} and {} iterate different spaces", name(.left), name(.right))]
@@ -109,12 +138,68 @@ pub enum WhyNot {
         /// What is in the way.
         reason: &'static str,
     },
-    /// What was said when the plan was made, which now comes from a cache.
-    #[error("{text}")]
-    Told {
-        /// In words.
-        text: String,
-    },
+}
+
+impl WhyNot {
+    /// What refusals of this kind have in common.
+    fn reason(&self) -> String {
+        match self {
+            WhyNot::Stored { reason, .. } => format!("stored: {reason}"),
+            WhyNot::OtherLoops { .. } => "reduces other dims than its consumer iterates".into(),
+            WhyNot::FewRows { .. } => "few long rows, reduced in parallel first".into(),
+            WhyNot::ComputedOnce { .. } | WhyNot::SharedReduction { .. } => {
+                "used by several kernels: cheaper to store than to compute again".into()
+            }
+            WhyNot::Spaces { .. } => "kernels iterate different spaces".into(),
+            WhyNot::Between { .. } => "another step lies between two kernels".into(),
+            WhyNot::OtherPlace { .. } => "read at other places than it is computed".into(),
+            WhyNot::TooLarge { limit, .. } => format!("a kernel of more than {limit} operations"),
+            WhyNot::StillRead { .. } => {
+                "new contents wait in a temporary: the old ones are still read".into()
+            }
+            WhyNot::MayFail { .. } => {
+                "new contents wait in a temporary: a step that comes later may fail".into()
+            }
+            WhyNot::Scatter { reason, .. } => format!("made by a library step: {reason}"),
+            WhyNot::Layouts { .. } => "tensors of a list have different layouts".into(),
+            WhyNot::Epilogue { reason } => format!("runs after the product that it reads: {reason}"),
+            WhyNot::Bands { reason } => format!("does not run in bands of rows: {reason}"),
+        }
+    }
+
+    fn values(&self) -> Vec<Value> {
+        match self {
+            WhyNot::Stored { value, .. }
+            | WhyNot::OtherLoops { value }
+            | WhyNot::FewRows { value, .. }
+            | WhyNot::ComputedOnce { value, .. }
+            | WhyNot::SharedReduction { value, .. }
+            | WhyNot::OtherPlace { value }
+            | WhyNot::TooLarge { value, .. }
+            | WhyNot::Scatter { value, .. } => vec![*value],
+            WhyNot::Spaces { left, right } | WhyNot::Between { left, right } => vec![*left, *right],
+            WhyNot::StillRead { .. }
+            | WhyNot::MayFail { .. }
+            | WhyNot::Layouts { .. }
+            | WhyNot::Epilogue { .. }
+            | WhyNot::Bands { .. } => Vec::new(),
+        }
+    }
+
+    /// The refusal as it is told; `made_by` names the op that makes a value.
+    pub(crate) fn told(&self, graph: &Graph, made_by: impl Fn(Value) -> Option<String>) -> Refusal {
+        let bytes = |value: &Value| match graph.ty(*value) {
+            Ty::Tensor(ty) => ty.bytes(),
+            _ => 0,
+        };
+        let values = self.values();
+        Refusal {
+            reason: self.reason(),
+            text: self.to_string(),
+            ops: values.iter().copied().filter_map(made_by).collect(),
+            bytes: values.iter().map(bytes).sum(),
+        }
+    }
 }
 
 fn name(value: &Value) -> String {

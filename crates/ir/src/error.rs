@@ -3,13 +3,28 @@
 
 use std::fmt;
 
-use crate::{DType, Loc, Shape, VerifyError};
+use crate::{DType, Line, Loc, Shape, VerifyError};
 
 /// Kiln's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Anything that can go wrong in Kiln.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` is the text for people, too, since that is what `fn main() -> kiln::Result<()>` and `unwrap` print.
+///
+/// ```
+/// use kiln_ir::Error;
+/// use std::error::Error as _;
+///
+/// fn read() -> kiln_ir::Result<String> {
+///     Ok(std::fs::read_to_string("no such file")?)
+/// }
+/// let error = read().unwrap_err();
+/// assert_eq!(format!("{error:?}"), error.to_string());
+/// let source = error.source().and_then(|e| e.downcast_ref::<std::io::Error>());
+/// assert_eq!(source.map(|e| e.kind()), Some(std::io::ErrorKind::NotFound));
+/// ```
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The user asked for something an op can't do.
@@ -43,7 +58,7 @@ pub enum Error {
     #[error("fullgraph: the graph breaks at {loc}: {reason}")]
     GraphBreak {
         /// The line that needs a value.
-        loc: Loc,
+        loc: Line,
         /// Why it needs one.
         reason: String,
     },
@@ -64,8 +79,18 @@ pub enum Error {
         /// The sample, where one of them is to blame.
         sample: Option<usize>,
         /// What happened.
+        #[source]
         fault: DataFault,
     },
+    /// Reading or writing failed, in the user's code (Kiln's own errors name the file).
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Why there is no sample, or no batch of samples.
@@ -73,7 +98,7 @@ pub enum Error {
 pub enum DataFault {
     /// The user's code returned an error.
     #[error("{0}")]
-    Error(Box<Error>),
+    Error(#[source] Box<Error>),
     /// The user's code panicked.
     #[error("panicked: {0}")]
     Panic(String),
@@ -167,6 +192,24 @@ pub enum Why {
         /// What was given.
         got: DType,
     },
+    /// Elements asked for as another type than theirs.
+    #[error("the elements are {own}, not {wanted} ({converts} converts)")]
+    ElementType {
+        /// The tensor's element type.
+        own: DType,
+        /// The type asked for.
+        wanted: DType,
+        /// The method that converts.
+        converts: &'static str,
+    },
+    /// An integer that a type has no place for.
+    #[error("{value} does not fit {dtype}")]
+    Unfit {
+        /// The integer.
+        value: i64,
+        /// The type.
+        dtype: DType,
+    },
     /// Operands on different devices.
     #[error("operands are on {left} and {right}")]
     Devices {
@@ -198,6 +241,23 @@ pub enum Why {
     TooLarge {
         /// The shape.
         shape: Shape,
+    },
+    /// More dims than tensors can have.
+    #[error("a tensor of {rank} dims: {} are the most", crate::MOST_DIMS)]
+    TooManyDims {
+        /// How many.
+        rank: usize,
+    },
+    /// Tensors that can't be joined along a dim.
+    #[error("tensor {number} of shape {} can't be joined with {} along dim {dim}: {} differ",
+        .shapes[1], .shapes[0], if .shapes[0].rank() == .shapes[1].rank() { "other sizes" } else { "numbers of dims" })]
+    Joined {
+        /// Which of the tensors, from 0.
+        number: usize,
+        /// The first tensor's shape and this one's.
+        shapes: Box<[Shape; 2]>,
+        /// The dim.
+        dim: usize,
     },
     /// A tensor larger than the machine's memory.
     #[error("{bytes} bytes can't be had: {reason}")]

@@ -74,6 +74,34 @@ impl Drop for Behalf {
     }
 }
 
+/// A line of the user's program, as well as it is known: `Display` of a tensor is not told who called it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Line {
+    /// The line itself.
+    At(Loc),
+    /// Found on the call stack: `model.rs:42`, or the function where the program has no debug information.
+    Found(String),
+    /// The line of the op before, where nothing more is known.
+    After(Loc),
+}
+
+impl From<Loc> for Line {
+    fn from(loc: Loc) -> Line {
+        Line::At(loc)
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Line::At(loc) => write!(f, "{loc}"),
+            Line::Found(text) => f.write_str(text),
+            Line::After(loc) if loc.is_known() => write!(f, "a line after {loc}"),
+            Line::After(loc) => write!(f, "{loc}"),
+        }
+    }
+}
+
 impl fmt::Display for Loc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.file_line() {

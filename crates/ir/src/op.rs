@@ -10,9 +10,9 @@ use crate::table::{
     products, reductions, resample, rounding, shapes,
 };
 use crate::{
-    Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, OpError, Pairs, Reduction,
-    Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value, Values, Why, decompose, gradient,
-    samples, types,
+    Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, MOST_DIMS, OpError, Pairs,
+    Reduction, Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value, Values, Why, decompose,
+    gradient, samples, types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.
@@ -314,7 +314,13 @@ impl Op {
         if row.class != Class::List && args.iter().any(is_list) {
             return Err(Why::Operand { argument: "every operand", expected: "a tensor or a number" });
         }
-        (row.ty)(self, args)
+        let tys = (row.ty)(self, args)?;
+        match tys.first() {
+            Some(Ty::Tensor(ty)) if ty.shape.rank() > MOST_DIMS => {
+                Err(Why::TooManyDims { rank: ty.shape.rank() })
+            }
+            _ => Ok(tys),
+        }
     }
 
     /// Whether the op only compares a number with elements and passes one of them on: a number that the dtype can't

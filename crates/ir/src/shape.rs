@@ -9,6 +9,9 @@ use smallvec::SmallVec;
 #[derive(PartialEq, Eq, Hash, Default)]
 pub struct Shape(SmallVec<[usize; 6]>);
 
+/// Tensors have at most so many dims, as PyTorch's.
+pub const MOST_DIMS: usize = 64;
+
 /// Strides in elements, outermost first.
 pub type Strides = SmallVec<[isize; 6]>;
 
@@ -186,6 +189,23 @@ macro_rules! list_type {
 }
 list_type!(Shape);
 list_type!(Dims);
+
+macro_rules! shape_of_tuple {
+    ($($($name:ident)*;)*) => { $(
+        impl From<($(shape_of_tuple!(@size $name)),*)> for Shape {
+            fn from(($($name),*): ($(shape_of_tuple!(@size $name)),*)) -> Shape {
+                Shape::from([$($name),*])
+            }
+        }
+    )* };
+    (@size $name:ident) => { usize };
+}
+shape_of_tuple! {
+    a b;
+    a b c;
+    a b c d;
+    a b c d e;
+}
 
 #[cfg(test)]
 mod tests {

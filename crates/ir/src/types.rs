@@ -397,7 +397,8 @@ pub(crate) fn cat(op: &Op, args: &[Ty]) -> Rule {
         let fits = t.shape.rank() == shape.rank()
             && (0..shape.rank()).all(|d| d == dim || t.shape[d] == first.shape[d]);
         if !fits {
-            return Err(Why::Broadcast { left: first.shape.clone(), right: t.shape.clone() });
+            let shapes = Box::new([first.shape.clone(), t.shape.clone()]);
+            return Err(Why::Joined { number: i, shapes, dim });
         }
         shape[dim] = shape[dim].saturating_add(t.shape[dim]);
     }

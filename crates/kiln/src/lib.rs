@@ -24,10 +24,10 @@ mod module;
 pub use kiln_dynamo::{
     Backend, Break, Call, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph, Counters,
     CustomBackend, Explanation, GraphContext, GraphInfo, GraphKind, GraphValue, GuardInfo, Level, Mode,
-    Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Recompile, Region, Settings,
-    SizesInfo, Stance, StanceGuard, compile, counters, explain, is_compiling, list_backends, list_options,
-    on_progress, register_backend, reset, run_graph, run_graph_with, run_node, set_process_stance,
-    set_stance, stance,
+    Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Recompile, Refusal, Region,
+    Settings, SizesInfo, Stance, StanceGuard, StepInfo, compile, counters, explain, is_compiling,
+    list_backends, list_options, on_progress, register_backend, reset, run_graph, run_graph_with, run_node,
+    set_process_stance, set_stance, stance,
 };
 pub use kiln_ir as ir;
 pub use kiln_ir::Graph;
@@ -39,8 +39,9 @@ pub use kiln_tensor as tensor;
 pub use kiln_tensor::{
     Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr,
     Function, GradOptions, IndexOp, Indexer, Interpolation, NewAxis, Padding, Pool, Reduction, Resize,
-    Result, RngState, Scalar, ScatterReduce, Shape, Tensor, TensorList, backward_all, bf16, detect_anomaly,
-    enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad, set_rng_state,
+    Result, RngState, Rows, Scalar, ScatterReduce, Shape, Tensor, TensorList, TensorOptions, backward_all,
+    bf16, detect_anomaly, enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad,
+    set_rng_state,
 };
 
 pub use module::{CompileModule, CompiledModule};

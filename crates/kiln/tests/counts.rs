@@ -255,7 +255,7 @@ fn a_step_of_many_layers_is_one_graph() -> Result<()> {
         second.step()?;
     }
     for ((name, a), (_, b)) in eager.state_dict().iter().zip(model.state_dict().iter()) {
-        for (a, b) in a.to_vec::<f64>()?.iter().zip(b.to_vec::<f64>()?) {
+        for (a, b) in a.to_vec_cast::<f64>()?.iter().zip(b.to_vec_cast::<f64>()?) {
             assert!((a - b).abs() <= 1e-3 * b.abs().max(1.0), "{name}: {a} instead of {b}");
         }
     }
@@ -275,7 +275,7 @@ fn conversion_is_seen_by_a_compiled_model() -> Result<()> {
         model.to(dtype)?;
         let x = x.to_dtype(dtype)?;
         let (got, want) = (compiled.forward(&x)?, model.forward(&x)?);
-        assert_eq!((got.dtype(), got.to_vec::<f64>()?), (dtype, want.to_vec::<f64>()?));
+        assert_eq!((got.dtype(), got.to_vec_cast::<f64>()?), (dtype, want.to_vec_cast::<f64>()?));
     }
     // In the middle of a call, too: what was recorded before does not hold for what comes after.
     let region = Compile::new().region();
@@ -287,7 +287,7 @@ fn conversion_is_seen_by_a_compiled_model() -> Result<()> {
             Ok::<_, kiln::Error>((first, model.forward(&x.to_dtype(DType::F64)?)?))
         })?;
         assert_eq!((first.dtype(), second.dtype()), (DType::F32, DType::F64));
-        for (a, b) in first.to_vec::<f64>()?.iter().zip(second.to_vec::<f64>()?) {
+        for (a, b) in first.to_vec_cast::<f64>()?.iter().zip(second.to_vec_cast::<f64>()?) {
             assert!((a - b).abs() < 1e-5, "{a} and {b}");
         }
     }

@@ -27,6 +27,7 @@ examples! {
     resnet18 = "../examples/resnet18.rs",
     serialization = "../examples/serialization.rs",
     simple_model = "../examples/simple_model.rs",
+    tensors = "../examples/tensors.rs",
     train_step = "../examples/train_step.rs",
     training = "../examples/training.rs",
 }

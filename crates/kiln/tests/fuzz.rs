@@ -145,8 +145,8 @@ fn call(rng: &mut Rng, row: &Row) -> Option<(Op, Vec<Result<Tensor, Scalar>>)> {
 /// What a tensor's elements are, bit for bit.
 fn contents(x: &Tensor) -> Vec<u64> {
     match x.dtype().is_float() {
-        true => x.to_vec::<f64>().unwrap().into_iter().map(f64::to_bits).collect(),
-        false => x.to_vec::<i64>().unwrap().into_iter().map(|i| i as u64).collect(),
+        true => x.to_vec_cast::<f64>().unwrap().into_iter().map(f64::to_bits).collect(),
+        false => x.to_vec_cast::<i64>().unwrap().into_iter().map(|i| i as u64).collect(),
     }
 }
 

@@ -237,6 +237,33 @@ fn parameters_that_a_compiled_module_does_not_use_are_named() -> Result<()> {
     Ok(())
 }
 
+/// A screen is enough for a small net; `{:#}` has everything, with names.
+#[test]
+fn explanations_are_short_and_named() -> Result<()> {
+    let _turn = turn();
+    let model = model()?;
+    let opt = optim::AdamW::new(model.parameters(), 0.1)?;
+    let (x, y) = (Tensor::ones([8, 4], &CPU)?, Tensor::zeros([8, 2], &CPU)?);
+    let step = compile(|| {
+        opt.zero_grad();
+        let loss = model.forward(&x)?.mse_loss(&y, kiln::Reduction::Mean)?;
+        loss.backward()?;
+        opt.step()?;
+        Ok(loss)
+    });
+    step()?;
+    step()?;
+    let explanation = step.explain();
+    let (short, whole) = (explanation.to_string(), format!("{explanation:#}"));
+    assert!(short.lines().count() <= 18, "{short}");
+    assert!(whole.contains("(exp_avg of 0.weight) is f32["), "{whole}");
+    assert!(whole.contains("(exp_avg_sq of 2.bias) is f32["), "{whole}");
+    for text in [&short, &whole] {
+        assert!(!text.contains(&i64::MAX.to_string()), "{text}");
+    }
+    Ok(())
+}
+
 #[test]
 fn reset_drops_all_recordings() -> Result<()> {
     let _turn = turn();

@@ -233,14 +233,14 @@ fn compare(op: &str, got: &Tensor, dtype: DType, shape: &[usize], want: &[Number
         return Ok(Some(format!("{} instead of {dtype}{shape:?}", got.ty())));
     }
     if !dtype.is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.iter().map(|x| x.int()).collect::<Vec<i64>>());
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.iter().map(|x| x.int()).collect::<Vec<i64>>());
         let wrong = got.iter().zip(&want).position(|(g, w)| g != w);
         return Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])));
     }
     let tolerance = tolerance(op, dtype);
     let close =
         |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * (w.abs() + 1.0);
-    let got = got.to_vec::<f64>()?;
+    let got = got.to_vec_cast::<f64>()?;
     let wrong = got.iter().zip(want).position(|(g, w)| !close(*g, w.float()));
     Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i].float())))
 }

@@ -4,7 +4,7 @@ use kiln_nn::init::{Fan, Nonlinearity, kaiming_normal_};
 use kiln_nn::{
     AdaptiveAvgPool2d, BatchNorm2d, Conv2d, Forward, Linear, MaxPool2d, Module, Relu, Sequential, seq,
 };
-use kiln_tensor::{Pool, Result, Tensor};
+use kiln_tensor::{Result, Tensor};
 
 /// What a residual network is made of.
 pub trait ResNetBlock: Module + Forward<Output = Tensor> + Sized {
@@ -167,7 +167,7 @@ impl<B: ResNetBlock> ResNet<B> {
             conv1: conv(3, 64, 7, 2)?,
             bn1: BatchNorm2d::new(64)?,
             relu: Relu,
-            maxpool: MaxPool2d::with(Pool::new(3).stride(2).padding(1)),
+            maxpool: MaxPool2d::options().stride(2).padding(1).build(3),
             layer1: layer(0, 64, 1)?,
             layer2: layer(1, 128, 2)?,
             layer3: layer(2, 256, 2)?,

@@ -3,6 +3,7 @@
 use kiln_tensor::{Approximate, DType, Device, Result, Tensor};
 
 use crate::display::python_float;
+use crate::options::setters;
 use crate::{Forward, Module, Parameter, Training, functional, init};
 
 /// max(x, 0)
@@ -230,17 +231,49 @@ impl PReLU {
     /// One slope of ¼.
     #[track_caller]
     pub fn new() -> Result<PReLU> {
-        PReLU::with(1, 0.25, DType::F32, &Device::Cpu)
+        PReLU::options().build()
     }
 
-    /// So many slopes, all starting at `init`.
-    #[track_caller]
-    pub fn with(num_parameters: usize, init: f64, dtype: DType, device: &Device) -> Result<PReLU> {
-        Ok(PReLU { weight: Parameter::new(Tensor::full_of([num_parameters], init, dtype, device)?)? })
+    /// Options, from which any number of layers can be built.
+    pub fn options() -> PReLUOptions {
+        PReLUOptions { num_parameters: 1, init: 0.25, dtype: DType::F32, device: Device::Cpu }
     }
 
     fn describe(&self) -> String {
         format!("num_parameters={}", self.weight.numel())
+    }
+}
+
+/// How [`PReLU`] layers are made.
+///
+/// ```
+/// # use kiln_nn::PReLU;
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let layer = PReLU::options().num_parameters(4).init(0.1).build()?;
+/// assert_eq!(layer.weight.to_vec::<f32>()?, [0.1; 4]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PReLUOptions {
+    num_parameters: usize,
+    init: f64,
+    dtype: DType,
+    device: Device,
+}
+
+setters!(PReLUOptions {
+    /// How many slopes there are: one by default, or one a channel.
+    num_parameters: usize,
+    /// What they start as, ¼ by default.
+    init: f64,
+});
+
+impl PReLUOptions {
+    /// A layer.
+    #[track_caller]
+    pub fn build(&self) -> Result<PReLU> {
+        let slopes = Tensor::full_of([self.num_parameters], self.init, self.dtype, &self.device)?;
+        Ok(PReLU { weight: Parameter::new(slopes)? })
     }
 }
 

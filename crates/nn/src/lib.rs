@@ -90,8 +90,8 @@ mod transformer;
 
 pub use activation::{
     CELU, ELU, GLU, Gelu, Gelu as GELU, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, Identity, LeakyReLU,
-    LogSigmoid, LogSoftmax, Mish, PReLU, RReLU, ReLU6, Relu, Relu as ReLU, SELU, SiLU, Sigmoid, Softmax,
-    Softmin, Softplus, Softshrink, Softsign, Tanh, Tanhshrink, Threshold,
+    LogSigmoid, LogSoftmax, Mish, PReLU, PReLUOptions, RReLU, ReLU6, Relu, Relu as ReLU, SELU, SiLU, Sigmoid,
+    Softmax, Softmin, Softplus, Softshrink, Softsign, Tanh, Tanhshrink, Threshold,
 };
 pub use attention::{AttentionCall, MultiheadAttention, MultiheadAttentionOptions, OutProjection};
 pub use clip::{ClipNorm, clip_grad_norm_, clip_grad_value_, get_total_norm};
@@ -119,7 +119,9 @@ pub use norm::{
     LayerNormOptions, RMSNorm, RMSNormOptions,
 };
 pub use parameter::{Buffer, Parameter, Training};
-pub use pooling::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
+pub use pooling::{
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, PoolOptions,
+};
 pub use recurrent::{GRU, LSTM, RNN, RecurrentOptions};
 pub use sequential::{IntoLayer, Sequential};
 pub use shaping::{CosineSimilarity, Flatten, PixelShuffle, PixelUnshuffle, Unflatten, Upsample};

@@ -2,8 +2,8 @@
 
 /// Methods that set an option and give the options back: `Conv2d::options().bias(false)`.
 macro_rules! setters {
-    ($Options:ty { $($(#[$doc:meta])* $field:ident: $Type:ty),* $(,)? }) => {
-        impl $Options {
+    ($Options:ident$(<$L:ident>)? { $($(#[$doc:meta])* $field:ident: $Type:ty),* $(,)? }) => {
+        impl$(<$L>)? $Options$(<$L>)? {
             $(
                 $(#[$doc])*
                 pub fn $field(mut self, $field: $Type) -> Self {

@@ -1,5 +1,7 @@
 //! Pooling layers.
 
+use std::marker::PhantomData;
+
 use kiln_tensor::{IntoSizes, Pool, Result, Tensor};
 
 use crate::display::{python_bool, python_tuple};
@@ -11,6 +13,56 @@ fn sizes(sizes: &[usize]) -> String {
     match sizes {
         [first, rest @ ..] if rest.iter().all(|size| size == first) => first.to_string(),
         sizes => python_tuple(sizes),
+    }
+}
+
+/// The options of a pooling layer `L`, with PyTorch's names and defaults.
+///
+/// ```
+/// # use kiln_nn::{Forward, MaxPool2d};
+/// # use kiln_tensor::{Device, Tensor};
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let layer = MaxPool2d::options().stride(2).padding(1).build(3);
+/// assert_eq!(layer.forward(&Tensor::ones((1, 3, 8, 8), &Device::Cpu)?)?.dims4()?, (1, 3, 4, 4));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PoolOptions<L, const N: usize> {
+    windows: Pool<N>,
+    stride: Option<[usize; N]>,
+    layer: PhantomData<fn() -> L>,
+}
+
+impl<L: From<Pool<N>>, const N: usize> PoolOptions<L, N> {
+    /// The distance between windows; their size by default.
+    pub fn stride(self, stride: impl IntoSizes<N>) -> Self {
+        PoolOptions { stride: Some(stride.into_sizes()), ..self }
+    }
+
+    /// How far windows may begin before the image, 0 by default.
+    pub fn padding(self, padding: impl IntoSizes<N>) -> Self {
+        PoolOptions { windows: self.windows.padding(padding), ..self }
+    }
+
+    /// The distance between a window's elements, 1 by default; averages have none.
+    pub fn dilation(self, dilation: impl IntoSizes<N>) -> Self {
+        PoolOptions { windows: self.windows.dilation(dilation), ..self }
+    }
+
+    /// Whether a window that does not fit altogether counts; not by default.
+    pub fn ceil_mode(self, ceil_mode: bool) -> Self {
+        PoolOptions { windows: self.windows.ceil_mode(ceil_mode), ..self }
+    }
+
+    /// Whether averages count the padding; they do by default.
+    pub fn count_include_pad(self, count_include_pad: bool) -> Self {
+        PoolOptions { windows: self.windows.count_include_pad(count_include_pad), ..self }
+    }
+
+    /// A layer of windows of this size.
+    pub fn build(&self, kernel_size: impl IntoSizes<N>) -> L {
+        let kernel = kernel_size.into_sizes();
+        L::from(Pool { kernel, stride: self.stride.unwrap_or(kernel), ..self.windows })
     }
 }
 
@@ -30,7 +82,12 @@ macro_rules! pooling {
                 $Pool { pool: Pool::new(kernel_size) }
             }
 
-            /// With all options: `Pool::new(3).stride(2).padding(1)`.
+            /// Options, from which any number of layers can be built.
+            pub fn options() -> PoolOptions<$Pool, $dims> {
+                PoolOptions { windows: Pool::new(1), stride: None, layer: PhantomData }
+            }
+
+            /// With windows as the function takes them: `Pool::new(3).stride(2).padding(1)`.
             pub fn with(pool: Pool<$dims>) -> $Pool {
                 $Pool { pool }
             }
@@ -38,6 +95,12 @@ macro_rules! pooling {
             fn describe(&self) -> String {
                 let $pool = &self.pool;
                 $describe
+            }
+        }
+
+        impl From<Pool<$dims>> for $Pool {
+            fn from(pool: Pool<$dims>) -> $Pool {
+                $Pool { pool }
             }
         }
 
@@ -71,11 +134,11 @@ pooling! {
     ///
     /// ```
     /// use kiln_nn::{Forward, MaxPool2d};
-    /// use kiln_tensor::{Device, Pool, Tensor};
+    /// use kiln_tensor::{Device, Tensor};
     /// # fn main() -> kiln_tensor::Result<()> {
     /// let x = Tensor::ones([1, 3, 8, 8], &Device::Cpu)?;
     /// assert_eq!(MaxPool2d::new(2).forward(&x)?.shape().to_vec(), [1, 3, 4, 4]);
-    /// let overlapping = MaxPool2d::with(Pool::new(3).stride(2).padding(1));
+    /// let overlapping = MaxPool2d::options().stride(2).padding(1).build(3);
     /// assert_eq!(overlapping.forward(&x)?.shape().to_vec(), [1, 3, 4, 4]);
     /// # Ok(()) }
     /// ```

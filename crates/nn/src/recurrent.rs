@@ -1,6 +1,7 @@
 //! Recurrent layers: RNN, GRU and LSTM, of several layers, in one or both directions.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use kiln_ir::{Error, Loc, Why};
 use kiln_tensor::{DType, Device, Result, Tensor};
@@ -9,9 +10,9 @@ use crate::display::{python_bool, python_float};
 use crate::options::setters;
 use crate::{Forward, Module, Parameter, Training, Visitor, init};
 
-/// The options of recurrent layers, with PyTorch's names and defaults.
-#[derive(Clone, Debug)]
-pub struct RecurrentOptions {
+/// The options of a recurrent layer `L`, with PyTorch's names and defaults: `LSTM::options().num_layers(2).build(4, 6)`.
+#[derive(Debug)]
+pub struct RecurrentOptions<L> {
     num_layers: usize,
     bias: bool,
     batch_first: bool,
@@ -19,10 +20,18 @@ pub struct RecurrentOptions {
     bidirectional: bool,
     dtype: DType,
     device: Device,
+    layer: PhantomData<fn() -> L>,
 }
 
-impl Default for RecurrentOptions {
-    fn default() -> RecurrentOptions {
+// Derived, it would ask for layers that can be cloned.
+impl<L> Clone for RecurrentOptions<L> {
+    fn clone(&self) -> RecurrentOptions<L> {
+        RecurrentOptions { layer: PhantomData, ..*self }
+    }
+}
+
+impl<L> Default for RecurrentOptions<L> {
+    fn default() -> RecurrentOptions<L> {
         RecurrentOptions {
             num_layers: 1,
             bias: true,
@@ -31,11 +40,12 @@ impl Default for RecurrentOptions {
             bidirectional: false,
             dtype: DType::F32,
             device: Device::Cpu,
+            layer: PhantomData,
         }
     }
 }
 
-setters!(RecurrentOptions {
+setters!(RecurrentOptions<L> {
     /// Layers on top of each other, one by default.
     num_layers: usize,
     /// Whether there are biases; there are by default.
@@ -59,22 +69,22 @@ struct Direction {
 }
 
 /// What a recurrent layer of any kind is made of.
-struct Recurrent {
+struct Recurrent<L> {
     directions: Vec<Direction>,
     training: Training,
-    options: RecurrentOptions,
+    options: RecurrentOptions<L>,
     input_size: usize,
     hidden_size: usize,
 }
 
-impl Recurrent {
+impl<L> Recurrent<L> {
     /// Parameters drawn from U(−1/√hidden, 1/√hidden), as PyTorch does.
     fn build(
         name: &str,
-        options: &RecurrentOptions,
+        options: &RecurrentOptions<L>,
         [input_size, hidden_size, gates]: [usize; 3],
         loc: Loc,
-    ) -> Result<Recurrent> {
+    ) -> Result<Recurrent<L>> {
         let fail =
             |argument, expected, got: f64| Err(Error::op(name, Why::Number { argument, expected, got }, loc));
         if hidden_size == 0 {
@@ -91,10 +101,10 @@ impl Recurrent {
             Parameter::new(init::uniform(shape, -bound, bound, options.dtype, &options.device)?)
         };
         let sides = if options.bidirectional { 2 } else { 1 };
-        let rows = gates * hidden_size;
-        let mut directions = Vec::with_capacity(options.num_layers * sides);
+        let rows = hidden_size.saturating_mul(gates);
+        let mut directions = Vec::new();
         for layer in 0..options.num_layers {
-            let columns = if layer == 0 { input_size } else { hidden_size * sides };
+            let columns = if layer == 0 { input_size } else { hidden_size.saturating_mul(sides) };
             for _ in 0..sides {
                 directions.push(Direction {
                     weight_ih: draw(&[rows, columns])?,
@@ -308,31 +318,29 @@ fn rnn_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<
 macro_rules! recurrent {
     ($(#[$doc:meta])* $Type:ident, $gates:literal) => {
         $(#[$doc])*
-        pub struct $Type(Recurrent);
+        pub struct $Type(Recurrent<$Type>);
 
         impl $Type {
             /// With default options: one layer, one direction.
             #[track_caller]
             pub fn new(input_size: usize, hidden_size: usize) -> Result<$Type> {
-                $Type::with(&RecurrentOptions::default(), input_size, hidden_size)
+                $Type::options().build(input_size, hidden_size)
             }
 
-            /// Options of recurrent layers, for [`with`](Self::with).
-            pub fn options() -> RecurrentOptions {
+            /// Options, from which any number of layers can be built.
+            pub fn options() -> RecurrentOptions<$Type> {
                 RecurrentOptions::default()
             }
+        }
 
-            /// With these options; parameters are drawn from U(−1/√hidden_size, 1/√hidden_size).
+        impl RecurrentOptions<$Type> {
+            /// A layer, its parameters drawn from U(−1/√hidden_size, 1/√hidden_size) as PyTorch does.
             #[track_caller]
-            pub fn with(
-                options: &RecurrentOptions,
-                input_size: usize,
-                hidden_size: usize,
-            ) -> Result<$Type> {
+            pub fn build(&self, input_size: usize, hidden_size: usize) -> Result<$Type> {
                 let loc = Loc::caller();
                 let _behalf = loc.on_behalf(crate::folder());
                 let sizes = [input_size, hidden_size, $gates];
-                Ok($Type(Recurrent::build(stringify!($Type), options, sizes, loc)?))
+                Ok($Type(Recurrent::build(stringify!($Type), self, sizes, loc)?))
             }
         }
 
@@ -363,7 +371,7 @@ recurrent! {
     /// use kiln_nn::{Forward, LSTM};
     /// use kiln_tensor::{Device, Tensor};
     /// # fn main() -> kiln_tensor::Result<()> {
-    /// let lstm = LSTM::with(&LSTM::options().num_layers(2).batch_first(true), 4, 6)?;
+    /// let lstm = LSTM::options().num_layers(2).batch_first(true).build(4, 6)?;
     /// let (y, (hidden, cell)) = lstm.forward(&Tensor::ones([3, 5, 4], &Device::Cpu)?)?;
     /// assert_eq!(y.shape().to_vec(), [3, 5, 6]);
     /// assert_eq!((hidden.shape().to_vec(), cell.shape().to_vec()), (vec![2, 3, 6], vec![2, 3, 6]));

@@ -135,7 +135,7 @@ impl StateDict {
     /// The numbers under a name.
     pub(crate) fn numbers(&self, name: &str) -> Result<Vec<f64>> {
         match self.get(name) {
-            Some(tensor) => tensor.to_vec::<f64>(),
+            Some(tensor) => tensor.to_vec_cast::<f64>(),
             None => Err(Error::State(format!("the state has no {name}"))),
         }
     }

@@ -1,5 +1,7 @@
 //! The layers of a transformer, and stacks of them.
 
+use std::marker::PhantomData;
+
 use kiln_ir::Loc;
 use kiln_tensor::{DType, Device, Result, Tensor};
 
@@ -16,9 +18,17 @@ pub enum TransformerActivation {
     Gelu,
 }
 
-/// The options of transformer layers, with PyTorch's names and defaults.
-#[derive(Clone, Debug)]
-pub struct TransformerOptions {
+/// The options of transformer layers, with PyTorch's names and defaults. `L` is the layer that `build` makes:
+///
+/// ```
+/// # use kiln_nn::TransformerEncoderLayer;
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let layer = TransformerEncoderLayer::options().batch_first(true).dim_feedforward(32).build(16, 4)?;
+/// assert_eq!(layer.linear1.out_features(), 32);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct TransformerOptions<L = ()> {
     dim_feedforward: usize,
     dropout: f64,
     activation: TransformerActivation,
@@ -28,10 +38,24 @@ pub struct TransformerOptions {
     bias: bool,
     dtype: DType,
     device: Device,
+    layer: PhantomData<fn() -> L>,
+}
+
+// Derived, it would ask for layers that can be cloned.
+impl<L> Clone for TransformerOptions<L> {
+    fn clone(&self) -> TransformerOptions<L> {
+        TransformerOptions { layer: PhantomData, ..*self }
+    }
 }
 
 impl Default for TransformerOptions {
     fn default() -> TransformerOptions {
+        TransformerOptions::usual()
+    }
+}
+
+impl<L> TransformerOptions<L> {
+    fn usual() -> TransformerOptions<L> {
         TransformerOptions {
             dim_feedforward: 2048,
             dropout: 0.1,
@@ -42,11 +66,12 @@ impl Default for TransformerOptions {
             bias: true,
             dtype: DType::F32,
             device: Device::Cpu,
+            layer: PhantomData,
         }
     }
 }
 
-setters!(TransformerOptions {
+setters!(TransformerOptions<L> {
     /// The size between the two linear layers, 2048 by default.
     dim_feedforward: usize,
     /// Probability of dropout, 0.1 by default.
@@ -63,7 +88,7 @@ setters!(TransformerOptions {
     bias: bool,
 });
 
-impl TransformerOptions {
+impl<L> TransformerOptions<L> {
     fn attention(&self, d_model: usize, nhead: usize) -> Result<MultiheadAttention> {
         MultiheadAttention::options()
             .dropout(self.dropout)
@@ -206,16 +231,24 @@ pub struct TransformerEncoderLayer {
     norm_first: bool,
 }
 
+impl TransformerOptions<TransformerEncoderLayer> {
+    /// A layer.
+    #[track_caller]
+    pub fn build(&self, d_model: usize, nhead: usize) -> Result<TransformerEncoderLayer> {
+        self.encoder_layer(d_model, nhead)
+    }
+}
+
 impl TransformerEncoderLayer {
     /// With default options.
     #[track_caller]
     pub fn new(d_model: usize, nhead: usize) -> Result<TransformerEncoderLayer> {
-        TransformerEncoderLayer::options().encoder_layer(d_model, nhead)
+        TransformerEncoderLayer::options().build(d_model, nhead)
     }
 
     /// Options, from which any number of layers can be built.
-    pub fn options() -> TransformerOptions {
-        TransformerOptions::default()
+    pub fn options() -> TransformerOptions<TransformerEncoderLayer> {
+        TransformerOptions::usual()
     }
 
     /// The layer's output, with masks.
@@ -280,16 +313,24 @@ pub struct TransformerDecoderLayer {
     norm_first: bool,
 }
 
+impl TransformerOptions<TransformerDecoderLayer> {
+    /// A layer.
+    #[track_caller]
+    pub fn build(&self, d_model: usize, nhead: usize) -> Result<TransformerDecoderLayer> {
+        self.decoder_layer(d_model, nhead)
+    }
+}
+
 impl TransformerDecoderLayer {
     /// With default options.
     #[track_caller]
     pub fn new(d_model: usize, nhead: usize) -> Result<TransformerDecoderLayer> {
-        TransformerDecoderLayer::options().decoder_layer(d_model, nhead)
+        TransformerDecoderLayer::options().build(d_model, nhead)
     }
 
     /// Options, from which any number of layers can be built.
-    pub fn options() -> TransformerOptions {
-        TransformerOptions::default()
+    pub fn options() -> TransformerOptions<TransformerDecoderLayer> {
+        TransformerOptions::usual()
     }
 
     /// The layer's output, with masks of the target and of the memory.

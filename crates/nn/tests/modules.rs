@@ -328,8 +328,8 @@ fn linear_layers_start_as_pytorchs() -> Result<()> {
     for dtype in [DType::F32, DType::F64] {
         let linear = Linear::options().dtype(dtype).build(64, 256)?;
         assert_eq!((linear.weight.dtype(), linear.in_features(), linear.out_features()), (dtype, 64, 256));
-        let weight = linear.weight.to_vec::<f64>()?;
-        let bias = linear.bias.as_ref().map_or(Ok(vec![]), |bias| bias.to_vec::<f64>())?;
+        let weight = linear.weight.to_vec_cast::<f64>()?;
+        let bias = linear.bias.as_ref().map_or(Ok(vec![]), |bias| bias.to_vec_cast::<f64>())?;
         for values in [weight, bias] {
             let n = values.len() as f64;
             assert!(values.iter().all(|x| x.abs() <= 0.125));
@@ -349,7 +349,7 @@ fn linear_layers_start_as_pytorchs() -> Result<()> {
 fn initialisers_keep_their_bounds() -> Result<()> {
     let weight = Parameter::new(Tensor::zeros([30, 20, 2], &Device::Cpu)?)?;
     let largest = |t: &Tensor| {
-        Ok::<f64, kiln_tensor::Error>(t.to_vec::<f64>()?.iter().fold(0.0, |m, x| m.max(x.abs())))
+        Ok::<f64, kiln_tensor::Error>(t.to_vec_cast::<f64>()?.iter().fold(0.0, |m, x| m.max(x.abs())))
     };
     init::uniform_(&weight, -2.0, 2.0)?;
     assert!((1.9..=2.0).contains(&largest(&weight)?));
@@ -363,11 +363,11 @@ fn initialisers_keep_their_bounds() -> Result<()> {
     let bound = 5.0 / 3.0 * (6.0 / 100f64).sqrt();
     assert!((0.95 * bound..=bound).contains(&largest(&weight)?));
     init::constant_(&weight, 3.0)?;
-    assert_eq!(weight.to_vec::<f64>()?, [3.0; 1200]);
+    assert_eq!(weight.to_vec_cast::<f64>()?, [3.0; 1200]);
     init::ones_(&weight)?;
-    assert_eq!(weight.to_vec::<f64>()?, [1.0; 1200]);
+    assert_eq!(weight.to_vec_cast::<f64>()?, [1.0; 1200]);
     init::zeros_(&weight)?;
-    assert_eq!(weight.to_vec::<f64>()?, [0.0; 1200]);
+    assert_eq!(weight.to_vec_cast::<f64>()?, [0.0; 1200]);
     assert!(weight.requires_grad() && weight.is_leaf());
 
     let error = init::xavier_uniform_(&ones(3)?, 1.0).err().map(|e| e.to_string()).unwrap_or_default();

@@ -84,7 +84,7 @@ fn run(fixture: &Value, case: &Value, key: &str, dtype: DType, tolerance: f64) -
             // A step must not touch the gradients.
             if let Some(grad) = param.grad() {
                 assert_eq!(
-                    grad.to_vec::<f64>()?,
+                    grad.to_vec_cast::<f64>()?,
                     numbers(&fixture["gradients"][step as usize - 1][i]),
                     "{name}"
                 );

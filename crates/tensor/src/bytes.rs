@@ -4,8 +4,8 @@ use std::io::Read;
 
 use kiln_ir::{DType, Error, Loc, Result, Shape, TensorTy, Why, bf16, f16};
 
-use crate::create::allocate;
-use crate::host::{Element, read};
+use crate::create::{allocate, check_rank};
+use crate::host::{Element, read, reserve};
 use crate::{Tensor, hook};
 
 /// Elements as the bytes of a file, or back: the same on a little-endian machine, turned around otherwise.
@@ -55,6 +55,7 @@ impl Tensor {
             let why = Why::Other(format!("{} bytes are not {dtype}{shape}", bytes.len()));
             return Err(Error::op("from_bytes", why, loc));
         }
+        check_rank(&shape, "from_bytes", loc)?;
         fill(bytes, shape, dtype, "from_bytes", loc)
     }
 
@@ -63,7 +64,9 @@ impl Tensor {
     /// the file's length first.
     #[track_caller]
     pub fn from_reader(reader: impl Read, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
-        fill(reader, shape.into(), dtype, "from_reader", Loc::caller())
+        let (shape, loc) = (shape.into(), Loc::caller());
+        check_rank(&shape, "from_reader", loc)?;
+        fill(reader, shape, dtype, "from_reader", loc)
     }
 
     /// The elements in row-major order, each in little-endian order.
@@ -72,8 +75,12 @@ impl Tensor {
         fn bytes<T: Element>(tensor: &Tensor, loc: Loc) -> Result<Vec<u8>> {
             let _eager = hook::Scope::suspend();
             let elements = read::<T>(tensor, "to_bytes", loc)?;
+            let length = size_of_val(&elements[..]);
+            let mut bytes = reserve(length, "to_bytes", loc)?;
             // SAFETY: elements are plain numbers without padding, read as the bytes they are.
-            let mut bytes = unsafe { u8::read(elements.as_ptr().cast::<u8>(), size_of_val(&elements[..])) };
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), length)
+            });
             file_order(&mut bytes, T::DTYPE);
             Ok(bytes)
         }

@@ -219,7 +219,7 @@ impl Tensor {
                 loc,
             ));
         }
-        let mut input = Shape::from([own[0], kernel[1] * groups]);
+        let mut input = Shape::from([own[0], kernel[1].saturating_mul(groups)]);
         // Where more is added at the end than a stride, no convolution has these images as its result: the whole
         // result is computed, and the part that is asked for is cut out.
         let (mut inner, mut cuts) = (padding, Vec::new());
@@ -228,11 +228,12 @@ impl Tensor {
                 let why = Why::Other("the output padding must be smaller than stride or dilation".into());
                 return Err(Error::op(name, why, loc));
             }
-            let reach = own[d + 2].saturating_sub(1) * stride[d]
-                + dilation[d] * kernel[d + 2].saturating_sub(1)
-                + output_padding[d]
-                + 1;
-            let Some(size) = reach.checked_sub(2 * padding[d]).filter(|&size| size > 0) else {
+            let span = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
+            let reach = span(own[d + 2], stride[d])
+                .saturating_add(span(kernel[d + 2], dilation[d]))
+                .saturating_add(output_padding[d])
+                .saturating_add(1);
+            let Some(size) = reach.checked_sub(padding[d].saturating_mul(2)).filter(|&size| size > 0) else {
                 let why = Why::Other(format!("a padding of {} leaves nothing of the result", padding[d]));
                 return Err(Error::op(name, why, loc));
             };

@@ -10,9 +10,18 @@ use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 use crate::methods::Operand;
 
-/// The result of an operator: a tensor, or the first error of the expression.
+/// The result of an operator: a tensor, or the first error of the expression. It ends with [`ok`](Expr::ok), since
+/// stable Rust has no `?` for types of ours (the compiler shows the line below where somebody writes one):
+///
+/// ```
+/// # use kiln_tensor::Tensor;
+/// # fn main() -> kiln_tensor::Result<()> {
+/// let x = Tensor::from(vec![0.0f32]);
+/// let y = (&x + 1.0).exp().ok()?;
+/// # Ok(()) }
+/// ```
 #[must_use = "an expression may have failed: end it with .ok()?"]
-pub struct Expr(Result<Tensor>);
+pub struct Expr(Result<Tensor>); // An expression ends with `.ok()?`: `(&x + 1.0).exp().ok()?`.
 
 impl Expr {
     /// The tensor, or the first error of the expression.

@@ -97,8 +97,11 @@ pub struct GradRequest<'a> {
 /// A touch of a tensor's elements by the host.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Elements are read: `item`, `to_vec`, printing.
+    /// Elements are read: `item`, `to_vec`.
     Read,
+    /// Elements are read for a text: the caller's line is not known, and an error does not reach the caller, so it
+    /// must be the run's.
+    Print,
     /// Elements are written by the host.
     Write,
     /// The tensor's autograd state is changed or read: `requires_grad_`.

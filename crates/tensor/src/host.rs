@@ -1,6 +1,8 @@
 //! Between tensors and host memory: reading elements back.
 
-use kiln_ir::{DType, Error, Loc, Op, Result, Scalar, TensorTy, Why, bf16, f16};
+use std::collections::TryReserveError;
+
+use kiln_ir::{DType, Error, Loc, Op, Result, Scalar, ScalarKind, TensorTy, Why, bf16, f16};
 
 use crate::Tensor;
 use crate::dispatch::execute_tensor;
@@ -12,7 +14,7 @@ mod sealed {
 }
 
 /// A Rust type that is the element of some dtype.
-pub trait Element: Copy + sealed::Sealed + 'static {
+pub trait Element: Copy + Into<Scalar> + sealed::Sealed + 'static {
     /// Its dtype.
     const DTYPE: DType;
     /// Writes elements to memory.
@@ -20,11 +22,11 @@ pub trait Element: Copy + sealed::Sealed + 'static {
     /// # Safety
     /// `to` must be valid for `data.len()` elements of the dtype.
     unsafe fn write(data: &[Self], to: *mut u8);
-    /// Reads elements from memory.
+    /// Reads elements from memory; an error if there is no memory for them.
     ///
     /// # Safety
     /// `from` must be valid for `len` elements of the dtype.
-    unsafe fn read(from: *const u8, len: usize) -> Vec<Self>;
+    unsafe fn read(from: *const u8, len: usize) -> Result<Vec<Self>, TryReserveError>;
     /// The number as this type.
     fn from_scalar(value: Scalar) -> Self;
 }
@@ -47,8 +49,8 @@ macro_rules! element {
                 // SAFETY: the caller promises room for all elements; a slice never overlaps fresh memory.
                 unsafe { std::ptr::copy_nonoverlapping(data.as_ptr().cast::<u8>(), to, size_of_val(data)) };
             }
-            unsafe fn read(from: *const u8, len: usize) -> Vec<$ty> {
-                let mut out: Vec<$ty> = Vec::with_capacity(len);
+            unsafe fn read(from: *const u8, len: usize) -> Result<Vec<$ty>, TryReserveError> {
+                let mut out: Vec<$ty> = reserved(len)?;
                 if len > 0 {
                     // SAFETY: the caller promises `len` elements; the vector has room for them. Truth values
                     // in storages are always 0 or 1.
@@ -57,7 +59,7 @@ macro_rules! element {
                         out.set_len(len);
                     }
                 }
-                out
+                Ok(out)
             }
             fn from_scalar(value: Scalar) -> $ty {
                 let from: fn(Scalar) -> $ty = $from;
@@ -77,22 +79,96 @@ element!(i32, I32, |x| x.as_i64() as i32);
 element!(f16, F16, |x| f16::from_f32(x.as_f64() as f32));
 element!(bf16, BF16, |x| bf16::from_f32(x.as_f64() as f32));
 
+/// An empty vector with room for so many elements.
+pub(crate) fn reserved<T>(len: usize) -> Result<Vec<T>, TryReserveError> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(len)?;
+    Ok(all)
+}
+
+/// [`reserved`], for an op that the user called.
+pub(crate) fn reserve<T>(len: usize, op: &str, loc: Loc) -> Result<Vec<T>> {
+    let bytes = len.saturating_mul(size_of::<T>());
+    let fail = |reason: String| Error::op(op, Why::Memory { bytes, reason }, loc);
+    // The system may promise more than the machine has, and end the process later.
+    if bytes > kiln_runtime::pool::machine_bytes() {
+        return Err(fail("the machine has less".into()));
+    }
+    reserved(len).map_err(|error| fail(error.to_string()))
+}
+
 impl Tensor {
-    /// The elements in row-major order, converted to `T`.
+    /// The elements in row-major order. `T` must be the tensor's own element type: nothing is converted unasked
+    /// ([`to_vec_cast`](Tensor::to_vec_cast) converts).
+    ///
+    /// ```
+    /// # use kiln_tensor::Tensor;
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.5f32, f32::NAN])?;
+    /// assert_eq!(x.to_vec::<f32>()?[0], 1.5);
+    /// let error = x.to_vec::<i64>().unwrap_err().to_string();
+    /// assert!(error.starts_with("to_vec: f32[2]: the elements are f32, not i64 (to_vec_cast converts)"), "{error}");
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        read(self, "to_vec", Loc::caller())
+        read_own(self, "to_vec", Loc::caller())
     }
 
-    /// The only element of a tensor that has one.
+    /// The elements in row-major order, converted to `T` as [`to_dtype`](Tensor::to_dtype) converts: floats are
+    /// rounded, or cut off where `T` is an integer.
+    ///
+    /// ```
+    /// # use kiln_tensor::Tensor;
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.5f32, -2.0])?;
+    /// assert_eq!(x.to_vec_cast::<i64>()?, [1, -2]);
+    /// assert_eq!(x.to_vec_cast::<f64>()?, [1.5, -2.0]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn to_vec_cast<T: Element>(&self) -> Result<Vec<T>> {
+        read(self, "to_vec_cast", Loc::caller())
+    }
+
+    /// The only element of a tensor that has one, as any type that can hold it: a float as any float (rounded),
+    /// an integer or truth value as any type in which it is the same number. A float is no integer
+    /// ([`to_dtype`](Tensor::to_dtype) makes it one).
+    ///
+    /// ```
+    /// # use kiln_tensor::{Device, Tensor};
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let count = Tensor::from_slice(&[true, true, false])?.sum()?;
+    /// assert_eq!(count.item::<i64>()?, 2);
+    /// assert_eq!(count.item::<f32>()?, 2.0);
+    /// let large = Tensor::new(&300i64, &Device::Cpu)?;
+    /// assert!(large.item::<u8>().unwrap_err().to_string().contains("300 does not fit u8"));
+    /// let loss = Tensor::new(&0.5f32, &Device::Cpu)?;
+    /// assert_eq!(loss.item::<f64>()?, 0.5);
+    /// assert!(loss.item::<i64>().is_err());
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         let loc = Loc::caller();
+        let fail = |why| Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("item"));
         if self.numel() != 1 {
-            let why = Why::Other(format!("a tensor of {} elements is not a single number", self.numel()));
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("item"));
+            return fail(Why::Other(format!("a tensor of {} elements is not a single number", self.numel())));
         }
-        Ok(read(self, "item", loc)?[0])
+        let (own, wanted) = (self.dtype(), T::DTYPE);
+        if own == wanted || (own.is_float() && wanted.is_float()) {
+            return Ok(read(self, "item", loc)?[0]);
+        }
+        if own.is_float() {
+            return fail(Why::ElementType { own, wanted, converts: "to_dtype" });
+        }
+        let value: i64 = read(self, "item", loc)?[0];
+        let same = |held: Scalar| match held.kind() {
+            ScalarKind::Float => held.as_f64() as i128 == i128::from(value),
+            ScalarKind::Int | ScalarKind::Bool => held.as_i64() == value,
+        };
+        let held = T::from_scalar(Scalar::Int(value));
+        if same(held.into()) { Ok(held) } else { fail(Why::Unfit { value, dtype: wanted }) }
     }
 
     /// Overwrites the elements, in row-major order.
@@ -113,8 +189,24 @@ impl Tensor {
     }
 }
 
+/// The elements of a tensor whose elements are `T`.
+pub(crate) fn read_own<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) -> Result<Vec<T>> {
+    let ty = tensor.ty();
+    if ty.dtype != T::DTYPE {
+        let why = Why::ElementType { own: ty.dtype, wanted: T::DTYPE, converts: "to_vec_cast" };
+        return Err(Op::Detach {}.error(&[ty.into()], why, loc).named(what));
+    }
+    read(tensor, what, loc)
+}
+
+/// The elements, converted to `T`.
 pub(crate) fn read<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) -> Result<Vec<T>> {
     hook::host_access(tensor, Access::Read, what, loc)?;
+    elements(tensor, what, loc)
+}
+
+/// [`read`] behind the hook.
+pub(crate) fn elements<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) -> Result<Vec<T>> {
     // Looked at once: its data may be replaced at any time.
     let ready = tensor.ready()?.clone();
     let dense = match ready.layout.is_contiguous() && ready.dtype == T::DTYPE {
@@ -131,9 +223,12 @@ pub(crate) fn read<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) ->
     let ready = dense.ready()?;
     let TensorTy { shape, .. } = ready.ty();
     let _lock = storage::Guard::lock(std::iter::once((&ready.storage, false)));
-    match ready.pointer().is_null() && shape.numel() > 0 {
-        true => Err(Error::op(what, Why::Other("the tensor has no memory".into()), loc)),
-        // SAFETY: the storage is locked for reading and holds `numel` dense elements of T's dtype.
-        false => Ok(unsafe { T::read(ready.pointer(), shape.numel()) }),
+    if ready.pointer().is_null() && shape.numel() > 0 {
+        return Err(Error::op(what, Why::Other("the tensor has no memory".into()), loc));
     }
+    // SAFETY: the storage is locked for reading and holds `numel` dense elements of T's dtype.
+    unsafe { T::read(ready.pointer(), shape.numel()) }.map_err(|error| {
+        let bytes = shape.numel() * T::DTYPE.size();
+        Error::op(what, Why::Memory { bytes, reason: error.to_string() }, loc)
+    })
 }

@@ -8,6 +8,7 @@ pub(crate) fn folder() -> &'static str {
     file!().strip_suffix("lib.rs").unwrap_or(file!())
 }
 
+mod arguments;
 mod attention;
 pub mod autograd;
 mod bytes;
@@ -42,12 +43,14 @@ mod pool;
 mod print;
 pub mod program;
 pub mod random;
+mod rows;
 mod shaping;
 pub mod storage;
 #[cfg(test)]
 mod stress;
 mod tensor;
 
+pub use arguments::{Integer, IntoDims, IntoShape, TensorOptions};
 pub use attention::Attention;
 pub use autograd::{
     AnomalyMode, Context, Function, GradOptions, HookHandle, backward_all, detect_anomaly, enable_grad, grad,
@@ -68,10 +71,11 @@ pub use kiln_ir::{
 };
 pub use list::TensorList;
 pub use loss::CrossEntropy;
-pub use methods::{IntoDims, IntoShape, Operand};
+pub use methods::Operand;
 pub use nested::Nested;
 pub use norm::BatchNorm;
 pub use order::Unique;
 pub use pool::{Interpolation, Pool, Resize};
 pub use random::{RngState, get_rng_state, manual_seed, set_rng_state};
+pub use rows::Rows;
 pub use tensor::{Ready, Seen, Tensor};

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::dispatch::{dispatch_in_place, dispatch_tensor};
 use crate::hook::Arg;
-use crate::{CrossEntropy, Tensor, TensorList};
+use crate::{CrossEntropy, IntoDims, IntoShape, Tensor, TensorList, TensorOptions};
 
 /// The second operand of an op: a tensor or a number.
 pub enum Operand<'a> {
@@ -34,71 +34,6 @@ impl<'a> From<&'a Tensor> for Operand<'a> {
 impl<T: Into<Scalar>> From<T> for Operand<'_> {
     fn from(x: T) -> Self {
         Operand::Number(x.into())
-    }
-}
-
-/// One dim or several, negative ones counted from the end: `-1`, `[0, 2]`.
-pub trait IntoDims {
-    /// The dims as given.
-    fn into_dims(self) -> Vec<i64>;
-}
-
-impl IntoDims for i64 {
-    fn into_dims(self) -> Vec<i64> {
-        vec![self]
-    }
-}
-impl<const N: usize> IntoDims for [i64; N] {
-    fn into_dims(self) -> Vec<i64> {
-        self.to_vec()
-    }
-}
-impl IntoDims for &[i64] {
-    fn into_dims(self) -> Vec<i64> {
-        self.to_vec()
-    }
-}
-
-/// A shape in which one size may be −1: whatever is left. `[-1, 4]`, `[2, 3]`.
-pub trait IntoShape {
-    /// The sizes as given.
-    fn into_sizes(self) -> Vec<i64>;
-}
-
-impl<const N: usize> IntoShape for [i64; N] {
-    fn into_sizes(self) -> Vec<i64> {
-        self.to_vec()
-    }
-}
-// Bare literals that fit several types become i32.
-impl<const N: usize> IntoShape for [i32; N] {
-    fn into_sizes(self) -> Vec<i64> {
-        self.iter().map(|&n| i64::from(n)).collect()
-    }
-}
-impl<const N: usize> IntoShape for [usize; N] {
-    fn into_sizes(self) -> Vec<i64> {
-        self.iter().map(|&n| n as i64).collect()
-    }
-}
-impl IntoShape for &[usize] {
-    fn into_sizes(self) -> Vec<i64> {
-        self.iter().map(|&n| n as i64).collect()
-    }
-}
-impl IntoShape for Vec<usize> {
-    fn into_sizes(self) -> Vec<i64> {
-        self.as_slice().into_sizes()
-    }
-}
-impl IntoShape for &Shape {
-    fn into_sizes(self) -> Vec<i64> {
-        self.iter().map(|&n| n as i64).collect()
-    }
-}
-impl IntoShape for Shape {
-    fn into_sizes(self) -> Vec<i64> {
-        (&self).into_sizes()
     }
 }
 
@@ -225,6 +160,30 @@ impl Tensor {
             false,
             Loc::caller(),
         )
+    }
+
+    /// As another dtype, on another device, or both: `x.to(DType::F16)?`, `x.to(&device)?`, `x.to(&other)?`. The tensor
+    /// itself if nothing changes.
+    ///
+    /// ```
+    /// # use kiln_tensor::{DType, Device, Tensor};
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.5f32, 2.0])?;
+    /// assert_eq!(x.to((DType::I64, &Device::Cpu))?.to_vec::<i64>()?, [1, 2]);
+    /// assert!(x.to(&Device::Cpu)?.same(&x));
+    /// assert!(x.to(&Device::Cuda(0)).unwrap_err().to_string().contains("cuda:0 is not available"));
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn to(&self, options: impl Into<TensorOptions>) -> Result<Tensor> {
+        let options = options.into();
+        let own = self.ty();
+        match options.device {
+            Some(device) if device != own.device => {
+                Err(Op::Detach {}.error(&[own.into()], Why::Device { device }, Loc::caller()).named("to"))
+            }
+            _ => self.to_dtype(options.dtype_or(own.dtype)),
+        }
     }
 
     /// Converted to another dtype; the tensor itself if it has it already.
@@ -512,11 +471,23 @@ impl Tensor {
         dispatch_tensor(&op, &[Arg::Tensor(self), Arg::Tensor(src)], false, loc)
     }
 
-    /// Tensors joined along a dim. Empty ones of one dim join with any, as in PyTorch: only their dtype counts.
+    /// Tensors joined along a dim: a list of tensors or of references to them. Empty ones of one dim join with any,
+    /// as in PyTorch: only their dtype counts.
+    ///
+    /// ```
+    /// # use kiln_tensor::Tensor;
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let (a, b) = (Tensor::from(vec![1.0f32]), Tensor::from([2.0f32, 3.0]));
+    /// assert_eq!(Tensor::cat(&[&a, &b], 0)?.to_vec::<f32>()?, [1.0, 2.0, 3.0]);
+    /// let parts = vec![a, b];
+    /// assert_eq!(Tensor::cat(&parts, 0)?.dims1()?, 3);
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
-    pub fn cat<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, dim: i64) -> Result<Tensor> {
+    pub fn cat<T: AsRef<Tensor>>(tensors: impl IntoIterator<Item = T>, dim: i64) -> Result<Tensor> {
         let loc = Loc::caller();
-        let mut tensors: SmallVec<[&Tensor; 4]> = tensors.into_iter().collect();
+        let given: SmallVec<[T; 4]> = tensors.into_iter().collect();
+        let mut tensors: SmallVec<[&Tensor; 4]> = given.iter().map(AsRef::as_ref).collect();
         let rank = tensors.iter().map(|t| t.rank()).find(|&rank| rank != 1);
         let rank = rank.unwrap_or(tensors.len().min(1));
         let mut dtype = None;
@@ -533,11 +504,12 @@ impl Tensor {
 
     /// Tensors of one shape joined along a new dim.
     #[track_caller]
-    pub fn stack<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, dim: i64) -> Result<Tensor> {
+    pub fn stack<T: AsRef<Tensor>>(tensors: impl IntoIterator<Item = T>, dim: i64) -> Result<Tensor> {
         let loc = Loc::caller();
         let mut rows = Vec::new();
         let mut at = 0;
         for t in tensors {
+            let t = t.as_ref();
             let mut shape = t.shape();
             at = normalise_dim("stack", dim, shape.rank() + 1, loc)?;
             shape.insert(at, 1);
@@ -580,8 +552,8 @@ impl Tensor {
     }
 
     /// A list of tensors as one operand, for [`crate::foreach`].
-    pub fn list<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> TensorList {
-        tensors.into_iter().cloned().collect()
+    pub fn list<T: AsRef<Tensor>>(tensors: impl IntoIterator<Item = T>) -> TensorList {
+        tensors.into_iter().map(|t| t.as_ref().clone()).collect()
     }
 }
 
@@ -598,7 +570,8 @@ pub(crate) fn fill_in(from: &Shape, sizes: &[i64], loc: Loc) -> Result<Shape> {
     match holes[..] {
         [] => {}
         [hole] => {
-            let known: usize = (0..sizes.len()).filter(|&i| i != hole).map(|i| shape[i]).product();
+            let others = (0..sizes.len()).filter(|&i| i != hole);
+            let known = others.fold(1usize, |known, i| known.saturating_mul(shape[i]));
             if known == 0 || !from.numel().is_multiple_of(known) {
                 return fail(Why::Numel { from: from.clone(), to: shape.clone() });
             }

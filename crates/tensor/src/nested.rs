@@ -2,8 +2,8 @@
 
 use kiln_ir::{Device, Error, Loc, Op, Result, Shape, Why};
 
-use crate::Tensor;
-use crate::host::{Element, read};
+use crate::host::{Element, read_own, reserve};
+use crate::{Tensor, TensorOptions};
 
 /// Numbers, and arrays, slices and vectors of them, however deep.
 pub trait Nested {
@@ -79,10 +79,10 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn new<D: Nested + ?Sized>(data: &D, device: &Device) -> Result<Tensor> {
-        let loc = Loc::caller();
-        if *device != Device::Cpu {
-            return Err(Error::op("new", Why::Device { device: *device }, loc));
+    pub fn new<D: Nested + ?Sized>(data: &D, options: impl Into<TensorOptions>) -> Result<Tensor> {
+        let (loc, options) = (Loc::caller(), options.into());
+        if options.device() != Device::Cpu {
+            return Err(Error::op("new", Why::Device { device: options.device() }, loc));
         }
         let mut shape = Shape::default();
         data.sizes(&mut shape).map_err(|(left, right)| {
@@ -90,7 +90,48 @@ impl Tensor {
         })?;
         let mut elements = Vec::with_capacity(shape.checked_numel().unwrap_or(0));
         data.elements(&mut elements);
-        Tensor::from_vec(elements, shape)
+        let tensor = Tensor::from_vec(elements, shape)?;
+        tensor.to_dtype(options.dtype_or(D::Element::DTYPE))
+    }
+
+    /// The size of a tensor of one dim; an error for another number of dims.
+    #[track_caller]
+    pub fn dims1(&self) -> Result<usize> {
+        self.of_rank("dims1", Loc::caller()).map(|[a]| a)
+    }
+
+    /// Both sizes of a matrix; an error for another number of dims.
+    ///
+    /// ```
+    /// # use kiln_tensor::{Device, Tensor};
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let x = Tensor::zeros((2, 3), &Device::Cpu)?;
+    /// let (rows, columns) = x.dims2()?;
+    /// assert_eq!((rows, columns), (2, 3));
+    /// assert!(x.dims3().unwrap_err().to_string().contains("x must have 3 dims, has 2"));
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn dims2(&self) -> Result<(usize, usize)> {
+        self.of_rank("dims2", Loc::caller()).map(|[a, b]| (a, b))
+    }
+
+    /// The three sizes of a tensor; an error for another number of dims.
+    #[track_caller]
+    pub fn dims3(&self) -> Result<(usize, usize, usize)> {
+        self.of_rank("dims3", Loc::caller()).map(|[a, b, c]| (a, b, c))
+    }
+
+    /// The four sizes of a tensor; an error for another number of dims.
+    #[track_caller]
+    pub fn dims4(&self) -> Result<(usize, usize, usize, usize)> {
+        self.of_rank("dims4", Loc::caller()).map(|[a, b, c, d]| (a, b, c, d))
+    }
+
+    /// The five sizes of a tensor; an error for another number of dims.
+    #[track_caller]
+    pub fn dims5(&self) -> Result<(usize, usize, usize, usize, usize)> {
+        self.of_rank("dims5", Loc::caller()).map(|[a, b, c, d, e]| (a, b, c, d, e))
     }
 
     /// The elements of a tensor of one dim.
@@ -98,7 +139,7 @@ impl Tensor {
     pub fn to_vec1<T: Element>(&self) -> Result<Vec<T>> {
         let loc = Loc::caller();
         self.of_rank::<1>("to_vec1", loc)?;
-        read(self, "to_vec1", loc)
+        read_own(self, "to_vec1", loc)
     }
 
     /// The rows of a matrix.
@@ -106,8 +147,10 @@ impl Tensor {
     pub fn to_vec2<T: Element>(&self) -> Result<Vec<Vec<T>>> {
         let loc = Loc::caller();
         let [rows, columns] = self.of_rank("to_vec2", loc)?;
-        let all = read::<T>(self, "to_vec2", loc)?;
-        Ok((0..rows).map(|row| all[row * columns..(row + 1) * columns].to_vec()).collect())
+        let all = read_own::<T>(self, "to_vec2", loc)?;
+        let mut vectors = reserve(rows, "to_vec2", loc)?;
+        vectors.extend((0..rows).map(|row| all[row * columns..(row + 1) * columns].to_vec()));
+        Ok(vectors)
     }
 
     /// The matrices of a tensor of three dims, each as its rows.
@@ -115,7 +158,9 @@ impl Tensor {
     pub fn to_vec3<T: Element>(&self) -> Result<Vec<Vec<Vec<T>>>> {
         let loc = Loc::caller();
         let [blocks, rows, columns] = self.of_rank("to_vec3", loc)?;
-        let all = read::<T>(self, "to_vec3", loc)?;
+        let all = read_own::<T>(self, "to_vec3", loc)?;
+        // Rows without elements cost memory, too.
+        drop(reserve::<Vec<T>>(blocks.saturating_mul(rows.max(1)), "to_vec3", loc)?);
         let row = |at: usize| all[at * columns..(at + 1) * columns].to_vec();
         Ok((0..blocks).map(|block| (0..rows).map(|r| row(block * rows + r)).collect()).collect())
     }
@@ -123,7 +168,7 @@ impl Tensor {
     fn of_rank<const N: usize>(&self, op: &str, loc: Loc) -> Result<[usize; N]> {
         let shape = self.shape();
         <[usize; N]>::try_from(&shape[..]).map_err(|_| {
-            let expected = ["0", "1", "2", "3"].get(N).copied().unwrap_or("other");
+            let expected = ["0", "1", "2", "3", "4", "5"].get(N).copied().unwrap_or("other");
             let why = Why::Rank { argument: "x", expected, got: shape.rank() };
             Op::Detach {}.error(&[self.ty().into()], why, loc).named(op)
         })

@@ -6,8 +6,8 @@ use kiln_ir::{DType, Dims, Loc, Op, Result, Scalar, Shape};
 
 use crate::dispatch::dispatch_tensor;
 use crate::hook::{self, Arg};
-use crate::methods::{IntoDims, normalise_dim, reduced_dims};
-use crate::{Element, Tensor};
+use crate::methods::{normalise_dim, reduced_dims};
+use crate::{Element, IntoDims, Tensor};
 
 /// The distinct elements of a tensor.
 #[derive(Clone, Debug)]

@@ -38,7 +38,7 @@ impl Tensor {
     /// Rounded to this many digits after the point; negative ones before it.
     #[track_caller]
     pub fn round_decimals(&self, decimals: i32) -> Result<Tensor> {
-        let scale = 10f64.powi(decimals.abs());
+        let scale = 10f64.powi(decimals.saturating_abs());
         composed_of([self], |[x]| match decimals {
             0 => x.round(),
             d if d > 0 => x.mul(scale)?.round()?.div(scale),

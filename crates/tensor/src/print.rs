@@ -3,10 +3,10 @@
 
 use std::fmt;
 
-use kiln_ir::{DType, Loc, ScalarKind, Shape};
+use kiln_ir::{DType, Loc, Result, ScalarKind, Shape};
 
-use crate::Tensor;
-use crate::host::read;
+use crate::host::elements;
+use crate::{Tensor, hook};
 
 /// More elements than this are summarised.
 const THRESHOLD: usize = 1000;
@@ -20,13 +20,7 @@ const INDENT: usize = 7;
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ty = self.ty();
-        let loc = Loc::UNKNOWN;
-        let elements = match ty.dtype.kind() {
-            ScalarKind::Float => read::<f64>(self, "printing", loc).map(Elements::Floats),
-            ScalarKind::Int => read::<i64>(self, "printing", loc).map(Elements::Ints),
-            ScalarKind::Bool => read::<bool>(self, "printing", loc).map(Elements::Bools),
-        };
-        let elements = match elements {
+        let elements = match Elements::of(self, ty.dtype.kind()) {
             Ok(elements) => elements,
             Err(error) => return write!(f, "tensor({error})"),
         };
@@ -115,6 +109,16 @@ enum Form {
 }
 
 impl Elements {
+    fn of(tensor: &Tensor, kind: ScalarKind) -> Result<Elements> {
+        let (what, loc) = ("printing", Loc::UNKNOWN);
+        hook::host_access(tensor, hook::Access::Print, what, loc)?;
+        Ok(match kind {
+            ScalarKind::Float => Elements::Floats(elements(tensor, what, loc)?),
+            ScalarKind::Int => Elements::Ints(elements(tensor, what, loc)?),
+            ScalarKind::Bool => Elements::Bools(elements(tensor, what, loc)?),
+        })
+    }
+
     fn style(&self, shown: &[usize]) -> Style {
         let form = match self {
             Elements::Floats(data) => {

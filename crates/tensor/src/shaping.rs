@@ -2,10 +2,11 @@
 
 use kiln_ir::{Dims, Error, Loc, Op, Pairs, Result, Scalar, Shape, Why};
 
-use crate::Tensor;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
-use crate::methods::{IntoDims, IntoShape, Operand, fill_in, normalise_dim, normalise_dims};
+use crate::host::reserve;
+use crate::methods::{Operand, fill_in, normalise_dim, normalise_dims};
+use crate::{IntoDims, IntoShape, Tensor};
 
 fn number(op: &str, argument: &'static str, expected: &'static str, got: f64, loc: Loc) -> Error {
     Error::op(op, Why::Number { argument, expected, got }, loc)
@@ -140,7 +141,7 @@ impl Tensor {
         let (loc, mut shape) = (Loc::caller(), self.shape());
         let dim = known_dim(self, "unbind", dim, loc)?;
         let count = shape.remove(dim);
-        (0..count).map(|i| self.sliced(dim, i, i + 1, loc)?.reshaped(shape.clone(), loc)).collect()
+        parts("unbind", count, loc, |i| self.sliced(dim, i, i + 1, loc)?.reshaped(shape.clone(), loc))
     }
 
     /// Parts of `size` along a dim, the last one smaller if need be, as views.
@@ -153,7 +154,8 @@ impl Tensor {
             return Err(number("split", "size", "1 or more", 0.0, loc));
         }
         let count = if total == 0 { 1 } else { total.div_ceil(size) };
-        (0..count).map(|i| self.sliced(dim, i * size, ((i + 1) * size).min(total), loc)).collect()
+        let start = |i: usize| i.saturating_mul(size).min(total);
+        parts("split", count, loc, |i| self.sliced(dim, start(i), start(i + 1), loc))
     }
 
     /// Parts of these sizes along a dim, as views.
@@ -186,14 +188,15 @@ impl Tensor {
         }
         let total = self.shape()[at];
         match total {
-            0 => (0..chunks).map(|_| self.sliced(at, 0, 0, loc)).collect(),
+            0 => parts("chunk", chunks, loc, |_| self.sliced(at, 0, 0, loc)),
             _ => self.split(total.div_ceil(chunks), dim),
         }
     }
 
     /// The whole tensor repeated, so many times along each dim; more counts than dims add leading dims.
     #[track_caller]
-    pub fn repeat(&self, counts: &[usize]) -> Result<Tensor> {
+    pub fn repeat(&self, counts: impl Into<Shape>) -> Result<Tensor> {
+        let counts = counts.into();
         let (loc, own) = (Loc::caller(), self.shape());
         let Some(lead) = counts.len().checked_sub(own.rank()) else {
             let why = Why::Sizes { what: "counts and dims", left: counts.len(), right: own.rank() };
@@ -218,10 +221,11 @@ impl Tensor {
 
     /// [`repeat`](Tensor::repeat) with counts for the last dims only.
     #[track_caller]
-    pub fn tile(&self, counts: &[usize]) -> Result<Tensor> {
+    pub fn tile(&self, counts: impl Into<Shape>) -> Result<Tensor> {
+        let counts = counts.into();
         let missing = self.rank().saturating_sub(counts.len());
         let all: Vec<usize> = vec![1; missing].into_iter().chain(counts.iter().copied()).collect();
-        self.repeat(&all).map_err(|e| e.named("tile"))
+        self.repeat(all).map_err(|e| e.named("tile"))
     }
 
     /// Each slice of a dim `count` times in a row.
@@ -251,14 +255,40 @@ impl Tensor {
         if let Some(&bad) = values.iter().find(|&&count| count < 0) {
             return Err(number("repeat_interleave", "counts", "0 or more", bad as f64, loc));
         }
-        let picks = values.iter().enumerate().flat_map(|(i, &count)| (0..count).map(move |_| i as i64));
-        self.index_select(dim, &Tensor::from_slice(&picks.collect::<Vec<i64>>())?)
+        let total = values.iter().fold(0usize, |total, &count| total.saturating_add(count as usize));
+        let mut picks: Vec<i64> = reserve(total, "repeat_interleave", loc)?;
+        for (i, &count) in values.iter().enumerate() {
+            picks.resize(picks.len() + count as usize, i as i64);
+        }
+        self.index_select(dim, &Tensor::from_slice(&picks)?)
     }
 
-    /// Elements shifted along a dim; what falls off one end comes back at the other.
+    /// Elements shifted along dims; what falls off one end comes back at the other.
+    ///
+    /// ```
+    /// # use kiln_tensor::{Device, Tensor};
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let x = Tensor::new(&[[1i64, 2], [3, 4]], &Device::Cpu)?;
+    /// assert_eq!(x.roll(1, 1)?.to_vec::<i64>()?, [2, 1, 4, 3]);
+    /// assert_eq!(x.roll([1, 1], [0, 1])?.to_vec::<i64>()?, [4, 3, 2, 1]);
+    /// # Ok(()) }
+    /// ```
     #[track_caller]
-    pub fn roll(&self, shift: i64, dim: i64) -> Result<Tensor> {
+    pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Tensor> {
         let loc = Loc::caller();
+        let (shifts, dims) = (shifts.into_dims(), dims.into_dims());
+        if shifts.len() != dims.len() || dims.is_empty() {
+            let why = Why::Sizes { what: "shifts and dims", left: shifts.len(), right: dims.len() };
+            return Err(Error::op("roll", why, loc));
+        }
+        let mut rolled = self.clone();
+        for (&shift, &dim) in shifts.iter().zip(&dims) {
+            rolled = rolled.rolled(shift, dim, loc)?;
+        }
+        Ok(rolled)
+    }
+
+    fn rolled(&self, shift: i64, dim: i64, loc: Loc) -> Result<Tensor> {
         let dim = known_dim(self, "roll", dim, loc)?;
         let size = self.shape()[dim];
         if size == 0 || shift.rem_euclid(size as i64) == 0 {
@@ -391,7 +421,7 @@ impl Tensor {
         let (loc, shape) = (Loc::caller(), self.shape());
         let dim = known_dim(self, "select_scatter", dim, loc)?;
         let (size, mut slice) = (shape[dim], shape.clone());
-        let at = if index < 0 { index + size as i64 } else { index };
+        let at = if index < 0 { index.saturating_add(size as i64) } else { index };
         if !(0..size as i64).contains(&at) {
             let why = Why::Index { index, size };
             return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("select_scatter"));
@@ -505,7 +535,8 @@ impl Tensor {
     pub fn pixel_shuffle(&self, factor: usize) -> Result<Tensor> {
         let loc = Loc::caller();
         let (lead, [c, h, w]) = self.image("pixel_shuffle", loc)?;
-        if factor == 0 || !c.is_multiple_of(factor * factor) {
+        let square = factor.saturating_mul(factor);
+        if factor == 0 || !c.is_multiple_of(square) {
             return Err(number(
                 "pixel_shuffle",
                 "channels",
@@ -515,8 +546,8 @@ impl Tensor {
             ));
         }
         let n = lead.len();
-        let split = [c / (factor * factor), factor, factor, h, w];
-        let joined = [c / (factor * factor), h * factor, w * factor];
+        let split = [c / square, factor, factor, h, w];
+        let joined = [c / square, h.saturating_mul(factor), w.saturating_mul(factor)];
         let order = (0..n).chain([n, n + 3, n + 1, n + 4, n + 2]).collect();
         let turned = self
             .reshaped(lead.iter().copied().chain(split).collect(), loc)?
@@ -541,7 +572,7 @@ impl Tensor {
         }
         let n = lead.len();
         let split = [c, h / factor, factor, w / factor, factor];
-        let joined = [c * factor * factor, h / factor, w / factor];
+        let joined = [c.saturating_mul(factor).saturating_mul(factor), h / factor, w / factor];
         let order = (0..n).chain([n, n + 2, n + 4, n + 1, n + 3]).collect();
         let turned = self
             .reshaped(lead.iter().copied().chain(split).collect(), loc)?
@@ -559,6 +590,15 @@ impl Tensor {
             }
         }
     }
+}
+
+/// So many tensors, if there is memory for a list of them: empty ones cost nothing else.
+fn parts(op: &str, count: usize, loc: Loc, part: impl Fn(usize) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+    let mut all = reserve(count, op, loc)?;
+    for i in 0..count {
+        all.push(part(i)?);
+    }
+    Ok(all)
 }
 
 /// A dim that is there: a 0-d tensor has none to cut.

@@ -101,7 +101,7 @@ fn no_change_of_overlapping_views_is_lost() {
             }
             (tally, changes)
         });
-        let found = base.to_vec::<f64>().expect("ready");
+        let found = base.to_vec_cast::<f64>().expect("ready");
         for (at, &found) in found.iter().enumerate() {
             let wanted: usize = tallies.iter().map(|(tally, _)| tally[at / SIDE][at % SIDE]).sum();
             assert_eq!(found, wanted as f64, "element {at}, {dtype}");

@@ -230,7 +230,31 @@ pub struct Tensor {
     pub(crate) slot: Handle<Slot>,
 }
 
+impl AsRef<Tensor> for Tensor {
+    fn as_ref(&self) -> &Tensor {
+        self
+    }
+}
+
 impl Tensor {
+    /// A copy with row-major memory of its own, on the tape: PyTorch's `clone()`. (A clone, in Rust's sense, is another
+    /// handle to the same tensor.)
+    ///
+    /// ```
+    /// # use kiln_tensor::Tensor;
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let x = Tensor::from(vec![1.0f32, 2.0]);
+    /// let (same, copy) = (x.clone(), x.deep_clone()?);
+    /// x.zero_()?;
+    /// assert_eq!(same.to_vec::<f32>()?, [0.0, 0.0]);
+    /// assert_eq!(copy.to_vec::<f32>()?, [1.0, 2.0]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn deep_clone(&self) -> Result<Tensor> {
+        self.unary(Op::Clone {}, Loc::caller())
+    }
+
     /// A tensor that is ready.
     pub fn from_ready(ready: Ready) -> Tensor {
         Tensor {

@@ -14,7 +14,7 @@ fn leaf(values: &[f64]) -> Tensor {
 }
 
 fn values(x: &Tensor) -> Vec<f64> {
-    x.to_vec::<f64>().unwrap()
+    x.to_vec_cast::<f64>().unwrap()
 }
 
 const AGAIN: GradOptions = GradOptions { retain_graph: None, create_graph: true, allow_unused: false };

@@ -177,10 +177,10 @@ fn data_is_replaced_and_the_tensor_stays() -> Result<()> {
     let same = x.clone();
     let y = x.mul(&x)?.sum()?;
     x.set_data(&Tensor::from_slice(&[3.0f64, 4.0, 5.0])?)?;
-    assert_eq!((same.dtype(), same.to_vec::<f64>()?), (DType::F64, vec![3.0, 4.0, 5.0]));
+    assert_eq!((same.dtype(), same.to_vec_cast::<f64>()?), (DType::F64, vec![3.0, 4.0, 5.0]));
     assert!(same.same(&x) && same.requires_grad() && same.is_leaf());
     x.mul(&x)?.sum()?.backward()?;
-    assert_eq!(x.grad().map(|g| g.to_vec::<f64>()).transpose()?, Some(vec![6.0, 8.0, 10.0]));
+    assert_eq!(x.grad().map(|g| g.to_vec_cast::<f64>()).transpose()?, Some(vec![6.0, 8.0, 10.0]));
     // What was computed before keeps what it was computed from.
     assert_eq!(y.item::<f32>()?, 5.0);
     assert!(y.set_data(&x).is_err(), "not a leaf");

@@ -299,9 +299,9 @@ fn creation() {
 fn host_reads_and_writes() {
     let x = t(&[1.0, 2.0]);
     passes(&["Read to_vec"], || x.to_vec::<f32>());
-    passes(&["Read to_vec"], || x.to_vec::<i64>());
+    passes(&["Read to_vec_cast"], || x.to_vec_cast::<i64>());
     passes(&["Read item"], || t(&[1.0]).item::<f32>());
-    passes(&["Read printing"], || Ok(x.to_string()));
+    passes(&["Print printing"], || Ok(x.to_string()));
     passes(&["Write write_slice"], || x.write_slice(&[3.0f32, 4.0]));
     passes(&["State requires_grad_"], || x.requires_grad_(true).map(drop));
     // The type is no element: nothing needs to be computed for it.

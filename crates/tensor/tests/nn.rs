@@ -14,7 +14,7 @@ fn from(shape: impl Into<Shape>, f: impl Fn(f64) -> f64) -> Tensor {
 }
 
 fn close(got: Result<Tensor>, want: &[f64]) {
-    let got = got.unwrap().contiguous().unwrap().to_vec::<f64>().unwrap();
+    let got = got.unwrap().contiguous().unwrap().to_vec_cast::<f64>().unwrap();
     assert_eq!(got.len(), want.len());
     for (g, w) in got.iter().zip(want) {
         assert!((g - w).abs() <= 1e-12 * w.abs().max(1.0), "{got:?} instead of {want:?}");
@@ -77,7 +77,7 @@ fn attention() -> Result<()> {
     let y = total(q.scaled_dot_product_attention(&k, &v, masked));
     y.as_ref().unwrap().sum()?.backward()?;
     close(y?.detach(), &[-0.0030176550216007847, 0.0, 1.5273558451785483]);
-    assert!(q.grad().unwrap().to_vec::<f64>()?.iter().all(|g| g.is_finite()));
+    assert!(q.grad().unwrap().to_vec_cast::<f64>()?.iter().all(|g| g.is_finite()));
     Ok(())
 }
 
@@ -149,11 +149,11 @@ fn dropout_keeps_the_mean() -> Result<()> {
 #[test]
 fn einsum_equations() -> Result<()> {
     let (a, b) = (from([2, 3], |i| i), from([3, 2], |i| i - 2.0));
-    close(Tensor::einsum("ij,jk->ik", &[&a, &b]), &a.mm(&b)?.to_vec::<f64>()?);
-    close(Tensor::einsum("ij,jk", &[&a, &b]), &a.mm(&b)?.to_vec::<f64>()?);
+    close(Tensor::einsum("ij,jk->ik", &[&a, &b]), &a.mm(&b)?.to_vec_cast::<f64>()?);
+    close(Tensor::einsum("ij,jk", &[&a, &b]), &a.mm(&b)?.to_vec_cast::<f64>()?);
     close(Tensor::einsum("ij,ji->", &[&a, &b]), &[a.mul(&b.t()?)?.sum()?.item::<f64>()?]);
     close(Tensor::einsum("ij->j", &[&a]), &[3.0, 5.0, 7.0]);
-    close(Tensor::einsum("ba", &[&a]), &a.t()?.contiguous()?.to_vec::<f64>()?);
+    close(Tensor::einsum("ba", &[&a]), &a.t()?.contiguous()?.to_vec_cast::<f64>()?);
     close(Tensor::einsum("...j,j...->...", &[&a, &b]), &[4.0, 16.0]);
     close(Tensor::einsum("ii->i", &[&a.mm(&b)?]), &[4.0, 16.0]);
     for bad in ["ij,jk", "ij->k", "ij->ii", "i", "i1", "ijk"] {

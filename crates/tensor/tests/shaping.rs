@@ -29,7 +29,7 @@ fn parts_and_joins() -> Result<()> {
 #[test]
 fn repeats_turns_and_pads() -> Result<()> {
     let x = ramp(&[2, 2])?;
-    assert_eq!(x.repeat(&[1, 2])?.to_vec2::<f32>()?, [[0.0, 1.0, 0.0, 1.0], [2.0, 3.0, 2.0, 3.0]]);
+    assert_eq!(x.repeat([1, 2])?.to_vec2::<f32>()?, [[0.0, 1.0, 0.0, 1.0], [2.0, 3.0, 2.0, 3.0]]);
     assert_eq!(x.repeat_interleave(2, 1)?.to_vec2::<f32>()?, [[0.0, 0.0, 1.0, 1.0], [2.0, 2.0, 3.0, 3.0]]);
     assert_eq!(x.roll(1, 1)?.to_vec::<f32>()?, [1.0, 0.0, 3.0, 2.0]);
     assert_eq!(x.flip(0)?.to_vec::<f32>()?, [2.0, 3.0, 0.0, 1.0]);
@@ -104,5 +104,27 @@ fn printing_is_pytorchs() -> Result<()> {
     assert_eq!(x.to_string(), "tensor([1.5000], requires_grad=True)");
     assert_eq!(x.mul(2.0)?.to_string(), "tensor([3.], grad_fn=<mul>)");
     assert_eq!(format!("{x:?}"), "Tensor(f32[1])");
+    Ok(())
+}
+
+/// What is wrong with a `cat` is the dim, the shapes and which tensor.
+#[test]
+fn joining_says_which_tensor_does_not_fit() -> Result<()> {
+    let ones = |shape: &[usize]| Tensor::ones(shape, &CPU);
+    let (a, b) = (ones(&[2, 3])?, ones(&[2, 4])?);
+    let error = Tensor::cat([&a, &a, &b], 0).unwrap_err().to_string();
+    assert!(
+        error
+            .contains("tensor 2 of shape [2, 4] can't be joined with [2, 3] along dim 0: other sizes differ"),
+        "{error}"
+    );
+    let error = Tensor::cat([&a, &ones(&[2])?], 1).unwrap_err().to_string();
+    assert!(
+        error.contains(
+            "tensor 1 of shape [2] can't be joined with [2, 3] along dim 1: numbers of dims differ"
+        ),
+        "{error}"
+    );
+    assert!(!error.contains("broadcast") && error.contains("shaping.rs:"), "{error}");
     Ok(())
 }

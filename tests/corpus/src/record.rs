@@ -49,8 +49,8 @@ impl Record {
     #[track_caller]
     pub fn tensor(&mut self, name: &'static str, tensor: &Tensor) -> Result<()> {
         let values = match tensor.dtype().is_float() {
-            true => Values::Floats(tensor.to_vec::<f64>()?),
-            false => Values::Integers(tensor.to_vec::<i64>()?),
+            true => Values::Floats(tensor.to_vec_cast::<f64>()?),
+            false => Values::Integers(tensor.to_vec_cast::<i64>()?),
         };
         self.entries.push((name, values));
         Ok(())

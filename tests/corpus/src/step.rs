@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use kiln::{Backend, Compile, Error, Explanation, Region, Result};
+use kiln::{Backend, Compile, Explanation, Region, Result};
 
 /// The step of a program: what it does again and again, and what a user would compile.
 pub struct Step {
@@ -45,7 +45,7 @@ impl Step {
     }
 
     /// One call of the step.
-    pub fn run<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         match &self.region {
             Some(region) => region.run(body),
             None => body(),

@@ -81,7 +81,7 @@ pub fn check(call: &Call, bundle: &Bundle, mode: Mode) -> Verdict {
     }
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| match mode {
         Mode::Eager => results(call, &args),
-        Mode::Compiled => Compile::new().region().run(|| results(call, &args)),
+        Mode::Compiled => Compile::new().region().try_run(|| results(call, &args)),
     }));
     let got = match ran {
         Err(_) => return refused(&"a panic"),

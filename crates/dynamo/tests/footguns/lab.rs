@@ -31,7 +31,7 @@ pub fn data(shape: &[usize]) -> Result<Tensor> {
 pub fn assert_close(got: &Tensor, want: &Tensor, what: &str) -> Result<()> {
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
     let (got, want) =
-        (got.to_dtype(DType::F64)?.to_vec::<f64>()?, want.to_dtype(DType::F64)?.to_vec::<f64>()?);
+        (got.to_dtype(DType::F64)?.to_vec_cast::<f64>()?, want.to_dtype(DType::F64)?.to_vec_cast::<f64>()?);
     let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
         assert!((got - want).abs() <= 1e-5 * scale, "{what} at {i}: {got} instead of {want}");
@@ -65,7 +65,7 @@ impl Lab {
     }
 
     pub fn see(&self, what: &str, tensor: &Tensor) -> Result<()> {
-        let seen = Seen::Values { shape: tensor.shape().to_vec(), values: tensor.to_vec::<f64>()? };
+        let seen = Seen::Values { shape: tensor.shape().to_vec(), values: tensor.to_vec_cast::<f64>()? };
         self.notes.borrow_mut().push((what.to_string(), seen));
         Ok(())
     }

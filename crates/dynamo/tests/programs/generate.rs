@@ -411,7 +411,8 @@ impl Generator {
                 let touched: Vec<Id> = fresh.iter().chain(&changed).copied().collect();
                 let wild = |t: &Tensor| {
                     t.numel() > 400
-                        || (t.dtype().is_float() && t.to_vec::<f64>().unwrap().iter().any(|x| x.abs() > 64.0))
+                        || (t.dtype().is_float()
+                            && t.to_vec_cast::<f64>().unwrap().iter().any(|x| x.abs() > 64.0))
                 };
                 if fresh.iter().any(|id| wild(&variables[id])) {
                     return;

@@ -34,10 +34,10 @@ fn different(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
         return Ok(Some(format!("{} instead of {}", flags(got), flags(want))));
     }
     if !want.dtype().is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.to_vec_cast::<i64>()?);
         return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
     }
-    let (got, want) = (got.to_vec::<f64>()?, want.to_vec::<f64>()?);
+    let (got, want) = (got.to_vec_cast::<f64>()?, want.to_vec_cast::<f64>()?);
     let scale = want.iter().filter(|x| x.is_finite()).fold(0.0f64, |a, x| a.max(x.abs()));
     let close = |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= 1e-5 + 1e-4 * scale;
     let wrong = got.iter().zip(&want).position(|(g, w)| !close(*g, *w));

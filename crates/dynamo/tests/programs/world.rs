@@ -418,7 +418,7 @@ pub fn perform(step: &Step, v: &mut Variables, call: usize, n: usize, notes: &mu
         Do::Read(x) => {
             let x = get!(x);
             notes.push(format!("v{} {} {:?}", step.out, x.dtype(), x.shape()));
-            v.insert(step.out, Tensor::from_vec(x.to_vec::<f64>()?, x.shape())?);
+            v.insert(step.out, Tensor::from_vec(x.to_vec_cast::<f64>()?, x.shape())?);
             return Ok(());
         }
         Do::HostWrite(x, k) => {

@@ -157,11 +157,11 @@ fn difference(got: &Tensor, want: &Tensor) -> Result<Option<String>> {
         return Ok(Some(format!("{} instead of {}", got.ty(), want.ty())));
     }
     if !want.dtype().is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.to_vec_cast::<i64>()?);
         let wrong = (0..want.len()).find(|&i| got[i] != want[i]);
         return Ok(wrong.map(|i| format!("at {i}: {} instead of {}", got[i], want[i])));
     }
-    let (got, want) = (got.to_vec::<f64>()?, want.to_vec::<f64>()?);
+    let (got, want) = (got.to_vec_cast::<f64>()?, want.to_vec_cast::<f64>()?);
     let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
     let count = (0..want.len()).filter(|&i| !same(got[i], want[i])).count();
     let wrong = (0..want.len()).find(|&i| !same(got[i], want[i]));
@@ -300,7 +300,7 @@ fn strict_chains_are_eagers_bits() -> Result<()> {
 
 /// The largest distance from exact values, over the largest of them.
 fn error(got: &Tensor, exact: &Tensor) -> Result<f64> {
-    let (got, exact) = (got.to_vec::<f64>()?, exact.to_vec::<f64>()?);
+    let (got, exact) = (got.to_vec_cast::<f64>()?, exact.to_vec_cast::<f64>()?);
     let largest = exact.iter().fold(0.0f64, |a, x| a.max(x.abs()));
     let pairs = got.iter().zip(&exact);
     Ok(pairs.fold(0.0f64, |a, (x, y)| a.max((x - y).abs())) / largest.max(f64::MIN_POSITIVE))

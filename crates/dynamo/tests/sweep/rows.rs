@@ -50,12 +50,12 @@ fn difference(got: &Tensor, want: &Tensor, through: f64) -> Result<Option<String
         return Ok(Some(format!("{} instead of {}", got.ty(), want.ty())));
     }
     if !want.dtype().is_float() {
-        let (got, want) = (got.to_vec::<i64>()?, want.to_vec::<i64>()?);
+        let (got, want) = (got.to_vec_cast::<i64>()?, want.to_vec_cast::<i64>()?);
         return Ok((got != want).then(|| format!("{got:?} instead of {want:?}")));
     }
     // Wide results that came by way of halves are no better than halves.
     let tolerance = tolerance(want.dtype()).max(through);
-    let (got, want) = (got.to_vec::<f64>()?, want.to_vec::<f64>()?);
+    let (got, want) = (got.to_vec_cast::<f64>()?, want.to_vec_cast::<f64>()?);
     let scale = want.iter().filter(|x| x.is_finite()).fold(1.0f64, |a, x| a.max(x.abs()));
     let close = |g: f64, w: f64| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * scale;
     let wrong = got.iter().zip(&want).position(|(g, w)| !close(*g, *w));
@@ -68,10 +68,10 @@ fn inexact(got: &Tensor, eager: &Tensor, exact: &Tensor, least: f64) -> Result<O
     if got.dtype() != DType::F32 || exact.dtype() != DType::F64 {
         return Ok(None);
     }
-    let exact = exact.to_vec::<f64>()?;
+    let exact = exact.to_vec_cast::<f64>()?;
     let largest = exact.iter().filter(|x| x.is_finite()).fold(least, |a, x| a.max(x.abs()));
     let error = |tensor: &Tensor| -> Result<f64> {
-        let values = tensor.to_vec::<f64>()?;
+        let values = tensor.to_vec_cast::<f64>()?;
         let finite = values.iter().zip(&exact).filter(|(_, exact)| exact.is_finite());
         Ok(finite.fold(0.0f64, |a, (x, exact)| a.max((x - exact).abs())))
     };

@@ -100,9 +100,9 @@ impl Window {
             if kernel == 0 {
                 return Err(fail());
             }
-            let reach = (kernel - 1).checked_mul(self.dilation[d]).ok_or_else(fail)?;
+            let reach = (kernel - 1).checked_mul(self.dilation[d]).and_then(|reach| reach.checked_add(1));
             let padded = self.padding[d].checked_mul(2).and_then(|p| p.checked_add(size)).ok_or_else(fail)?;
-            shape.push(padded.checked_sub(reach + 1).ok_or_else(fail)? / self.stride[d] + 1);
+            shape.push(padded.checked_sub(reach.ok_or_else(fail)?).ok_or_else(fail)? / self.stride[d] + 1);
         }
         Ok(shape)
     }

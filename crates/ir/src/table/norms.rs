@@ -181,7 +181,7 @@ pub(crate) fn group_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> 
     let Op::GroupNorm { groups } = *op else { return Ok(smallvec![args[0]]) };
     let shape = cx.tensor_ty(args[0]).shape;
     let length = shape[1..].iter().product::<usize>() / groups;
-    let rows = cx.reshape(args[0], Shape::from([shape[0] * groups, length]))?;
+    let rows = cx.reshape(args[0], Shape::from([shape[0].saturating_mul(groups), length]))?;
     let y = cx.layer_norm(rows, args[1], 1)?;
     let y = cx.reshape(y, shape.clone())?;
     scaled(cx, y, &args[2..], Some(by_channel(&shape)))

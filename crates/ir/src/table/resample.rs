@@ -134,11 +134,12 @@ fn windows(
     if padding > kernel / 2 {
         return Err(Why::Other(format!("a padding of {padding} is more than half of a window of {kernel}")));
     }
-    let reach = (kernel - 1).checked_mul(dilation).ok_or_else(fail)?;
-    let room = (size + 2 * padding).checked_sub(reach + 1).ok_or_else(fail)?;
+    let reach = (kernel - 1).checked_mul(dilation).and_then(|reach| reach.checked_add(1)).ok_or_else(fail)?;
+    let padded = padding.checked_mul(2).and_then(|both| both.checked_add(size)).ok_or_else(fail)?;
+    let room = padded.checked_sub(reach).ok_or_else(fail)?;
     let count = (if ceil { room.div_ceil(stride) } else { room / stride }) + 1;
     // The last window must begin inside the input or the padding before it.
-    Ok(if ceil && (count - 1) * stride >= size + padding { count - 1 } else { count })
+    Ok(if ceil && (count - 1).saturating_mul(stride) >= size + padding { count - 1 } else { count })
 }
 
 fn images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a TensorTy, Why> {

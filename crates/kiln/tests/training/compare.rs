@@ -43,7 +43,7 @@ impl Record {
     }
 
     pub fn tensor(&mut self, label: &str, tensor: &Tensor) -> Result<()> {
-        let numbers = tensor.to_dtype(DType::F64)?.to_vec::<f64>()?;
+        let numbers = tensor.to_dtype(DType::F64)?.to_vec_cast::<f64>()?;
         self.entries.push(Entry { step: self.step, label: label.to_string(), numbers });
         Ok(())
     }
@@ -187,6 +187,6 @@ pub fn samples(shape: &[usize], classes: usize, salt: usize, dtype: DType) -> Re
     let x = numbers(shape, salt + 1000, 1.5, dtype)?;
     let rows = x.reshape([shape[0] as i64, -1])?.narrow(1, 0, classes)?;
     let class = |row: &[f64]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i64;
-    let classes: Vec<i64> = rows.to_vec::<f64>()?.chunks(classes).map(class).collect();
+    let classes: Vec<i64> = rows.to_vec_cast::<f64>()?.chunks(classes).map(class).collect();
     Ok((x, Tensor::from_vec(classes, [shape[0]])?))
 }

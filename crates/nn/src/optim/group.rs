@@ -105,20 +105,25 @@ struct Entry {
 impl Entry {
     /// Makes the state at the first gradient, as PyTorch does. Off the record: in a captured program state is
     /// an input from the first call on, never something the program makes.
-    fn make_state(&mut self, count: usize, start: f64) -> Result<()> {
-        if self.state.len() == count {
+    fn make_state(&mut self, names: &[&'static str], start: f64) -> Result<()> {
+        if self.state.len() == names.len() {
             return Ok(());
         }
         // Asked of the recorder, if the parameter is its own.
         let ty = self.param.ty();
         let _eager = hook::Scope::suspend();
         let kept = std::mem::take(&mut self.kept);
-        self.state = (0..count)
+        self.state = (0..names.len())
             .map(|i| match kept.get(i).cloned().flatten() {
                 Some(state) => Ok(state),
                 None => Tensor::full_of(ty.shape.clone(), start, ty.dtype, &ty.device),
             })
             .collect::<Result<_>>()?;
+        if let Some(label) = self.param.label() {
+            for (name, state) in names.iter().zip(&self.state) {
+                state.set_label(&format!("{name} of {label}"));
+            }
+        }
         Ok(())
     }
 }
@@ -196,10 +201,10 @@ impl<R: Rule> Group<R> {
     fn regroup(&mut self) -> Result<()> {
         self.settle();
         self.buckets.clear();
-        let states = self.rule.states().len();
+        let states = self.rule.states();
         let mut members: BTreeMap<(u64, u64), Vec<usize>> = BTreeMap::new();
         for (i, entry) in self.entries.iter_mut().enumerate().filter(|(_, entry)| entry.has_grad) {
-            entry.make_state(states, self.rule.start())?;
+            entry.make_state(&states, self.rule.start())?;
             let key = (self.rule.key(entry.steps), entry.product.to_bits());
             members.entry(key).or_default().push(i);
         }
@@ -210,7 +215,7 @@ impl<R: Rule> Group<R> {
                 steps: entries[members[0]].steps,
                 product: entries[members[0]].product,
                 params: members.iter().map(|&i| entries[i].param.clone()).collect(),
-                state: (0..states)
+                state: (0..states.len())
                     .map(|s| members.iter().map(|&i| entries[i].state[s].clone()).collect())
                     .collect(),
                 members,
@@ -462,7 +467,7 @@ impl<R: Rule> Groups<R> {
             group.rule = rule;
             group.initial_lr = initial_lr;
             group.buckets.clear();
-            let (count, start) = (group.rule.states().len(), group.rule.start());
+            let (names, start) = (group.rule.states(), group.rule.start());
             for (entry, (steps, product, state)) in group.entries.iter_mut().zip(entries) {
                 (entry.steps, entry.product) = (steps, product);
                 entry.kept.clear();
@@ -473,7 +478,7 @@ impl<R: Rule> Groups<R> {
                     }
                 }
                 // Into the tensors that are there: a compiled step goes on with them.
-                entry.make_state(count, start)?;
+                entry.make_state(&names, start)?;
                 for (own, value) in entry.state.iter().zip(&state) {
                     if !own.same(value) {
                         copy_into(own, value)?;

@@ -19,7 +19,7 @@ pub fn tensor(data: &[f64], shape: &[usize], dtype: DType) -> Result<Tensor> {
 /// Panics unless all numbers are equal within the tolerance.
 #[track_caller]
 pub fn assert_close(got: &Tensor, want: &[f64], tolerance: f64, what: &str) -> Result<()> {
-    let got = got.to_vec::<f64>()?;
+    let got = got.to_vec_cast::<f64>()?;
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         assert!((g - w).abs() <= tolerance * w.abs().max(0.1), "{what}: element {i} is {g}, not {w}");

@@ -1,7 +1,7 @@
 //! The modules of the fixture, by name: how Kiln makes them and how they are called.
 
 use kiln_nn::*;
-use kiln_tensor::{DType, Device, Interpolation, Padding, Pool, Result, Tensor};
+use kiln_tensor::{DType, Interpolation, Padding, Pool, Result, Tensor};
 
 type Call = Box<dyn Fn(&dyn Module, &[Tensor]) -> Result<Vec<Tensor>>>;
 
@@ -182,20 +182,20 @@ pub fn build(name: &str, dtype: DType) -> Result<Built> {
         "softmax" => layer(Softmax { dim: 1 }),
         "log_softmax" => layer(LogSoftmax { dim: -1 }),
         "identity" => layer(Identity),
-        "prelu" => layer(PReLU::with(4, 0.25, dtype, &Device::Cpu)?),
-        "prelu_one" => layer(PReLU::with(1, 0.25, dtype, &Device::Cpu)?),
-        "lstm" => lstm(LSTM::with(&LSTM::options().dtype(dtype), 3, 4)?),
+        "prelu" => layer(PReLU::options().num_parameters(4).dtype(dtype).build()?),
+        "prelu_one" => layer(PReLU::options().num_parameters(1).dtype(dtype).build()?),
+        "lstm" => lstm(LSTM::options().dtype(dtype).build(3, 4)?),
         "lstm_full" => {
             let options = LSTM::options().num_layers(2).batch_first(true).bidirectional(true);
-            lstm(LSTM::with(&options.dtype(dtype), 3, 4)?)
+            lstm(options.dtype(dtype).build(3, 4)?)
         }
-        "lstm_unbatched" => lstm(LSTM::with(&LSTM::options().bias(false).dtype(dtype), 3, 4)?),
-        "gru" => recurrent(GRU::with(&GRU::options().dtype(dtype), 3, 4)?),
+        "lstm_unbatched" => lstm(LSTM::options().bias(false).dtype(dtype).build(3, 4)?),
+        "gru" => recurrent(GRU::options().dtype(dtype).build(3, 4)?),
         "gru_full" => {
             let options = GRU::options().num_layers(2).batch_first(true).bidirectional(true);
-            recurrent(GRU::with(&options.dtype(dtype), 3, 4)?)
+            recurrent(options.dtype(dtype).build(3, 4)?)
         }
-        "rnn" => recurrent(RNN::with(&RNN::options().num_layers(2).dtype(dtype), 3, 4)?),
+        "rnn" => recurrent(RNN::options().num_layers(2).dtype(dtype).build(3, 4)?),
         "attention" => attention(MultiheadAttention::options().dtype(dtype).build(6, 2)?, three),
         "attention_batch_first" => {
             let options = MultiheadAttention::options().bias(false).batch_first(true).dtype(dtype);

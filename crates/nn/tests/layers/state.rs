@@ -234,7 +234,7 @@ fn pytorchs_files_are_read() -> Result<()> {
     let dtypes: Vec<DType> = kinds.iter().map(Tensor::dtype).collect();
     let others: Vec<DType> = DType::ALL.into_iter().filter(|dtype| *dtype != DType::F32).collect();
     assert_eq!(dtypes, others);
-    assert!(kinds[1..].iter().all(|t| t.to_vec::<f64>().is_ok_and(|v| v == [0.0, 1.0, 2.0])));
+    assert!(kinds[1..].iter().all(|t| t.to_vec_cast::<f64>().is_ok_and(|v| v == [0.0, 1.0, 2.0])));
     assert_eq!(kinds[0].to_vec::<bool>()?, [false, true, true]);
     let turned = tensor(all.get("turned"));
     assert_eq!(turned.shape().to_vec(), [4, 3]);
@@ -412,10 +412,10 @@ fn conversion_keeps_the_tensors() -> Result<()> {
     let state = model.state_dict();
     assert_eq!(state.get("1.running_mean").map(Tensor::dtype), Some(DType::F64));
     assert_eq!(state.get("1.num_batches_tracked").map(Tensor::dtype), Some(DType::I64));
-    let old = before[0].to_vec::<f64>()?;
+    let old = before[0].to_vec_cast::<f64>()?;
     before[0].set_grad(Some(Tensor::full_of([4, 3], 2.0, DType::F64, &CPU)?));
     sgd.step()?;
-    let new = before[0].to_vec::<f64>()?;
+    let new = before[0].to_vec_cast::<f64>()?;
     assert!(
         old.iter().zip(&new).all(|(old, new)| (old - 1.0 - new).abs() < 1e-12),
         "the optimizer has them too"
@@ -429,7 +429,7 @@ fn conversion_keeps_the_tensors() -> Result<()> {
 #[test]
 fn modules_have_names() -> Result<()> {
     let _turn = crate::turn();
-    let layer = TransformerEncoderLayer::options().dim_feedforward(4).encoder_layer(4, 2)?;
+    let layer = TransformerEncoderLayer::options().dim_feedforward(4).build(4, 2)?;
     let names: Vec<String> =
         layer.named_modules().into_iter().map(|(name, kind)| format!("{name}:{kind}")).collect();
     assert_eq!(
@@ -441,7 +441,7 @@ fn modules_have_names() -> Result<()> {
             "linear1:Linear"
         ]
     );
-    let lstm = LSTM::with(&LSTM::options().bidirectional(true), 2, 3)?;
+    let lstm = LSTM::options().bidirectional(true).build(2, 3)?;
     let names: Vec<String> = lstm.named_parameters().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names[3..5], ["bias_hh_l0", "weight_ih_l0_reverse"]);
     let mut list: ModuleList = ModuleList::default();
@@ -459,7 +459,7 @@ fn initialisers_draw_as_they_say() -> Result<()> {
     let _turn = crate::turn();
     manual_seed(5);
     let moments = |t: &Tensor| -> Result<(f64, f64)> {
-        let values = t.to_vec::<f64>()?;
+        let values = t.to_vec_cast::<f64>()?;
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let square = values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / values.len() as f64;
         Ok((mean, square.sqrt()))
@@ -476,12 +476,12 @@ fn initialisers_draw_as_they_say() -> Result<()> {
         init::xavier_normal_(&t, 2.0)?;
         close(moments(&t)?, 0.0, 2.0 * (2.0f64 / 180.0).sqrt());
         init::trunc_normal_(&t, 1.0, 2.0, 0.0, 3.0)?;
-        assert!(t.to_vec::<f64>()?.iter().all(|x| (0.0..=3.0).contains(x)));
+        assert!(t.to_vec_cast::<f64>()?.iter().all(|x| (0.0..=3.0).contains(x)));
         // From −½ to 1 deviations: known moments of a normal distribution cut there.
         close(moments(&t)?, 1.0 + 2.0 * 0.206_63, 2.0 * 0.415_66);
         init::orthogonal_(&t, 1.5)?;
         let t = t.to_dtype(DType::F64)?;
-        let product = t.t()?.mm(&t)?.to_vec::<f64>()?;
+        let product = t.t()?.mm(&t)?.to_vec_cast::<f64>()?;
         let tolerance = if dtype == DType::BF16 { 0.05 } else { 1e-5 };
         for (i, x) in product.iter().enumerate() {
             let want = if i % 81 == 0 { 2.25 } else { 0.0 };
@@ -489,9 +489,9 @@ fn initialisers_draw_as_they_say() -> Result<()> {
         }
     }
     let conv = Conv2d::new(4, 8, 3)?;
-    assert!(conv.weight.to_vec::<f64>()?.iter().all(|x| x.abs() <= 1.0 / 6.0));
+    assert!(conv.weight.to_vec_cast::<f64>()?.iter().all(|x| x.abs() <= 1.0 / 6.0));
     let lstm = LSTM::new(3, 16)?;
-    assert!(lstm.parameters()[0].to_vec::<f64>()?.iter().all(|x| x.abs() <= 0.25));
+    assert!(lstm.parameters()[0].to_vec_cast::<f64>()?.iter().all(|x| x.abs() <= 0.25));
     let t = Tensor::zeros([2, 3], &CPU)?;
     init::eye_(&t)?;
     assert_eq!(t.to_vec::<f32>()?, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);

@@ -203,7 +203,7 @@ impl Job<'_> {
         let n = index.layout.shape.numel();
         // SAFETY: `index` is dense i64, locked or fresh; `out` is fresh and of its shape.
         let (from, to) = unsafe { (elements::<i64>(&index, n), elements_mut::<i64>(out, n)) };
-        let whole = size as i64;
+        let whole = i64::try_from(size).unwrap_or(i64::MAX);
         for (to, &i) in to.iter_mut().zip(from) {
             if i < -whole || i >= whole {
                 return Err(self.op.error(self.tys, Why::Index { index: i, size }, self.loc));

@@ -43,6 +43,11 @@ pub(crate) fn geometry(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -
     else {
         return None;
     };
+    // Larger strides and dilations than the padded input make no difference: there is one position, one tap.
+    let within = |steps: &[usize]| -> [usize; 2] {
+        let (steps, sizes, padding) = (pair(steps, 1), pair(&input[2..], 1), pair(padding, 0));
+        std::array::from_fn(|d| steps[d].min(padding[d].saturating_mul(2).saturating_add(sizes[d]).max(1)))
+    };
     Some(Geometry {
         batch: input[0],
         channels: input[1],
@@ -50,9 +55,9 @@ pub(crate) fn geometry(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -
         input: pair(&input[2..], 1),
         output: pair(&output[2..], 1),
         kernel: pair(&weight[2..], 1),
-        stride: pair(stride, 1),
+        stride: within(stride),
         padding: pair(padding, 0),
-        dilation: pair(dilation, 1),
+        dilation: within(dilation),
         groups: *groups,
     })
 }
@@ -200,6 +205,10 @@ impl Job<'_> {
     }
 
     pub(super) fn normalise(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        // However many channels there are.
+        if out.layout.shape.numel() == 0 {
+            return Ok(());
+        }
         let x = self.dense(self.tensor(inputs, 0)?)?;
         let what = self.normalisation(&x.layout.shape, Job::number(inputs, 1).as_f64());
         let mut affine = Vec::new();
@@ -221,6 +230,9 @@ impl Job<'_> {
     }
 
     pub(super) fn normalise_backward(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        if out.layout.shape.numel() == 0 {
+            return Ok(());
+        }
         let (grad, x) = (self.dense(self.tensor(inputs, 0)?)?, self.dense(self.tensor(inputs, 1)?)?);
         let what = self.normalisation(&x.layout.shape, Job::number(inputs, 2).as_f64());
         with_float!(self, out.dtype, T => {
