@@ -1,5 +1,7 @@
 //! Whether a kernel is the one that its loops have, its arguments follow from them, and where they go in memory.
 
+use std::collections::HashMap;
+
 use kiln_ir::{DType, ScalarKind};
 
 use crate::assemble::name_of;
@@ -16,6 +18,8 @@ pub(crate) struct Known {
     arguments: Arguments,
     /// The numbers of the loops that it was first used with.
     numbers: Vec<i64>,
+    /// Numbers that are no arguments since others, which are, are always the same: which, and as which.
+    twins: Vec<(usize, usize)>,
 }
 
 /// One access of a kernel's.
@@ -49,7 +53,8 @@ impl Known {
         holds(same, || wrong("another text than that of its loops"))?;
         let mut numbers = Vec::new();
         kernel.each_number(&mut |number| numbers.push(*number));
-        Ok(Known { kernel, arguments: emitted.arguments, numbers })
+        let twins = twins(&kernel, &emitted.arguments);
+        Ok(Known { kernel, arguments: emitted.arguments, numbers, twins })
     }
 
     pub(crate) fn scalars(&self) -> &[ScalarKind] {
@@ -86,6 +91,7 @@ impl Known {
         let (own, chunks) = ints.split_at_checked(own).ok_or_else(wrong)?;
         let mut numbers = self.numbers.clone();
         self.arguments.each_number(own, &mut |number, value| numbers[number] = value);
+        self.twins.iter().for_each(|&(number, as_this)| numbers[number] = numbers[as_this]);
         let mut kernel = self.kernel.clone();
         let mut given = numbers.into_iter();
         kernel.change_numbers(&mut |old| given.next().unwrap_or(old));
@@ -125,6 +131,46 @@ impl Known {
         }
         Ok(())
     }
+}
+
+/// The same position clamped to the same number is one argument, however often it is needed.
+fn twins(kernel: &Kernel, arguments: &Arguments) -> Vec<(usize, usize)> {
+    let (mut places, mut count) = (HashMap::new(), 0);
+    kernel.each_number(&mut |number| {
+        places.insert(std::ptr::from_ref(number), count);
+        count += 1;
+    });
+    let mut is_argument = vec![false; count];
+    arguments.each_number(&vec![0; arguments.count()], &mut |number, _| is_argument[number] = true);
+    fn clamps<'k>(index: &'k Index, found: &mut Vec<(&'k Index, &'k i64)>) {
+        for (term, _) in &index.terms {
+            match term {
+                Term::Axis(_) | Term::Value(..) => {}
+                Term::Div(inner, _) | Term::Mod(inner, _) => clamps(inner, found),
+                Term::Clamp(inner, most) => {
+                    clamps(inner, found);
+                    found.push((inner, most));
+                }
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for expr in &kernel.exprs {
+        if let ExprKind::Load { index, .. } | ExprKind::Position(index) = &expr.kind {
+            clamps(index, &mut found);
+        }
+    }
+    kernel.stores.iter().for_each(|store| clamps(&store.index, &mut found));
+    let place = |most: &i64| places.get(&std::ptr::from_ref(most)).copied();
+    let known: HashMap<(&Index, i64), usize> = found
+        .iter()
+        .filter_map(|(inner, most)| Some(((*inner, **most), place(most).filter(|at| is_argument[*at])?)))
+        .collect();
+    let twin = |(inner, most): &(&Index, &i64)| {
+        let at = place(most).filter(|at| !is_argument[*at])?;
+        Some((at, *known.get(&(*inner, **most))?))
+    };
+    found.iter().filter_map(twin).collect()
 }
 
 /// The accesses of a kernel over a table: piece after piece, each of a row.
