@@ -11,7 +11,8 @@ use crate::hook::Arg;
 use crate::methods::Operand;
 
 /// The result of an operator: a tensor, or the first error of the expression. It ends with [`ok`](Expr::ok), since
-/// stable Rust has no `?` for types of ours (the compiler shows the line below where somebody writes one):
+/// stable Rust has no `?` for types of ours; the compiler's message names the type, so the name says it:
+/// "the `?` operator cannot be applied to type `ExprEndsWithOk`". In programs it goes by [`Expr`](crate::Expr).
 ///
 /// ```
 /// # use kiln_tensor::Tensor;
@@ -21,7 +22,9 @@ use crate::methods::Operand;
 /// # Ok(()) }
 /// ```
 #[must_use = "an expression may have failed: end it with .ok()?"]
-pub struct Expr(Result<Tensor>); // An expression ends with `.ok()?`: `(&x + 1.0).exp().ok()?`.
+pub struct ExprEndsWithOk(Result<Tensor>);
+
+use ExprEndsWithOk as Expr;
 
 impl Expr {
     /// The tensor, or the first error of the expression.

@@ -62,7 +62,7 @@ pub use dispatch::{
     with_module,
 };
 pub use dynamic::DynamicDim;
-pub use expr::Expr;
+pub use expr::ExprEndsWithOk;
 pub use host::Element;
 pub use indexing::{Ellipsis, IndexOp, Indexer, NewAxis};
 pub use kept::{Kept, Spare};
@@ -79,3 +79,6 @@ pub use pool::{Interpolation, Pool, Resize};
 pub use random::{RngState, get_rng_state, manual_seed, set_rng_state};
 pub use rows::Rows;
 pub use tensor::{Ready, Seen, Tensor};
+
+/// What operators give: see [`ExprEndsWithOk`].
+pub type Expr = ExprEndsWithOk;
