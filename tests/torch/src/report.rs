@@ -189,6 +189,17 @@ pub fn run(run: &Run) -> bool {
 
 fn print(run: &Run, all: &Outcome) -> bool {
     let entries = differences::read(&run.list);
+    let all_of_them: String = all
+        .differences
+        .iter()
+        .map(|d| {
+            format!("{}\t{}\t{}\t{}\t{}\t{}\t{}\n", d.op, d.dtype, d.kind, d.stage, d.mode, d.call, d.what)
+        })
+        .collect();
+    let place = run.folder.join("differences.tsv");
+    if let Err(error) = std::fs::write(&place, all_of_them) {
+        println!("{}: {error}", place.display());
+    }
     let mut unexplained: BTreeMap<String, Vec<&Difference>> = BTreeMap::new();
     for d in &all.differences {
         let entry = entries.iter().find(|e| e.covers([&d.op, &d.dtype, &d.kind, d.stage, d.mode]));
