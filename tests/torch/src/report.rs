@@ -189,6 +189,17 @@ pub fn run(run: &Run) -> bool {
 
 fn print(run: &Run, all: &Outcome) -> bool {
     let entries = differences::read(&run.list);
+    let all_of_them: String = all
+        .differences
+        .iter()
+        .map(|d| {
+            format!("{}\t{}\t{}\t{}\t{}\t{}\t{}\n", d.op, d.dtype, d.kind, d.stage, d.mode, d.call, d.what)
+        })
+        .collect();
+    let place = run.folder.join("differences.tsv");
+    if let Err(error) = std::fs::write(&place, all_of_them) {
+        println!("{}: {error}", place.display());
+    }
     let mut unexplained: BTreeMap<String, Vec<&Difference>> = BTreeMap::new();
     for d in &all.differences {
         let entry = entries.iter().find(|e| e.covers([&d.op, &d.dtype, &d.kind, d.stage, d.mode]));
@@ -209,7 +220,12 @@ fn print(run: &Run, all: &Outcome) -> bool {
         println!("explains nothing any more: {}", entry.text);
     }
     let left_out: usize = all.unmapped.values().sum();
-    println!("\nnot compared: {left_out} samples");
+    let absent = std::fs::read_to_string(run.folder.join("unmapped.json")).unwrap_or_default();
+    let absent: Vec<String> = serde_json::from_str(&absent).unwrap_or_default();
+    println!(
+        "\nnot compared: {left_out} samples, and {} of PyTorch's operators that Kiln has no call for",
+        absent.len()
+    );
     let mut reasons: Vec<_> = all.unmapped.iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (why, count) in reasons.iter().take(if run.ops.is_empty() { 60 } else { 100 }) {
