@@ -47,7 +47,7 @@ pub use halves::element_by_element;
 pub use layout::Layout;
 pub use list_ty::{ListTy, ListTyBuilder};
 pub use loc::{Behalf, Line, Loc};
-pub use op::{Class, Grad, GradCall, Level, Op, Row, Saves};
+pub use op::{Class, Grad, GradCall, Level, Op, Row};
 pub use promote::{promote, result_dtype};
 pub use reads::Reads;
 pub use samples::{Domain, Sample, SampleArg};

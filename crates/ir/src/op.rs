@@ -110,42 +110,6 @@ pub enum Grad {
     NotDifferentiable(&'static str),
 }
 
-/// Which values of a call its gradient rule reads (eager keeps only those).
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Saves {
-    /// Only types.
-    Nothing,
-    /// The operands.
-    Inputs,
-    /// The operands that are indices or masks: those that no gradient flows through.
-    Indices,
-    /// The results.
-    Outputs,
-    /// Both.
-    InputsAndOutputs,
-}
-
-impl Saves {
-    /// Whether all operands are read.
-    pub fn inputs(self) -> bool {
-        matches!(self, Saves::Inputs | Saves::InputsAndOutputs)
-    }
-
-    /// Whether operands of this type are read.
-    pub fn input(self, ty: &Ty) -> bool {
-        match self {
-            Saves::Inputs | Saves::InputsAndOutputs => true,
-            Saves::Indices => ty.is_scalar() || ty.as_tensor().is_some_and(|t| !t.dtype.is_float()),
-            Saves::Nothing | Saves::Outputs => false,
-        }
-    }
-
-    /// Whether results are read.
-    pub fn outputs(self) -> bool {
-        matches!(self, Saves::Outputs | Saves::InputsAndOutputs)
-    }
-}
-
 /// What a gradient rule sees of the call it differentiates.
 pub struct GradCall<'a> {
     /// The op.
@@ -198,8 +162,6 @@ pub struct Row {
     pub function: Option<Function>,
     /// Its gradient.
     pub grad: Grad,
-    /// What the gradient reads.
-    pub saves: Saves,
     /// Its decomposition.
     pub decompose: Option<DecomposeFn>,
     /// Calls that show what it can do, for the sweep tests.
@@ -239,7 +201,6 @@ macro_rules! define_ops {
                         eval: Eval::Structural,
                         function: None,
                         grad: $grad,
-                        saves: Saves::Nothing,
                         decompose: None,
                         samples: samples::none,
                     }

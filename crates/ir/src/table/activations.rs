@@ -19,55 +19,55 @@ macro_rules! rows_activations {
 
             /// x / (1 + e⁻ˣ)
             [pointwise silu silu_] "silu" Silu (x) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::silu), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::silu),
                   decompose: Some(activations::silu_steps), eval: Eval::float(|a| a[0] / (1.0 + (-a[0]).exp())),
                   samples: samples::unary_float };
             /// x · tanh(log(1 + eˣ))
             [pointwise mish mish_] "mish" Mish (x) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::mish), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::mish),
                   decompose: Some(activations::mish_steps),
                   eval: Eval::float(|a| a[0] * (nan_max(a[0], 0.0) + (-a[0].abs()).exp().ln_1p()).tanh()), samples: samples::unary_float };
             /// x where positive, alpha·(eˣ − 1) elsewhere
             [pointwise elu elu_] "elu" Elu (x, alpha) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::elu), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::elu),
                   decompose: Some(activations::elu_steps),
                   eval: Eval::float(|a| if a[0] > 0.0 { a[0] } else { a[1] * a[0].exp_m1() }), samples: || samples::activation(&[1.25]) };
             /// x where positive, alpha·(e^(x/alpha) − 1) elsewhere
             [pointwise celu celu_] "celu" Celu (x, alpha) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::celu), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::celu),
                   decompose: Some(activations::celu_steps),
                   eval: Eval::float(|a| if a[0] > 0.0 { a[0] } else { a[1] * (a[0] / a[1]).exp_m1() }), samples: || samples::activation(&[1.5]) };
             /// elu with the factors that keep mean and variance
             [pointwise selu selu_] "selu" Selu (x) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::selu), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::selu),
                   decompose: Some(activations::selu_steps),
                   eval: Eval::float(|a| activations::SELU_SCALE * if a[0] > 0.0 { a[0] } else { activations::SELU_ALPHA * a[0].exp_m1() }),
                   samples: || samples::activation(&[]) };
             /// x where positive, negative_slope·x elsewhere
             [pointwise leaky_relu leaky_relu_] "leaky_relu" LeakyRelu (x, negative_slope) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::leaky_relu), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::leaky_relu),
                   decompose: Some(activations::leaky_relu_steps),
                   eval: Eval::float(|a| if a[0] > 0.0 { a[0] } else { a[1] * a[0] }), samples: || samples::activation(&[0.01]) };
             /// min(max(x, 0), 6)
             [pointwise relu6 relu6_] "relu6" Relu6 (x) () {}
-                { ty: activations::limits_ty, grad: Grad::Fn(activations::relu6), saves: Saves::Inputs,
+                { ty: activations::limits_ty, grad: Grad::Fn(activations::relu6),
                   decompose: Some(activations::relu6_steps),
                   eval: Eval::both(|a| -nan_max(-nan_max(a[0], 0.0), -6.0), |a| a[0].clamp(0, 6)),
                   samples: || samples::activation_of(samples::NUMBERS, &[]) };
             /// x limited to [min_val, max_val]; at the edges its slope is 0
             [pointwise hardtanh hardtanh_] "hardtanh" Hardtanh (x, min_val, max_val) () {}
-                { ty: activations::limits_ty, grad: Grad::Fn(activations::hardtanh), saves: Saves::Inputs,
+                { ty: activations::limits_ty, grad: Grad::Fn(activations::hardtanh),
                   decompose: Some(activations::hardtanh_steps),
                   eval: Eval::both(|a| -nan_max(-nan_max(a[0], a[1]), -a[2]), |a| a[0].max(a[1]).min(a[2])),
                   samples: || samples::activation_of(samples::NUMBERS, &[-0.75, 1.5]) };
             /// min(max(x + 3, 0), 6) / 6
             [pointwise hardsigmoid hardsigmoid_] "hardsigmoid" Hardsigmoid (x) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::hardsigmoid), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::hardsigmoid),
                   decompose: Some(activations::hardsigmoid_steps),
                   eval: Eval::float(|a| -nan_max(-nan_max(a[0] + 3.0, 0.0), -6.0) / 6.0), samples: || samples::activation(&[]) };
             /// x · hardsigmoid(x)
             [pointwise hardswish hardswish_] "hardswish" Hardswish (x) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::hardswish), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::hardswish),
                   decompose: Some(activations::hardswish_steps),
                   eval: Eval::float(|a| a[0] * -nan_max(-nan_max(a[0] + 3.0, 0.0), -6.0) / 6.0), samples: || samples::activation(&[]) };
             /// x, and 0 where |x| ≤ lambd
@@ -76,7 +76,7 @@ macro_rules! rows_activations {
                   eval: Eval::float(|a| if a[0].abs() <= a[1] { 0.0 } else { a[0] }), samples: || samples::activation(&[0.5]) };
             /// x moved towards 0 by lambd
             [pointwise softshrink softshrink_] "softshrink" Softshrink (x, lambd) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::softshrink), saves: Saves::Inputs, decompose: Some(activations::softshrink_steps),
+                { ty: activations::ty, grad: Grad::Fn(activations::softshrink), decompose: Some(activations::softshrink_steps),
                   eval: Eval::float(|a| if a[0] > a[1] { a[0] - a[1] } else if a[0] < -a[1] { a[0] + a[1] } else { a[0] * 0.0 }),
                   samples: || samples::activation(&[0.5]) };
             /// x − tanh x
@@ -90,13 +90,13 @@ macro_rules! rows_activations {
                   samples: || samples::activation_of(samples::NUMBERS, &[0.1, 3.0]) };
             /// log(1 + e^(beta·x)) / beta, and x where beta·x is above the threshold
             [pointwise softplus softplus_] "softplus" Softplus (x, beta, threshold) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::softplus), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::softplus),
                   decompose: Some(activations::softplus_steps),
                   eval: Eval::float(|a| if a[0] * a[1] > a[2] { a[0] } else { (a[0] * a[1]).exp().ln_1p() / a[1] }),
                   samples: || samples::activation(&[1.5, 4.0]) };
             /// log(1 / (1 + e⁻ˣ))
             [pointwise log_sigmoid log_sigmoid_] "log_sigmoid" LogSigmoid (x) () {}
-                { ty: activations::ty, grad: Grad::Fn(activations::log_sigmoid), saves: Saves::Inputs,
+                { ty: activations::ty, grad: Grad::Fn(activations::log_sigmoid),
                   decompose: Some(activations::log_sigmoid_steps),
                   eval: Eval::float(|a| a[0].min(0.0) - (-a[0].abs()).exp().ln_1p()), samples: || samples::activation(&[]) };
             /// x where positive, weight·x elsewhere; one weight, or one for each channel (dim 1)

@@ -18,17 +18,17 @@ macro_rules! rows_choices {
 
             /// x limited to [min, max]
             [pointwise clamp clamp_] "clamp" Clamp (x, min, max) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Fn(choices::clamp), saves: Saves::Inputs,
+                { ty: types::arithmetic_not_bool, grad: Grad::Fn(choices::clamp),
                   decompose: Some(choices::clamp_steps),
                   eval: Eval::both(|a| -nan_max(-nan_max(a[0], a[1]), -a[2]), |a| a[0].max(a[1]).min(a[2])), samples: choices::clamp_samples };
             /// x, and min where it is less
             [pointwise clamp_min clamp_min_] "clamp_min" ClampMin (x, min) () {}
-                { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_min), saves: Saves::Inputs,
+                { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_min),
                   decompose: Some(choices::clamp_min_steps), eval: Eval::both(|a| nan_max(a[0], a[1]), |a| a[0].max(a[1])),
                   samples: samples::binary };
             /// x, and max where it is more
             [pointwise clamp_max clamp_max_] "clamp_max" ClampMax (x, max) () {}
-                { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_max), saves: Saves::Inputs,
+                { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_max),
                   decompose: Some(choices::clamp_max_steps), eval: Eval::both(|a| -nan_max(-a[0], -a[1]), |a| a[0].min(a[1])),
                   samples: samples::binary };
             /// y − alpha · x
@@ -50,7 +50,7 @@ macro_rules! rows_choices {
                   eval: Eval::compare(|a| a[0].is_sign_negative(), |a| a[0] < 0), samples: samples::unary };
             /// |x| with the sign of y
             [pointwise copysign copysign_] "copysign" Copysign (x, y) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(choices::copysign), saves: Saves::InputsAndOutputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(choices::copysign),
                   eval: Eval::float(|a| a[0].copysign(a[1])), function: Some(Function::Copysign),
                   samples: || samples::binary_on(samples::NUMBERS, samples::NonZero) };
             /// 0 left of zero, 1 right of it, values at it

@@ -17,20 +17,20 @@ macro_rules! rows_contractions {
 
             /// Matrix product of [m, k] and [k, n]
             [contraction mm _none] "mm" Mm (x, y) () {}
-                { ty: types::mm, grad: Grad::Fn(gradient::mm), saves: Saves::Inputs, decompose: Some(decompose::contraction),
+                { ty: types::mm, grad: Grad::Fn(gradient::mm), decompose: Some(decompose::contraction),
                   eval: Eval::Structural,
                   samples: samples::mm };
             /// input + x · y
             [contraction addmm _none] "addmm" Addmm (input, x, y) () {}
-                { ty: types::addmm, grad: Grad::Fn(gradient::addmm), saves: Saves::Inputs, level: Level::Composite,
+                { ty: types::addmm, grad: Grad::Fn(gradient::addmm), level: Level::Composite,
                   decompose: Some(decompose::addmm), eval: Eval::Structural, samples: samples::addmm };
             /// x · weightᵀ + bias, over the last dim of x
             [contraction linear _none] "linear" Linear (x, weight) (bias) {}
-                { ty: types::linear, grad: Grad::Fn(gradient::linear), saves: Saves::Inputs, level: Level::Composite,
+                { ty: types::linear, grad: Grad::Fn(gradient::linear), level: Level::Composite,
                   decompose: Some(decompose::linear), eval: Eval::Structural, samples: samples::linear };
             /// Matrix products of [b, m, k] and [b, k, n], one for each b
             [contraction bmm _none] "bmm" Bmm (x, y) () {}
-                { ty: contractions::bmm_type, grad: Grad::Fn(contractions::bmm_gradient), saves: Saves::Inputs,
+                { ty: contractions::bmm_type, grad: Grad::Fn(contractions::bmm_gradient),
                   eval: Eval::Structural, samples: contractions::bmm_samples };
             /// input + x · y, matrices in batches
             [contraction baddbmm _none] "baddbmm" Baddbmm (input, x, y) () {}
@@ -43,17 +43,17 @@ macro_rules! rows_contractions {
             /// Cross-correlation of images [n, c, …] with filters [o, c / groups, …] over one or two dims
             [contraction convolution _none] "convolution" Convolution (x, weight) (bias)
                 { stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
-                { ty: convolution::forward_type, grad: Grad::Fn(convolution::forward_gradient), saves: Saves::Inputs,
+                { ty: convolution::forward_type, grad: Grad::Fn(convolution::forward_gradient),
                   decompose: Some(convolution::forward), eval: Eval::Structural, samples: convolution::forward_samples };
             /// The gradient of a convolution's input; a transposed convolution
             [contraction convolution_input_gradient _none] "convolution_input_gradient" ConvolutionInputGradient (grad, weight) ()
                 { input: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
-                { ty: convolution::input_type, grad: Grad::Fn(convolution::input_gradient), saves: Saves::Inputs,
+                { ty: convolution::input_type, grad: Grad::Fn(convolution::input_gradient),
                   eval: Eval::Structural, samples: convolution::input_samples };
             /// The gradient of a convolution's filters
             [contraction convolution_weight_gradient _none] "convolution_weight_gradient" ConvolutionWeightGradient (x, grad) ()
                 { weight: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
-                { ty: convolution::weight_type, grad: Grad::Fn(convolution::weight_gradient), saves: Saves::Inputs,
+                { ty: convolution::weight_type, grad: Grad::Fn(convolution::weight_gradient),
                   eval: Eval::Structural, samples: convolution::weight_samples };
         ]}
     };

@@ -16,58 +16,58 @@ macro_rules! rows_functions {
 
             /// eˣ
             [pointwise exp exp_] "exp" Exp (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::exp), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::exp),
                   eval: Eval::float(|a| a[0].exp()), function: Some(Function::Exp), samples: samples::unary };
             /// 2ˣ
             [pointwise exp2 exp2_] "exp2" Exp2 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::exp2), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::exp2),
                   eval: Eval::float(|a| a[0].exp2()), function: Some(Function::Exp2), samples: samples::unary };
             /// eˣ − 1
             [pointwise expm1 expm1_] "expm1" Expm1 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::expm1), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::expm1),
                   eval: Eval::float(|a| a[0].exp_m1()), function: Some(Function::Expm1), samples: samples::unary };
             /// Natural logarithm
             [pointwise log log_] "log" Log (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::log), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::log),
                   eval: Eval::float(|a| a[0].ln()), function: Some(Function::Log), samples: samples::unary_positive };
             /// Logarithm to base 2
             [pointwise log2 log2_] "log2" Log2 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log2), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log2),
                   eval: Eval::float(|a| a[0].log2()), function: Some(Function::Log2), samples: samples::unary_positive };
             /// Logarithm to base 10
             [pointwise log10 log10_] "log10" Log10 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log10), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log10),
                   eval: Eval::float(|a| a[0].log10()), function: Some(Function::Log10), samples: samples::unary_positive };
             /// log(1 + x)
             [pointwise log1p log1p_] "log1p" Log1p (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log1p), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log1p),
                   eval: Eval::float(|a| a[0].ln_1p()), function: Some(Function::Log1p), samples: samples::unary_positive };
             /// log(eˣ + eʸ)
             [pointwise logaddexp logaddexp_] "logaddexp" Logaddexp (x, y) () {}
-                { ty: types::float_only, grad: Grad::Fn(functions::logaddexp), saves: Saves::Inputs,
+                { ty: types::float_only, grad: Grad::Fn(functions::logaddexp),
                   decompose: Some(functions::logaddexp_steps),
                   eval: Eval::float(|a| if a[0] == a[1] && a[0].is_infinite() { a[0] } else {
                       nan_max(a[0], a[1]) + (-(a[0] - a[1]).abs()).exp().ln_1p() }),
                   samples: || samples::binary_on(samples::FLOATS, samples::Any) };
             /// x · log y, and 0 where x is 0
             [pointwise xlogy xlogy_] "xlogy" Xlogy (x, y) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::xlogy), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::xlogy),
                   decompose: Some(functions::xlogy_steps),
                   eval: Eval::float(|a| if a[0] == 0.0 && !a[1].is_nan() { 0.0 } else { a[0] * a[1].ln() }),
                   samples: || samples::binary_on(samples::NUMBERS, samples::Positive) };
             /// log(x / (1 − x)), x first limited to [eps, 1 − eps] where eps is given
             [pointwise logit logit_] "logit" Logit (x) (eps) {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::logit), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::logit),
                   decompose: Some(functions::logit_steps),
                   eval: Eval::float(|a| { let x = a.get(1).map_or(a[0], |e| nan_max(a[0], *e).min(1.0 - e)); (x / (1.0 - x)).ln() }),
                   samples: functions::logit_samples };
             /// Square root
             [pointwise sqrt sqrt_] "sqrt" Sqrt (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sqrt), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sqrt),
                   eval: Eval::float(|a| a[0].sqrt()), function: Some(Function::Sqrt), samples: samples::unary_positive };
             /// 1 / √x
             [pointwise rsqrt rsqrt_] "rsqrt" Rsqrt (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::rsqrt), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::rsqrt),
                   decompose: Some(decompose::rsqrt), eval: Eval::float(|a| 1.0 / a[0].sqrt()),
                   function: Some(Function::Rsqrt), samples: samples::unary_positive };
             /// x · x
@@ -77,62 +77,62 @@ macro_rules! rows_functions {
                   samples: samples::unary };
             /// Sine
             [pointwise sin sin_] "sin" Sin (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sin), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sin),
                   eval: Eval::float(|a| a[0].sin()), function: Some(Function::Sin), samples: samples::unary };
             /// Cosine
             [pointwise cos cos_] "cos" Cos (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::cos), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::cos),
                   eval: Eval::float(|a| a[0].cos()), function: Some(Function::Cos), samples: samples::unary };
             /// Tangent
             [pointwise tan tan_] "tan" Tan (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::tan), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::tan),
                   eval: Eval::float(|a| a[0].tan()), function: Some(Function::Tan),
                   samples: || samples::unary_on(samples::ALL, samples::Between(-1.2, 1.2)) };
             /// The angle whose sine is x
             [pointwise asin asin_] "asin" Asin (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::asin), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::asin),
                   eval: Eval::float(|a| a[0].asin()), function: Some(Function::Asin), samples: functions::inside };
             /// The angle whose cosine is x
             [pointwise acos acos_] "acos" Acos (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::acos), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::acos),
                   eval: Eval::float(|a| a[0].acos()), function: Some(Function::Acos), samples: functions::inside };
             /// The angle whose tangent is x
             [pointwise atan atan_] "atan" Atan (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atan), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atan),
                   eval: Eval::float(|a| a[0].atan()), function: Some(Function::Atan), samples: samples::unary };
             /// The angle of the point with this height y and this x
             [pointwise atan2 atan2_] "atan2" Atan2 (y, x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atan2), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atan2),
                   eval: Eval::float(|a| a[0].atan2(a[1])), function: Some(Function::Atan2),
                   samples: || samples::binary_on(samples::ALL, samples::NonZero) };
             /// Hyperbolic sine
             [pointwise sinh sinh_] "sinh" Sinh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sinh), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sinh),
                   eval: Eval::float(|a| a[0].sinh()), function: Some(Function::Sinh), samples: samples::unary };
             /// Hyperbolic cosine
             [pointwise cosh cosh_] "cosh" Cosh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::cosh), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::cosh),
                   eval: Eval::float(|a| a[0].cosh()), function: Some(Function::Cosh), samples: samples::unary };
             /// Hyperbolic tangent
             [pointwise tanh tanh_] "tanh" Tanh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::tanh), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::tanh),
                   eval: Eval::float(|a| a[0].tanh()), function: Some(Function::Tanh), samples: samples::unary };
             /// The number whose hyperbolic sine is x
             [pointwise asinh asinh_] "asinh" Asinh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::asinh), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::asinh),
                   eval: Eval::float(|a| a[0].asinh()), function: Some(Function::Asinh), samples: samples::unary };
             /// The number ≥ 0 whose hyperbolic cosine is x
             [pointwise acosh acosh_] "acosh" Acosh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::acosh), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::acosh),
                   eval: Eval::float(|a| a[0].acosh()), function: Some(Function::Acosh),
                   samples: || samples::unary_on(samples::ALL, samples::Between(1.2, 9.0)) };
             /// The number whose hyperbolic tangent is x
             [pointwise atanh atanh_] "atanh" Atanh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atanh), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atanh),
                   eval: Eval::float(|a| a[0].atanh()), function: Some(Function::Atanh), samples: functions::inside };
             /// sin(πx) / πx, and 1 at 0
             [pointwise sinc sinc_] "sinc" Sinc (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sinc), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sinc),
                   decompose: Some(functions::sinc_steps),
                   eval: Eval::float(|a| { let z = std::f64::consts::PI * a[0]; if a[0] == 0.0 { 1.0 } else { z.sin() / z } }),
                   samples: samples::unary_float };
@@ -146,27 +146,27 @@ macro_rules! rows_functions {
                   eval: Eval::float(|a| a[0] * (180.0 / std::f64::consts::PI)), samples: samples::unary_not_bool };
             /// Error function
             [pointwise erf erf_] "erf" Erf (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::erf), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::erf),
                   eval: Eval::float(|a| erf(a[0])), function: Some(Function::Erf), samples: samples::unary };
             /// 1 − erf x
             [pointwise erfc erfc_] "erfc" Erfc (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::erfc), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::erfc),
                   eval: Eval::float(|a| erfc(a[0])), function: Some(Function::Erfc), samples: samples::unary };
             /// The number whose erf is x
             [pointwise erfinv erfinv_] "erfinv" Erfinv (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::erfinv), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::erfinv),
                   eval: Eval::float(|a| erfinv(a[0])), function: Some(Function::Erfinv), samples: functions::inside };
             /// log |Γ(x)|
             [pointwise lgamma lgamma_] "lgamma" Lgamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::lgamma), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::lgamma),
                   eval: Eval::float(|a| lgamma(a[0])), samples: samples::unary_positive };
             /// The derivative of lgamma
             [pointwise digamma digamma_] "digamma" Digamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::digamma), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::digamma),
                   eval: Eval::float(|a| digamma(a[0])), samples: samples::unary_positive };
             /// The derivative of digamma, PyTorch's polygamma of order 1
             [pointwise trigamma trigamma_] "trigamma" Trigamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::trigamma), saves: Saves::Inputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(functions::trigamma),
                   eval: Eval::float(|a| trigamma(a[0])), samples: samples::unary_positive };
             /// The derivative of trigamma, PyTorch's polygamma of order 2
             [pointwise tetragamma tetragamma_] "tetragamma" Tetragamma (x) () {}
@@ -174,16 +174,16 @@ macro_rules! rows_functions {
                   eval: Eval::float(|a| tetragamma(a[0])), samples: samples::unary_positive };
             /// 1 / (1 + e⁻ˣ)
             [pointwise sigmoid sigmoid_] "sigmoid" Sigmoid (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sigmoid), saves: Saves::Outputs,
+                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sigmoid),
                   eval: Eval::float(|a| 1.0 / (1.0 + (-a[0]).exp())), function: Some(Function::Sigmoid), samples: samples::unary };
             /// max(x, 0)
             [pointwise relu relu_] "relu" Relu (x) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Fn(gradient::relu), saves: Saves::Outputs,
+                { ty: types::arithmetic_not_bool, grad: Grad::Fn(gradient::relu),
                   decompose: Some(decompose::relu), eval: Eval::both(|a| nan_max(a[0], 0.0), |a| a[0].max(0)),
                   function: Some(Function::Relu), samples: samples::unary_not_bool };
             /// x · Φ(x), by the error function or by tanh
             [activation gelu gelu_] "gelu" Gelu (x) () { approximate: Approximate }
-                { ty: types::float_only, grad: Grad::Fn(gradient::gelu), saves: Saves::Inputs,
+                { ty: types::float_only, grad: Grad::Fn(gradient::gelu),
                   decompose: Some(decompose::gelu), eval: Eval::float_op(eval_gelu), function: Some(Function::Gelu), samples: samples::gelu };
         ]}
     };

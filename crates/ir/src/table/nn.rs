@@ -16,7 +16,7 @@ macro_rules! rows_nn {
 
             /// (x − mean) / √(variance + eps) over the last dims, times weight plus bias
             [composite layer_norm _none] "layer_norm" LayerNorm (x, eps) (weight, bias) { dims: usize }
-                { ty: norms::layer_norm_type, grad: Grad::Fn(norms::layer_norm_gradient), saves: Saves::Inputs,
+                { ty: norms::layer_norm_type, grad: Grad::Fn(norms::layer_norm_gradient),
                   level: Level::Composite, decompose: Some(norms::layer_norm), eval: Eval::Structural,
                   samples: norms::layer_norm_samples };
             /// The gradient of layer_norm's x, without weight
@@ -25,7 +25,7 @@ macro_rules! rows_nn {
                   decompose: Some(norms::backward), eval: Eval::Structural, samples: norms::layer_norm_backward_samples };
             /// x / √(mean of x² + eps) over the last dims, times weight
             [composite rms_norm _none] "rms_norm" RmsNorm (x, eps) (weight) { dims: usize }
-                { ty: norms::layer_norm_type, grad: Grad::Fn(norms::rms_norm_gradient), saves: Saves::Inputs,
+                { ty: norms::layer_norm_type, grad: Grad::Fn(norms::rms_norm_gradient),
                   level: Level::Composite, decompose: Some(norms::layer_norm), eval: Eval::Structural,
                   samples: norms::rms_norm_samples };
             /// The gradient of rms_norm's x, without weight
@@ -38,7 +38,7 @@ macro_rules! rows_nn {
                   decompose: Some(norms::group_norm), eval: Eval::Structural, samples: norms::group_norm_samples };
             /// (x − mean) / √(variance + eps) over everything but the channels, dim 1, times weight plus bias
             [composite batch_norm _none] "batch_norm" BatchNorm (x, eps) (weight, bias) {}
-                { ty: norms::batch_norm_type, grad: Grad::Fn(norms::batch_norm_gradient), saves: Saves::Inputs,
+                { ty: norms::batch_norm_type, grad: Grad::Fn(norms::batch_norm_gradient),
                   level: Level::Composite, decompose: Some(norms::batch_norm), eval: Eval::Structural,
                   samples: norms::batch_norm_samples };
             /// The gradient of batch_norm's x, without weight
@@ -100,7 +100,7 @@ macro_rules! rows_nn {
 
             /// −input[i, target[i]], reduced over the samples whose target is not ignore_index
             [composite nll_loss _none] "nll_loss" NllLoss (input, target) () { reduction: Reduction, ignore_index: i64 }
-                { ty: types::nll_loss, grad: Grad::Fn(gradient::nll_loss), saves: Saves::Inputs, level: Level::Composite,
+                { ty: types::nll_loss, grad: Grad::Fn(gradient::nll_loss), level: Level::Composite,
                   decompose: Some(decompose::nll_loss), eval: Eval::Structural, samples: samples::nll_loss };
             /// nll_loss of log_softmax
             [composite cross_entropy _none] "cross_entropy" CrossEntropy (input, target) () { reduction: Reduction, ignore_index: i64 }
@@ -113,7 +113,7 @@ macro_rules! rows_nn {
             /// −(pos_weight · target · log σ(input) + (1 − target) · log(1 − σ(input))), element by element
             [composite binary_cross_entropy_with_logits _none] "binary_cross_entropy_with_logits" BinaryCrossEntropyWithLogits
                 (input, target, pos_weight) () {}
-                { ty: types::float_only, grad: Grad::Fn(nn::logits_loss_gradient), saves: Saves::Inputs, level: Level::Composite,
+                { ty: types::float_only, grad: Grad::Fn(nn::logits_loss_gradient), level: Level::Composite,
                   decompose: Some(nn::logits_loss), eval: Eval::Structural, samples: nn::logits_loss_samples };
         ]}
     };

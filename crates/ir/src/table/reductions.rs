@@ -26,11 +26,11 @@ macro_rules! rows_reductions {
                   eval: Eval::Structural, samples: samples::mean };
             /// Largest element over dims; NaN if there is one
             [reduction amax _none] "amax" Amax (x) () { dims: Dims, keepdim: bool }
-                { ty: types::amax, grad: Grad::Fn(gradient::amax), saves: Saves::InputsAndOutputs,
+                { ty: types::amax, grad: Grad::Fn(gradient::amax),
                   decompose: Some(decompose::keepdim), eval: Eval::Reduce, samples: samples::amax };
             /// Smallest element over dims; NaN if there is one
             [reduction amin _none] "amin" Amin (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::amin), saves: Saves::InputsAndOutputs, level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::amin), level: Level::Composite,
                   decompose: Some(reductions::amin_steps), eval: Eval::Structural,
                   samples: || samples::reductions(samples::ALL, false, |dims, keepdim| Op::Amin { dims, keepdim }) };
             /// Whether any element over dims is not zero
@@ -59,28 +59,28 @@ macro_rules! rows_reductions {
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Nansum { dims, keepdim }) };
             /// log Σ exp(x) over dims
             [reduction logsumexp _none] "logsumexp" Logsumexp (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::logsumexp), saves: Saves::InputsAndOutputs, level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::logsumexp), level: Level::Composite,
                   decompose: Some(reductions::logsumexp_steps), eval: Eval::Structural,
                   samples: || samples::reductions(samples::FLOATS, true, |dims, keepdim| Op::Logsumexp { dims, keepdim }) };
             /// Σ (x − mean)² / (n − correction) over dims
             [reduction var _none] "var" Var (x) () { dims: Dims, correction: i64, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::var), saves: Saves::Inputs, level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::var), level: Level::Composite,
                   decompose: Some(reductions::var_steps), eval: Eval::Structural, samples: || reductions::var_samples(false) };
             /// The square root of var
             [reduction std _none] "std" Std (x) () { dims: Dims, correction: i64, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::std), saves: Saves::InputsAndOutputs, level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::std), level: Level::Composite,
                   decompose: Some(reductions::std_steps), eval: Eval::Structural, samples: || reductions::var_samples(true) };
             /// (Σ |x|^ord)^(1/ord) over dims; ord 0 counts what is not zero, ±∞ is the largest or smallest |x|
             [reduction linalg_vector_norm _none] "linalg_vector_norm" LinalgVectorNorm (x) () { ord: Scalar, dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::norm), saves: Saves::InputsAndOutputs, level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::norm), level: Level::Composite,
                   decompose: Some(reductions::norm_steps), eval: Eval::Structural, samples: reductions::norm_samples };
             /// exp(x) / Σ exp(x) over one dim
             [composite softmax _none] "softmax" Softmax (x) () { dim: usize }
-                { ty: types::softmax, grad: Grad::Fn(gradient::softmax), saves: Saves::Outputs, level: Level::Composite,
+                { ty: types::softmax, grad: Grad::Fn(gradient::softmax), level: Level::Composite,
                   decompose: Some(decompose::softmax), eval: Eval::Structural, samples: samples::softmax };
             /// x − log Σ exp(x) over one dim
             [composite log_softmax _none] "log_softmax" LogSoftmax (x) () { dim: usize }
-                { ty: types::softmax, grad: Grad::Fn(gradient::log_softmax), saves: Saves::Outputs, level: Level::Composite,
+                { ty: types::softmax, grad: Grad::Fn(gradient::log_softmax), level: Level::Composite,
                   decompose: Some(decompose::log_softmax), eval: Eval::Structural, samples: samples::log_softmax };
         ]}
     };

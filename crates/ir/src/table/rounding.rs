@@ -47,13 +47,13 @@ macro_rules! rows_rounding {
                   function: Some(Function::DivTrunc), samples: rounding::division_samples };
             /// What is left of x after whole multiples of y, with the sign of y
             [pointwise remainder remainder_] "remainder" Remainder (x, y) () {}
-                { ty: rounding::division_type, grad: Grad::Fn(rounding::remainder), saves: Saves::Inputs,
+                { ty: rounding::division_type, grad: Grad::Fn(rounding::remainder),
                   decompose: Some(rounding::integers),
                   eval: Eval::both(|a| a[0] - (a[0] / a[1]).floor() * a[1], |a| rounding::divide(Division::Remainder, a[0], a[1])),
                   function: Some(Function::Remainder), samples: rounding::division_samples };
             /// What is left of x after whole multiples of y, with the sign of x
             [pointwise fmod fmod_] "fmod" Fmod (x, y) () {}
-                { ty: rounding::division_type, grad: Grad::Fn(rounding::fmod), saves: Saves::Inputs,
+                { ty: rounding::division_type, grad: Grad::Fn(rounding::fmod),
                   decompose: Some(rounding::integers),
                   eval: Eval::both(|a| a[0] % a[1], |a| rounding::divide(Division::Fmod, a[0], a[1])),
                   function: Some(Function::Fmod), samples: rounding::division_samples };

@@ -71,11 +71,11 @@ macro_rules! rows_shapes {
                 { ty: types::cat, grad: Grad::Fn(gradient::cat), variadic: true, eval: Eval::Structural, samples: samples::cat };
             /// The elements of x at index along one dim
             [index gather _none] "gather" Gather (x, index) () { dim: usize }
-                { ty: types::gather, grad: Grad::Fn(gradient::gather), saves: Saves::Indices, eval: Eval::Structural,
+                { ty: types::gather, grad: Grad::Fn(gradient::gather), eval: Eval::Structural,
                   samples: samples::gather };
             /// zeros of a shape, with src added at index along one dim
             [index gather_backward _none] "gather_backward" GatherBackward (src, index) () { dim: usize, size: usize }
-                { ty: types::gather_backward, grad: Grad::Fn(gradient::gather_backward), saves: Saves::Indices,
+                { ty: types::gather_backward, grad: Grad::Fn(gradient::gather_backward),
                   eval: Eval::Structural, samples: samples::gather_backward };
         ]}
     };
