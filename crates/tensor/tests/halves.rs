@@ -70,7 +70,8 @@ fn composed_methods_are_rounded_once() {
                 for ((got, single), exact) in got.iter().zip(&single).zip(&exact) {
                     // Operands that the method itself computes (a sigmoid, a softmax) are halves.
                     let allowed = 2.0 * lost + 6.0 * (exact.abs() * 2f64.powi(-digits)).max(2f64.powi(-24));
-                    if single.is_finite() && exact.abs() < most && !((got - exact).abs() <= allowed) {
+                    let right = (got - exact).abs() <= allowed;
+                    if single.is_finite() && exact.abs() < most && !right {
                         failures.push(format!(
                             "{name} in {dtype} at {magnitude:?}: {got:e} instead of {exact:e}"
                         ));

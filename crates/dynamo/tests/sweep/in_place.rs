@@ -39,7 +39,7 @@ fn reversed(x: &Tensor) -> Result<Tensor> {
 /// Not the same gradient everywhere.
 fn weighted(x: &Tensor) -> Result<Tensor> {
     let weights = Tensor::arange(1, 1 + x.numel() as i64, &x.device())?.to_dtype(DType::F64)?;
-    let weights = weights.mul(0.37)?.sin()?.reshape(&x.shape())?;
+    let weights = weights.mul(0.37)?.sin()?.reshape(x.shape())?;
     x.to_dtype(DType::F64)?.mul(&weights)?.sum()
 }
 

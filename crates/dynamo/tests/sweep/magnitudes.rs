@@ -88,7 +88,7 @@ fn run(case: &Case) -> Result<Tensor> {
     if y.requires_grad() && y.numel() > 0 {
         let n = y.numel() as i64;
         let pattern = Tensor::arange(0, n, &y.device())?.remainder(7)?.sub(3)?.to_dtype(y.dtype())?;
-        y.backward_with(Some(&pattern.mul(0.25)?.reshape(&y.shape())?), false)?;
+        y.backward_with(Some(&pattern.mul(0.25)?.reshape(y.shape())?), false)?;
     }
     y.detach()
 }
@@ -134,7 +134,8 @@ fn worse(dtype: DType, got: &Tensor, single: &Tensor, exact: &Tensor, more: f64)
             !exact.is_finite() || !single.is_finite() || exact.abs() > largest(dtype) * (1.0 - 1e-3);
         let allowed = 2.0 * lost + 2.1 * rounding(dtype, exact) + more;
         let allowed = if more > 0.0 { allowed + 6.0 * rounding(dtype, exact) } else { allowed };
-        if !excused && !((got - exact).abs() <= allowed) {
+        let right = (got - exact).abs() <= allowed;
+        if !excused && !right {
             return Ok(Some(format!("{got:e} instead of {exact:e}, f32 gives {single:e}")));
         }
     }

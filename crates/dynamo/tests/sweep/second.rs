@@ -7,7 +7,7 @@ use crate::cases::{Case, Layout};
 
 fn weights(y: &Tensor, phase: f64) -> Result<Tensor> {
     let n = Tensor::arange(1, 1 + y.numel() as i64, &y.device())?.to_dtype(DType::F64)?;
-    n.mul(0.7)?.add(phase)?.sin()?.reshape(&y.shape())
+    n.mul(0.7)?.add(phase)?.sin()?.reshape(y.shape())
 }
 
 /// The gradients of a weighted sum of the result with respect to the float operands.
@@ -48,7 +48,7 @@ fn moved(case: &Case, operand: usize, element: usize, by: f64) -> Result<f64> {
                     values[element] += by;
                 }
                 at += 1;
-                let t = Tensor::from_vec(values, &t.shape())?;
+                let t = Tensor::from_vec(values, t.shape())?;
                 t.requires_grad_(true)?;
                 Some(t)
             }
@@ -103,7 +103,7 @@ fn cases(row: &'static Row, zeros: bool) -> Result<Vec<Case>> {
                 // One or two zeros a line.
                 let mut values = t.to_vec::<f64>()?;
                 values.iter_mut().skip(1).step_by(3 + i % 2).for_each(|x| *x = 0.0);
-                *t = Tensor::from_vec(values, &t.shape())?;
+                *t = Tensor::from_vec(values, t.shape())?;
             }
         }
         for t in case.tensors.iter().flatten().filter(|t| t.dtype() == DType::F64) {

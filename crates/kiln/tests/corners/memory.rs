@@ -28,11 +28,11 @@ fn share(x: &Tensor, y: &Tensor) -> bool {
 /// Methods that PyTorch documents as returning new memory.
 type Method = (&'static str, fn(&Tensor) -> kiln::Result<Tensor>);
 const METHODS: &[Method] = &[
-    ("repeat", |x| x.repeat(&vec![1; x.rank()])),
-    ("repeat of a new dim", |x| x.repeat(&vec![2; x.rank() + 1])),
-    ("repeat once in a new dim", |x| x.repeat(&vec![1; x.rank() + 1])),
-    ("tile", |x| x.tile(&[1])),
-    ("tile twice", |x| x.tile(&[2])),
+    ("repeat", |x| x.repeat(vec![1; x.rank()])),
+    ("repeat of a new dim", |x| x.repeat(vec![2; x.rank() + 1])),
+    ("repeat once in a new dim", |x| x.repeat(vec![1; x.rank() + 1])),
+    ("tile", |x| x.tile([1])),
+    ("tile twice", |x| x.tile([2])),
     ("repeat_interleave", |x| x.repeat_interleave(1, 0)),
     ("repeat_interleave thrice", |x| x.repeat_interleave(3, -1)),
     ("cat of one", |x| Tensor::cat([x], 0)),

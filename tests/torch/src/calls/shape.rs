@@ -99,11 +99,11 @@ pub const CALLS: &[(&str, Run)] = &[
     ("chunk", |a| several(a.x()?.chunk(a.size(1, "chunks", 1)?, a.int(2, "dim", 0)?))),
     ("repeat", |a| {
         let counts = a.rest(1, "repeats")?;
-        one(a.x()?.repeat(&counts.iter().map(|&n| n as usize).collect::<Vec<_>>()))
+        one(a.x()?.repeat(counts.iter().map(|&n| n as usize).collect::<Vec<_>>()))
     }),
     ("tile", |a| {
         let counts = a.rest(1, "dims")?;
-        one(a.x()?.tile(&counts.iter().map(|&n| n as usize).collect::<Vec<_>>()))
+        one(a.x()?.tile(counts.iter().map(|&n| n as usize).collect::<Vec<_>>()))
     }),
     ("repeat_interleave", |a| {
         let (x, dim) = (a.x()?, a.int_or(2, "dim")?);
