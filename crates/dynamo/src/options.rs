@@ -207,7 +207,7 @@ impl Compile {
     /// let x = Tensor::from_slice(&[0.1f32, 1.7, -3.3])?.to_dtype(DType::BF16)?;
     /// let chain = || x.mul(1.1)?.exp()?.add(&x)?.tanh();
     /// let compiled = Compile::new().numerics(Numerics::Strict).region().run(chain)?;
-    /// assert_eq!(compiled.to_vec::<f32>()?, chain()?.to_vec::<f32>()?);
+    /// assert_eq!(compiled.to_vec_cast::<f32>()?, chain()?.to_vec_cast::<f32>()?);
     /// # Ok(()) }
     /// ```
     pub fn numerics(mut self, numerics: Numerics) -> Compile {

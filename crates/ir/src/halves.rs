@@ -31,6 +31,14 @@ fn holds_half(ty: &Ty) -> bool {
     }
 }
 
+/// Whether a list has both integers and floats.
+fn is_mixed(ty: &Ty) -> bool {
+    let Ty::List(items) = ty else { return false };
+    let mut kinds = items.kinds().map(|t| t.dtype.is_float());
+    let first = kinds.next();
+    kinds.any(|kind| Some(kind) != first)
+}
+
 /// An op over lists as ops over their elements.
 pub fn element_by_element(cx: &mut dyn Emit, op: &Op, args: &[Value]) -> Result<Values> {
     let len = args.iter().find_map(|&v| cx.ty(v).as_list().map(|items| items.len())).unwrap_or(0);
@@ -63,6 +71,10 @@ impl Op {
     pub fn decompose(&self, cx: &mut dyn Emit, args: &[Value]) -> Result<Option<Values>> {
         let Some(steps) = self.row().decompose else { return Ok(None) };
         let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| cx.ty(v).clone()).collect();
+        // Steps look at one dtype: integers and floats of one list are taken one by one.
+        if self.computes() && tys.iter().any(is_mixed) {
+            return element_by_element(cx, self, args).map(Some);
+        }
         if !self.computes() || !tys.iter().any(holds_half) {
             return steps(cx, self, args).map(Some);
         }

@@ -91,7 +91,12 @@ struct Lowering {
 impl Emit for Lowering {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
         match self.rounding {
-            Rounding::Ops if op.computes() => self.rounded_once(op, args),
+            // Composites that are library calls round by themselves.
+            Rounding::Ops
+                if op.computes() && (op.row().class != Class::Composite || op.row().decompose.is_some()) =>
+            {
+                self.rounded_once(op, args)
+            }
             Rounding::Ops | Rounding::Stored => self.lower(op, args),
         }
     }

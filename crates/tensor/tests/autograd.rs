@@ -227,7 +227,7 @@ fn results_of_composites_can_be_changed_in_place() -> Result<()> {
         ("softmax", Box::new(|x| x.softmax(-1)?.mul(1.0))),
         ("cat", Box::new(|x| Tensor::cat([x, x], 0))),
         ("stack", Box::new(|x| Tensor::stack([x, x], 0))),
-        ("repeat", Box::new(|x| x.repeat(&[1, 1]))),
+        ("repeat", Box::new(|x| x.repeat([1, 1]))),
         ("flip", Box::new(|x| x.flip([0]))),
         ("roll", Box::new(|x| x.roll(1, 0))),
         ("sort", Box::new(|x| Ok(x.sort(0, false)?.0))),

@@ -135,7 +135,11 @@ pub(crate) fn limits_ty(op: &Op, args: &[Ty]) -> Rule {
 
 /// The parameters as x's dtype takes them: those of integers are truncated.
 fn parameters(cx: Cx<'_>, x: Value, numbers: &[Value]) -> Result<Vec<Value>> {
-    let whole = matches!(cx.ty(x), Ty::Tensor(ty) if !ty.dtype.is_float());
+    let whole = match cx.ty(x) {
+        Ty::Tensor(ty) => !ty.dtype.is_float(),
+        Ty::List(items) => items.kinds().all(|ty| !ty.dtype.is_float()),
+        Ty::Scalar(_) => false,
+    };
     let mut taken = Vec::with_capacity(numbers.len());
     for &number in numbers {
         taken.push(match cx.ty(number) {
