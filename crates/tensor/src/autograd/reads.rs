@@ -14,6 +14,7 @@ use crate::dispatch::arg_tys;
 use crate::hook::{Arg, Call};
 
 /// An answer, with all that it depends on.
+#[derive(Clone)]
 struct Known {
     op: Op,
     tys: SmallVec<[Ty; 4]>,
@@ -25,6 +26,8 @@ struct Known {
 const MOST: usize = 1 << 12;
 
 thread_local! {
+    /// The last answer of each row: most calls are like the one before.
+    static LAST: RefCell<Vec<Option<Known>>> = const { RefCell::new(Vec::new()) };
     static KNOWN: RefCell<FxHashMap<u64, Known>> = RefCell::default();
 }
 
@@ -36,9 +39,9 @@ impl Known {
     fn is_of(&self, call: &Call<'_>, edges: &[Edge]) -> bool {
         let same = |(arg, ty): (&Arg<'_>, &Ty)| match (arg, ty) {
             (Arg::Number(x), Ty::Scalar(kind)) => x.kind() == *kind,
-            (Arg::Tensor(t), Ty::Tensor(ty)) => t.try_ready().is_some_and(|ready| {
-                ready.dtype == ty.dtype && ready.layout.shape == ty.shape && ready.device == ty.device
-            }),
+            (Arg::Tensor(t), Ty::Tensor(ty)) => {
+                t.try_ready().is_some_and(|ready| ready.dtype == ty.dtype && ready.layout.shape == ty.shape)
+            }
             _ => false,
         };
         self.tys.len() == call.args.len()
@@ -69,23 +72,42 @@ fn kind(call: &Call<'_>, edges: &[Edge]) -> u64 {
 
 /// What the rule of a call reads, given where its operands' gradients go.
 pub(super) fn reads(call: &Call<'_>, edges: &[Edge]) -> Result<Reads> {
+    let row = call.op.index();
+    LAST.with_borrow_mut(|last| {
+        if let Some(Some(known)) = last.get(row)
+            && known.is_of(call, edges)
+        {
+            return Ok(known.reads);
+        }
+        let known = known(call, edges)?;
+        let reads = known.reads;
+        if last.len() <= row {
+            last.resize(Op::ROWS.len(), None);
+        }
+        last[row] = Some(known);
+        Ok(reads)
+    })
+}
+
+/// The answer for a call that is not like the last one of its row.
+#[cold]
+fn known(call: &Call<'_>, edges: &[Edge]) -> Result<Known> {
     let kind = kind(call, edges);
-    let known = KNOWN.with_borrow(|known| {
-        known.get(&kind).filter(|known| known.is_of(call, edges)).map(|known| known.reads)
-    });
-    if let Some(reads) = known {
-        return Ok(reads);
+    let found = KNOWN.with_borrow(|known| known.get(&kind).filter(|known| known.is_of(call, edges)).cloned());
+    if let Some(known) = found {
+        return Ok(known);
     }
     let tys = arg_tys(call.args)?;
     let needs: SmallVec<[bool; 4]> = edges.iter().map(wants).collect();
     let result = call.op.infer(&tys).map_err(|why| call.op.error(&tys, why, call.loc))?;
     // A rule that fails does so when it is run, and says why.
     let reads = Reads::of(call.op, &tys, &result[0], &needs).unwrap_or(Reads::ALL);
+    let made = Known { op: call.op.clone(), tys, needs, reads };
     KNOWN.with_borrow_mut(|known| {
         if known.len() >= MOST {
             known.clear();
         }
-        known.insert(kind, Known { op: call.op.clone(), tys, needs, reads });
+        known.insert(kind, made.clone());
     });
-    Ok(reads)
+    Ok(made)
 }
