@@ -49,7 +49,7 @@ pub use list_ty::{ListTy, ListTyBuilder};
 pub use loc::{Behalf, Line, Loc};
 pub use op::{Class, Grad, GradCall, Level, Op, Row};
 pub use promote::{promote, result_dtype};
-pub use reads::Reads;
+pub use reads::{Lifetimes, Reads};
 pub use samples::{Domain, Sample, SampleArg};
 pub use shape::{Dims, MOST_DIMS, Shape, Strides, broadcast};
 pub use table::shapes::refold;

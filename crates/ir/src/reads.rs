@@ -68,17 +68,53 @@ impl Reads {
     }
 }
 
+/// When the values of a rule's run are read for the last time.
+#[derive(Clone, Debug, Default)]
+pub struct Lifetimes {
+    /// The number of an op, from 1, and a value that nobody reads after it; in the order of the ops.
+    ends: Vec<(u32, Value)>,
+}
+
+impl Lifetimes {
+    /// Those of the rule of an op. Values are numbered as they come: operands, result, its gradient, and what the
+    /// rule emits.
+    pub fn of(op: &Op, operands: &[Ty], result: &Ty, needs: &[bool]) -> Result<Lifetimes> {
+        let mut probe = Probe::new(operands);
+        let grads = probe.run(op, result, needs)?;
+        for grad in grads.into_iter().flatten() {
+            probe.last[grad.index()] = u32::MAX;
+        }
+        let ends = probe.last.iter().zip(0..).filter(|(last, _)| (1..u32::MAX).contains(*last));
+        let mut ends: Vec<(u32, Value)> = ends.map(|(&last, value)| (last, Value(value))).collect();
+        ends.sort_unstable();
+        Ok(Lifetimes { ends })
+    }
+
+    /// The values that nobody reads after the op with this number; asked for every op in turn.
+    pub fn end_at(&self, from: &mut usize, op: u32) -> impl Iterator<Item = Value> {
+        let first = *from;
+        while self.ends.get(*from).is_some_and(|(last, _)| *last <= op) {
+            *from += 1;
+        }
+        self.ends[first..*from].iter().map(|(_, value)| *value)
+    }
+}
+
 /// An emitter that computes types, and notes which of the first values are operands of what is emitted: the
 /// operands of the call, then its result, then the result's gradient.
 struct Probe {
     tys: Vec<Ty>,
     operands: usize,
     reads: Reads,
+    /// How many ops were emitted, and for each value the last of them that reads it.
+    emitted: u32,
+    last: Vec<u32>,
 }
 
 impl Probe {
     fn new(operands: &[Ty]) -> Probe {
-        Probe { tys: operands.to_vec(), operands: operands.len(), reads: Reads::default() }
+        let (count, last) = (operands.len(), vec![0; operands.len()]);
+        Probe { tys: operands.to_vec(), operands: count, reads: Reads::default(), emitted: 0, last }
     }
 
     /// The gradients that the rule of an op gives to operands of the probe's first types.
@@ -92,6 +128,7 @@ impl Probe {
 
     fn push(&mut self, ty: Ty) -> Value {
         self.tys.push(ty);
+        self.last.push(0);
         Value(self.tys.len() as u32 - 1)
     }
 
@@ -107,12 +144,14 @@ impl Probe {
 
 impl Emit for Probe {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        self.emitted += 1;
         if let Op::Constant { value } = op {
             return Ok(smallvec![self.push(Ty::Scalar(value.kind()))]);
         }
         let mut tys: SmallVec<[Ty; 4]> = SmallVec::new();
         for &arg in args {
             self.read(arg);
+            self.last[arg.index()] = self.emitted;
             tys.push(self.tys[arg.index()].clone());
         }
         let outs = op.infer(&tys).map_err(|why| -> Error { op.error(&tys, why, crate::Loc::UNKNOWN) })?;

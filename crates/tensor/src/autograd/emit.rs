@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use kiln_ir::{Emit, Error, Loc, Op, Result, Scalar, TensorTy, Ty, Value, Values, Why};
+use kiln_ir::{Emit, Error, Lifetimes, Loc, Op, Result, Scalar, TensorTy, Ty, Value, Values, Why};
 
 use super::node::Saved;
 use crate::dispatch::execute;
@@ -20,6 +20,8 @@ enum Item {
 /// An emitter that executes ops at once.
 pub struct EagerEmit {
     items: Vec<(Item, Ty)>,
+    /// When values are let go of, where that is known: how far it was followed, and the ops so far.
+    lifetimes: Option<(Lifetimes, usize, u32)>,
     grad_enabled: bool,
     loc: Loc,
 }
@@ -27,7 +29,26 @@ pub struct EagerEmit {
 impl EagerEmit {
     /// An emitter whose ops are recorded on the tape, or not.
     pub fn new(grad_enabled: bool, loc: Loc) -> EagerEmit {
-        EagerEmit { items: Vec::with_capacity(16), grad_enabled, loc }
+        EagerEmit { items: Vec::with_capacity(16), lifetimes: None, grad_enabled, loc }
+    }
+
+    /// From now on values are let go of when they were read for the last time.
+    pub(crate) fn end_values(&mut self, lifetimes: Lifetimes) {
+        self.lifetimes = Some((lifetimes, 0, 0));
+    }
+
+    /// Another op was emitted.
+    fn pass(&mut self) {
+        if let Some((lifetimes, at, ops)) = &mut self.lifetimes {
+            *ops += 1;
+            for value in lifetimes.end_at(at, *ops) {
+                // Numbers cost nothing.
+                if let Some((item @ (Item::Tensor(_) | Item::List(_)), _)) = self.items.get_mut(value.index())
+                {
+                    *item = Item::Nothing;
+                }
+            }
+        }
     }
 
     fn push(&mut self, item: Item, ty: Ty) -> Value {
@@ -83,6 +104,18 @@ impl EagerEmit {
 
 impl Emit for EagerEmit {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        let values = self.run(op, args)?;
+        self.pass();
+        Ok(values)
+    }
+
+    fn ty(&self, value: Value) -> &Ty {
+        &self.items[value.index()].1
+    }
+}
+
+impl EagerEmit {
+    fn run(&mut self, op: Op, args: &[Value]) -> Result<Values> {
         if let Op::Constant { value } = op {
             return Ok(smallvec![self.push(Item::Number(value), Ty::Scalar(value.kind()))]);
         }
@@ -126,9 +159,5 @@ impl Emit for EagerEmit {
             }
         };
         Ok(smallvec![self.push(item, ty)])
-    }
-
-    fn ty(&self, value: Value) -> &Ty {
-        &self.items[value.index()].1
     }
 }

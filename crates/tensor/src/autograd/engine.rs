@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use kiln_ir::{EmitExt, Error, Grad, GradCall, Loc, Op, Result, Why};
+use kiln_ir::{Emit, EmitExt, Error, Grad, GradCall, Lifetimes, Loc, Op, Result, Ty, Why};
 
 use super::emit::EagerEmit;
 use super::node::{Edge, GradNode, Rule, Saved, Values};
@@ -199,8 +199,7 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
         if !leads || pass.closed.contains(&node.order) {
             continue;
         }
-        let results = differentiate(&node, &grads, pass.retain_graph, pass.create_graph)?;
-        drop(grads);
+        let results = differentiate(&node, grads, pass.retain_graph, pass.create_graph)?;
         for (edge, grad) in node.edges.iter().zip(results) {
             if let Some(grad) = grad {
                 pass.deliver(edge, grad)?;
@@ -261,9 +260,12 @@ pub(super) fn goes_through(tensors: &[Tensor]) -> bool {
     true
 }
 
+/// Gradients with so many elements are worth a look at when what they are computed from can go; tests look at all.
+const LARGE: usize = if cfg!(debug_assertions) { 1 } else { 1 << 14 };
+
 fn differentiate(
     node: &Handle<GradNode>,
-    grads: &[Option<Tensor>],
+    mut grads: SmallVec<[Option<Tensor>; 1]>,
     retain_graph: bool,
     create_graph: bool,
 ) -> Result<Vec<Option<Tensor>>> {
@@ -274,9 +276,9 @@ fn differentiate(
             };
             return Err(Error::op(function.name(), why, node.loc));
         }
-        Rule::Function(function) => return function.backward(grads, retain_graph),
+        Rule::Function(function) => return function.backward(&grads, retain_graph),
         Rule::Custom(custom) => {
-            let results = custom.differentiate(node, grads, retain_graph, create_graph)?;
+            let results = custom.differentiate(node, &grads, retain_graph, create_graph)?;
             anomaly::check(custom.name(), &results, node.loc)?;
             return Ok(results);
         }
@@ -296,8 +298,16 @@ fn differentiate(
         inputs.push(cx.saved(on_tape(value, edge)?, &ty));
     }
     let outputs = [cx.saved(on_tape(output, &Edge::Node(node.clone(), 0))?, &ty)];
-    let grads = [grads[0].as_ref().map(|g| cx.tensor(g))];
     let needs: Vec<bool> = node.edges.iter().map(|e| !matches!(e, Edge::None)).collect();
+    let large = grads[0].as_ref().is_some_and(|g| g.numel() >= LARGE);
+    let grads = [grads[0].take().map(|g| cx.tensor(&g))];
+    if large && matches!(op.row().grad, Grad::Fn(_)) {
+        let tys: Vec<Ty> = inputs.iter().map(|&v| cx.ty(v).clone()).collect();
+        // Otherwise all is let go of at the end.
+        if let Ok(lifetimes) = Lifetimes::of(op, &tys, &Ty::Tensor(ty), &needs) {
+            cx.end_values(lifetimes);
+        }
+    }
     let call = GradCall { op, inputs: &inputs, outputs: &outputs, grads: &grads, needs: &needs };
     let values = match op.row().grad {
         Grad::Fn(rule) => call.run(&mut cx, rule)?,
