@@ -8,7 +8,7 @@ use crate::output::{self, Table, bytes, error, maybe, time};
 use crate::overhead::{self, Overhead};
 use crate::peer::{self, Peer};
 use crate::progress::Progress;
-use crate::{BenchOptions, How};
+use crate::{BenchOptions, How, against};
 
 /// Runs the cases; fails at the end if any compiled result was not eager's, or was not compiled.
 pub fn run(options: &BenchOptions) -> Done {
@@ -17,6 +17,9 @@ pub fn run(options: &BenchOptions) -> Done {
     let peers = options.peer.as_deref().map(peer::read).transpose()?;
     let named: Vec<Case> = options.cases.iter().flat_map(|cases| cases.0.iter().copied()).collect();
     let cases = if named.is_empty() { Case::ALL } else { &named };
+    if let Some(other) = &options.against {
+        return against::run(cases, &options.how, other, options.pairs);
+    }
     let progress = Progress::bar(cases.len());
     progress.follow_compiler();
     let mut all = Vec::new();

@@ -62,9 +62,9 @@ pub enum Failure {
         /// Compiled over eager, paired.
         ratio: f64,
     },
-    /// The process that times a first call failed.
-    #[error("first call of {case}: {reason}")]
-    FirstCall {
+    /// A process that measures something failed.
+    #[error("{case}, in a process of its own: {reason}")]
+    Child {
         /// The case.
         case: String,
         /// What happened.

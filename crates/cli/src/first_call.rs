@@ -1,7 +1,6 @@
 //! First calls, timed in processes of their own: cold with an empty kernel cache, warm with the same again.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
 use crate::failure::{Done, Failure};
-use crate::{How, output};
+use crate::{How, child, output};
 
 /// How often each is measured; the median counts.
 const TIMES: usize = 3;
@@ -45,38 +44,24 @@ pub fn run(case: Case, how: &How) -> Done {
 
 /// The parent's side.
 pub fn measure(case: Case, how: &How) -> Result<FirstCalls, Failure> {
+    let this = std::env::current_exe()?;
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     for _ in 0..TIMES {
-        let cache = Folder::new();
-        cold.push(child(case, how, &cache)?);
-        warm.push(child(case, how, &cache)?);
+        let once = once(&this, case, how)?;
+        cold.push(once.cold);
+        warm.push(once.warm);
     }
     Ok(FirstCalls { cold: Spread::of(&cold).median, warm: Spread::of(&warm).median })
 }
 
-fn child(case: Case, how: &How, cache: &Folder) -> Result<f64, Failure> {
-    let output = Command::new(std::env::current_exe()?)
-        .args([
-            "first-call",
-            &case.to_string(),
-            "--device",
-            how.device.name(),
-            "--mode",
-            &how.mode.to_string(),
-            "--isa",
-            &how.isa,
-        ])
-        .env("KILN_CACHE_DIR", &cache.0)
-        .stdin(Stdio::null())
-        .output()?;
-    let failed = |reason: String| Failure::FirstCall { case: case.to_string(), reason };
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.lines().last().unwrap_or_default();
-        return Err(failed(format!("{}: {}", output.status, last.trim_start_matches("error: "))));
-    }
-    let report: Report = serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))?;
-    Ok(report.first_call_s)
+/// Both first calls of one binary, measured once.
+pub fn once(binary: &Path, case: Case, how: &How) -> Result<FirstCalls, Failure> {
+    let cache = Folder::new();
+    let call = || {
+        let mut command = child::command(binary, "first-call", case, how);
+        child::report(command.env("KILN_CACHE_DIR", &cache.0), case).map(|report: Report| report.first_call_s)
+    };
+    Ok(FirstCalls { cold: call()?, warm: call()? })
 }
 
 /// A cache directory of its own, which Kiln makes on first use; removed in the end.

@@ -1,10 +1,12 @@
 //! The `kiln` command: runs the recipe, benchmarks, and shows what Kiln knows. The only crate that prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod against;
 mod allocations;
 mod bench;
 mod cache;
 mod cases;
+mod child;
 mod corpus;
 mod doctor;
 mod explain;
@@ -88,6 +90,13 @@ enum Command {
         #[command(flatten)]
         how: How,
     },
+    /// Time a case's steps whenever standard input asks for it
+    #[command(hide = true)]
+    Turns {
+        case: Case,
+        #[command(flatten)]
+        how: How,
+    },
     /// Measure the resident memory of a case's steps in this process
     #[command(hide = true)]
     PeakMemory {
@@ -166,6 +175,12 @@ struct BenchOptions {
     /// JSON lines of PyTorch for the same cases: adds a side-by-side table
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
+    /// Another build of this command to take turns with: prints the ratios of all times, with their intervals
+    #[arg(long, value_name = "BINARY", conflicts_with_all = ["json", "peer", "seconds"])]
+    against: Option<PathBuf>,
+    /// How many pairs of processes take turns
+    #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = several, requires = "against")]
+    pairs: usize,
 }
 
 #[derive(Args)]
@@ -229,6 +244,14 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+fn several(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0 | 1) => Err("must be at least 2".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -246,6 +269,7 @@ fn main() -> ExitCode {
         Command::Doctor => doctor::run(),
         Command::Cache { action } => cache::run(action),
         Command::FirstCall { case, how } => first_call::run(case, &how),
+        Command::Turns { case, how } => against::child(case, &how),
         Command::PeakMemory { case, how, eager } => memory::run(case, &how, eager),
     };
     finish(done)

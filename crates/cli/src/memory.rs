@@ -1,12 +1,10 @@
 //! Resident memory of a training step: measured in processes of their own, as the system counts it.
 
-use std::process::{Command, Stdio};
-
 use serde::{Deserialize, Serialize};
 
 use crate::cases::Case;
 use crate::failure::{Done, Failure};
-use crate::{How, output};
+use crate::{How, child, output};
 
 /// Steps before the peak is looked at, and steps that it is looked at in.
 const STEPS: [usize; 2] = [2, 3];
@@ -62,18 +60,9 @@ pub fn measure(case: Case, how: &How) -> Result<Option<Resident>, Failure> {
 }
 
 fn child(case: Case, how: &How, eager: bool) -> Result<Option<u64>, Failure> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["peak-memory", &case.to_string(), "--device", how.device.name()]);
-    command.args(["--mode", &how.mode.to_string(), "--isa", &how.isa]);
+    let mut command = child::command(&std::env::current_exe()?, "peak-memory", case, how);
     if eager {
         command.arg("--eager");
     }
-    let ran = command.stdin(Stdio::null()).output()?;
-    let failed = |reason: String| Failure::FirstCall { case: case.to_string(), reason };
-    if !ran.status.success() {
-        let said = String::from_utf8_lossy(&ran.stderr);
-        return Err(failed(said.lines().last().unwrap_or_default().trim_start_matches("error: ").into()));
-    }
-    let report: Report = serde_json::from_slice(&ran.stdout).map_err(|error| failed(error.to_string()))?;
-    Ok(report.bytes)
+    child::report(&mut command, case).map(|report: Report| report.bytes)
 }

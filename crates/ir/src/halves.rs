@@ -70,14 +70,15 @@ impl Op {
     /// layer_norm(x, eps) : f16 → to(layer_norm's steps of to(x, f32) and eps, f16)
     pub fn decompose(&self, cx: &mut dyn Emit, args: &[Value]) -> Result<Option<Values>> {
         let Some(steps) = self.row().decompose else { return Ok(None) };
-        let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| cx.ty(v).clone()).collect();
+        let any = |what: fn(&Ty) -> bool| self.computes() && args.iter().any(|&v| what(cx.ty(v)));
         // Steps look at one dtype: integers and floats of one list are taken one by one.
-        if self.computes() && tys.iter().any(is_mixed) {
+        if any(is_mixed) {
             return element_by_element(cx, self, args).map(Some);
         }
-        if !self.computes() || !tys.iter().any(holds_half) {
+        if !any(holds_half) {
             return steps(cx, self, args).map(Some);
         }
+        let tys: SmallVec<[Ty; 4]> = args.iter().map(|&v| cx.ty(v).clone()).collect();
         let result = self.infer(&tys).ok().map(|outs| outs[0].clone());
         let half = match &result {
             Some(ty) => match half_of(ty) {

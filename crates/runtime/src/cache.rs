@@ -238,11 +238,14 @@ impl KernelCache {
                 .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("kiln")))
                 .or_else(|| Some(variable("HOME")?.join(".cache/kiln")))
                 .ok_or(Refused::NoPlace);
+            let cache = KernelCache::new(directory.and_then(|path| Directory::accept(&path, limit())));
             // A compiler that has to be asked who it is answers while graphs are taken through the passes.
-            let _ = std::thread::Builder::new()
-                .name("kiln-cc".into())
-                .spawn(|| _ = KernelCache::global().compiler());
-            KernelCache::new(directory.and_then(|path| Directory::accept(&path, limit())))
+            if cache.directory.as_ref().is_ok_and(Directory::is_new) {
+                let _ = std::thread::Builder::new()
+                    .name("kiln-cc".into())
+                    .spawn(|| _ = KernelCache::global().compiler());
+            }
+            cache
         })
     }
 

@@ -143,6 +143,11 @@ impl Directory {
         &self.path
     }
 
+    /// Whether nothing of ours was in it before this process.
+    pub fn is_new(&self) -> bool {
+        self.seal.is_new
+    }
+
     pub fn limit(&self) -> u64 {
         self.limit
     }

@@ -21,7 +21,11 @@ const TRAILER: usize = 32 + MARK.len();
 const KEY_FILE: &str = "key";
 
 /// A user's key.
-pub(crate) struct Seal([u8; 32]);
+pub(crate) struct Seal {
+    key: [u8; 32],
+    /// Whether this process has made it.
+    pub is_new: bool,
+}
 
 impl std::fmt::Debug for Seal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -33,9 +37,9 @@ impl Seal {
     /// The key of a directory, made if there is none. Where it can't be kept it is good for this process alone.
     pub fn of(directory: &Path) -> io::Result<Seal> {
         let path = directory.join(KEY_FILE);
-        let there = |path: &Path| read_private(path).ok().and_then(|bytes| bytes.try_into().ok()).map(Seal);
-        if let Some(seal) = there(&path) {
-            return Ok(seal);
+        let there = |path: &Path| read_private(path).ok().and_then(|bytes| bytes.try_into().ok());
+        if let Some(key) = there(&path) {
+            return Ok(Seal { key, is_new: false });
         }
         let mut key = [0; 32];
         random(&mut key)?;
@@ -46,19 +50,19 @@ impl Seal {
         if written.is_ok() && fs::hard_link(&draft, &path).is_err() {
             match there(&path) {
                 // Another process was first.
-                Some(Seal(first)) => key = first,
+                Some(first) => key = first,
                 // What lies there is no key of ours: it goes, and with it what it sealed.
                 None => _ = fs::rename(&draft, &path),
             }
         }
         // Only litter if it fails, or gone already.
         let _ = fs::remove_file(&draft);
-        Ok(Seal(key))
+        Ok(Seal { key, is_new: true })
     }
 
     fn hash(&self, name: &str, bytes: &[u8]) -> Hmac<Sha256> {
         #[allow(clippy::expect_used, reason = "HMAC takes keys of any length")]
-        let mut hash = Hmac::<Sha256>::new_from_slice(&self.0).expect("a key of any length will do");
+        let mut hash = Hmac::<Sha256>::new_from_slice(&self.key).expect("a key of any length will do");
         // The length first, so that no name and contents run together to others.
         hash.update(&(name.len() as u64).to_le_bytes());
         hash.update(name.as_bytes());

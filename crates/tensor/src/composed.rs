@@ -13,10 +13,14 @@ pub(crate) fn composed<const N: usize>(
     body: impl FnOnce([Option<&Tensor>; N]) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let _behalf = Loc::caller().on_behalf(crate::folder());
+    let is_half = |dtype: DType| dtype.is_float() && dtype.is_narrow();
+    if !operands.iter().flatten().any(|t| is_half(t.dtype())) {
+        return body(operands);
+    }
     let floats = operands.iter().flatten().filter(|t| t.dtype().is_float());
     let tys: SmallVec<[Ty; 4]> = floats.map(|t| Ty::Tensor(t.ty())).collect();
     let dtype = result_dtype(&tys);
-    if !(dtype.is_float() && dtype.is_narrow()) {
+    if !is_half(dtype) {
         return body(operands);
     }
     let mut wide: [Option<Tensor>; N] = std::array::from_fn(|_| None);

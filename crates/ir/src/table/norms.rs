@@ -118,9 +118,9 @@ fn is_centred(op: &Op) -> bool {
 
 /// x − mean over dims and its mean square, where a mean is taken off at all.
 ///
-/// The sum that a mean is divided from is rounded, at the magnitude of x, and so are the differences from it: beside
-/// a small spread they all are off by one small number. That number is their mean, which is found together with the
-/// mean square and put right in both. The differences of equal elements are then zero, as they should be.
+/// A sum of many elements is rounded many times, at the magnitude of x, and its mean may be off by several last
+/// places. The mean of the differences from it says by how much; it is found together with the mean square and put
+/// right in both. The differences of equal elements are then zero, as they should be.
 fn centred(cx: Cx<'_>, x: Value, dims: &Dims) -> Result<(Value, Value)> {
     let mean = cx.mean(x, dims.clone(), true)?;
     let rough = cx.sub(x, mean)?;
@@ -129,7 +129,8 @@ fn centred(cx: Cx<'_>, x: Value, dims: &Dims) -> Result<(Value, Value)> {
     let square = cx.mean(square, dims.clone(), true)?;
     let shift = cx.mul(off, off)?;
     let (variance, zero) = (cx.sub(square, shift)?, cx.number(0.0)?);
-    Ok((cx.sub(rough, off)?, cx.maximum(variance, zero)?))
+    let mean = cx.add(mean, off)?;
+    Ok((cx.sub(x, mean)?, cx.maximum(variance, zero)?))
 }
 
 /// The normalised x and 1 / √(mean square + eps).
