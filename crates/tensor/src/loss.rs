@@ -72,11 +72,8 @@ impl Tensor {
             return self.l1_loss(target, reduction);
         }
         composed_of([self, target], |[x, target]| {
-            // Of NaN the square, whose gradient is NaN, too.
-            let difference = x.sub(target)?;
-            let size = difference.abs()?;
-            let bent = difference.mul(&difference)?.mul(0.5 / beta)?;
-            size.ge(beta)?.where_self(&size.sub(0.5 * beta)?, &bent)?.reduced(reduction)
+            let (difference, limited) = x.bent(target, beta)?;
+            limited.div(beta)?.mul(&difference)?.reduced(reduction)
         })
     }
 
@@ -88,12 +85,18 @@ impl Tensor {
             return Err(Error::op("huber_loss", why, Loc::caller()));
         }
         composed_of([self, target], |[x, target]| {
-            let difference = x.sub(target)?;
-            let size = difference.abs()?;
-            let bent = difference.mul(&difference)?.mul(0.5)?;
-            let straight = size.sub(0.5 * delta)?.mul(delta)?;
-            size.gt(delta)?.where_self(&straight, &bent)?.reduced(reduction)
+            let (difference, limited) = x.bent(target, delta)?;
+            limited.mul(&difference)?.reduced(reduction)
         })
+    }
+
+    /// d − ½ c and c for d = x − target and c = clamp(d, −limit, limit). Their product is ½ d² within the limit and
+    /// a line beyond it, and its gradient is c everywhere: at infinite differences and at NaN, too.
+    #[track_caller]
+    fn bent(&self, target: &Tensor, limit: f64) -> Result<(Tensor, Tensor)> {
+        let difference = self.sub(target)?;
+        let limited = difference.clamp(-limit, limit)?;
+        Ok((difference.sub(&limited.mul(0.5)?)?, limited))
     }
 
     /// −(target · log x + (1 − target) · log(1 − x)) for probabilities x, times weight; logarithms stop at −100.

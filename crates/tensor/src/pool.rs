@@ -1,6 +1,7 @@
 //! Pooling and resizing of images, in PyTorch's terms.
 
-use kiln_ir::{Error, Loc, Op, Result, Scalar, Sizes, Why};
+use kiln_ir::table::resample;
+use kiln_ir::{DType, Error, Loc, Op, Result, Scalar, Sizes, Why};
 
 use crate::Tensor;
 use crate::conv::IntoSizes;
@@ -243,10 +244,11 @@ impl Tensor {
             // Elements only move: no float could hold them all.
             let mut moved = self.clone();
             for d in 0..2 {
+                let step = resample::step(ratio[d], input[d], output[d], false);
                 let last = input[d].saturating_sub(1) as i64;
-                let place = |i: usize| ((i as f64 * ratio[d].as_f64()) as i64).min(last);
-                let places: Vec<i64> = (0..output[d]).map(place).collect();
-                moved = moved.index_select(d as i64 + 2, &Tensor::from_slice(&places)?)?;
+                let count = Tensor::arange(0, output[d] as i64, (DType::F32, self.device()))?;
+                let places = count.mul(step)?.floor()?.to_dtype(DType::I64)?.clamp_max(last)?;
+                moved = moved.index_select(d as i64 + 2, &places)?;
             }
             return Ok(moved);
         }

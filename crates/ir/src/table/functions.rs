@@ -489,17 +489,43 @@ pub(crate) fn sinc_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     result(cx.where_(nothing, unit, quotient))
 }
 
+/// Of sinc's slope by t² where t = πx is below 1: −2k / (2k + 1)! with alternating signs, the highest power first.
+const SINC_SLOPE: [f64; 8] = [
+    16.0 / 355_687_428_096_000.0,
+    -14.0 / 1_307_674_368_000.0,
+    12.0 / 6_227_020_800.0,
+    -10.0 / 39_916_800.0,
+    8.0 / 362_880.0,
+    -6.0 / 5_040.0,
+    4.0 / 120.0,
+    -2.0 / 6.0,
+];
+
 pub(crate) fn sinc(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // (πx·cos πx − sin πx) / πx², and 0 at 0
-    let (g, x, zero) = (g!(call), call.inputs[0], cx.number(0.0)?);
-    let turned = scaled(cx, x, consts::PI)?;
-    let (sine, cosine) = (cx.sin(turned)?, cx.cos(turned)?);
-    let left = cx.mul(turned, cosine)?;
-    let difference = cx.sub(left, sine)?;
-    let below = cx.mul(turned, x)?;
-    let slope = cx.div(difference, below)?;
-    let nothing = cx.eq(x, zero)?;
-    let slope = cx.where_(nothing, zero, slope)?;
+    // π·(t·cos t − sin t) / t² with t = πx; near zero, where that cancels, its series
+    let (g, zero, unit) = (g!(call), cx.number(0.0)?, cx.number(1.0)?);
+    let t = scaled(cx, call.inputs[0], consts::PI)?;
+    let size = cx.abs(t)?;
+    let is_near = cx.lt(size, unit)?;
+    // Each way sees what it is good for: the other's infinities would come back through the next derivative.
+    let (near, far) = (cx.where_(is_near, t, zero)?, cx.where_(is_near, unit, t)?);
+
+    let square = cx.mul(near, near)?;
+    let mut series = cx.number(SINC_SLOPE[0])?;
+    for coefficient in &SINC_SLOPE[1..] {
+        let (product, coefficient) = (cx.mul(square, series)?, cx.number(*coefficient)?);
+        series = cx.add(product, coefficient)?;
+    }
+    let series = cx.mul(near, series)?;
+
+    let (sine, cosine) = (cx.sin(far)?, cx.cos(far)?);
+    let product = cx.mul(far, cosine)?;
+    let difference = cx.sub(product, sine)?;
+    let square = cx.mul(far, far)?;
+    let quotient = cx.div(difference, square)?;
+
+    let slope = cx.where_(is_near, series, quotient)?;
+    let slope = scaled(cx, slope, consts::PI)?;
     one(cx.mul(g, slope))
 }
 

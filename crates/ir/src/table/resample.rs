@@ -110,7 +110,7 @@ pub fn axes(op: &Op, input: [usize; 2], output: [usize; 2]) -> Option<[Axis; 2]>
 
 /// How far apart in the input neighbours of the output lie: as given, or if that is zero as the sizes say. A ratio of
 /// sizes is no attribute, so that graphs for other sizes are the same.
-fn step(given: Scalar, input: usize, output: usize, align_corners: bool) -> f64 {
+pub fn step(given: Scalar, input: usize, output: usize, align_corners: bool) -> f64 {
     match given.as_f64() {
         0.0 => ratio(input, output, align_corners).as_f64(),
         given => given,

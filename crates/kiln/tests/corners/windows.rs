@@ -84,6 +84,22 @@ fn integer_averages_are_truncated() {
     assert_eq!(ints(&x.avg_pool1d(pool).unwrap()), [-3, 0, 7]);
 }
 
+#[test]
+fn integers_are_resized_as_floats_are() {
+    use kiln::{Interpolation, Resize};
+    kiln::manual_seed(3);
+    let sizes = [[3, 3], [5, 5], [1, 9], [4, 4], [8, 12], [7, 2]].map(Resize::Size);
+    let scales = [[0.5, 0.75], [1.5, 2.0], [2.3, 1.0], [0.3, 3.7]].map(Resize::Scale);
+    for to in sizes.into_iter().chain(scales) {
+        for dtype in [DType::U8, DType::I16, DType::I64] {
+            let (x, float) = pair(&[2, 3, 4, 5], dtype);
+            let what = format!("{to:?} of {dtype}");
+            let whole = everywhere(&what, || Ok(vec![x.interpolate(to, Interpolation::Nearest)?]));
+            same(&what, &whole[0], &float.interpolate(to, Interpolation::Nearest).unwrap(), dtype);
+        }
+    }
+}
+
 /// out[o] += x[i] · w[k] where o = i · stride − padding + k · dilation.
 fn naive(x: &[f64], w: &[f64], options: ConvTranspose<1>) -> Vec<f64> {
     let ([stride], [padding], [extra], [dilation]) =

@@ -124,8 +124,8 @@ pub const CALLS: &[(&str, Run)] = &[
         match (&shifts[..], a.ints_or(2, "dims")?) {
             ([shift], None) => one(a.x()?.roll_all(*shift)),
             ([shift], Some(dims)) if dims.is_empty() => one(a.x()?.roll_all(*shift)),
-            ([shift], Some(dims)) if dims.len() == 1 => one(a.x()?.roll(*shift, dims[0])),
-            _ => unmapped("several dims"),
+            (shifts, Some(dims)) => one(a.x()?.roll(shifts, &dims[..])),
+            (_, None) => unmapped("several shifts of all elements"),
         }
     }),
     ("flip", |a| one(a.x()?.flip(&a.rest(1, "dims")?[..]))),
