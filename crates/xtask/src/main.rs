@@ -15,7 +15,7 @@ const USAGE: &str = "\
 Kiln's development tasks
 
   cargo xtask test    everything: fmt, tidy, clippy, deny, then all tests; ends with `N passed, M failed`;
-                      --whole runs the sweeps that are sampled otherwise, which takes an hour
+                      --whole runs the sweeps that are sampled otherwise, which takes a few minutes more
   cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
   cargo xtask deny    licences, sources and bans of deny.toml, without cargo-deny
   cargo xtask fmt     format all code

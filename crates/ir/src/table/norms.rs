@@ -133,19 +133,24 @@ fn centred(cx: Cx<'_>, x: Value, dims: &Dims) -> Result<(Value, Value)> {
     Ok((cx.sub(x, mean)?, cx.maximum(variance, zero)?))
 }
 
-/// The normalised x and 1 / √(mean square + eps).
-fn normalised(cx: Cx<'_>, op: &Op, x: Value, eps: Value) -> Result<(Value, Value)> {
+/// x without its mean, if that is taken off, and its mean square + eps.
+fn parts(cx: Cx<'_>, op: &Op, x: Value, eps: Value) -> Result<(Value, Value)> {
     let dims = over(op, cx.tensor_ty(x).shape.rank());
-    let (centred, variance) = match is_centred(op) {
+    let (x, square) = match is_centred(op) {
         true => centred(cx, x, &dims)?,
         false => {
             let square = cx.mul(x, x)?;
             (x, cx.mean(square, dims, true)?)
         }
     };
-    let raised = cx.add(variance, eps)?;
-    let scale = cx.rsqrt(raised)?;
-    Ok((cx.mul(centred, scale)?, scale))
+    Ok((x, cx.add(square, eps)?))
+}
+
+/// The normalised x.
+fn normalised(cx: Cx<'_>, op: &Op, x: Value, eps: Value) -> Result<Value> {
+    let (x, square) = parts(cx, op, x, eps)?;
+    let scale = cx.rsqrt(square)?;
+    cx.mul(x, scale)
 }
 
 /// y · weight + bias, for those that are there.
@@ -162,7 +167,7 @@ fn scaled(cx: Cx<'_>, y: Value, affine: &[Value], shape: Option<Shape>) -> Resul
 }
 
 pub(crate) fn layer_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let (y, _) = normalised(cx, op, args[0], args[1])?;
+    let y = normalised(cx, op, args[0], args[1])?;
     scaled(cx, y, &args[2..], None)
 }
 
@@ -172,7 +177,7 @@ fn by_channel(x: &Shape) -> Shape {
 }
 
 pub(crate) fn batch_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let (y, _) = normalised(cx, op, args[0], args[1])?;
+    let y = normalised(cx, op, args[0], args[1])?;
     let shape = by_channel(&cx.tensor_ty(args[0]).shape);
     scaled(cx, y, &args[2..], Some(shape))
 }
@@ -188,14 +193,16 @@ pub(crate) fn group_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> 
     scaled(cx, y, &args[2..], Some(by_channel(&shape)))
 }
 
-/// scale · (g − mean g − y · mean(g · y)) with the normalised y; without centring, mean g is left out.
+/// (g − mean g − x · mean(g · x) / s) / √s, where x is without its mean and s its mean square + eps; without
+/// centring, mean g is left out. By s and not by its root, whose rounding would count twice where g and x are alike.
 pub(crate) fn backward(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let (g, x) = (args[0], args[1]);
-    let dims = over(op, cx.tensor_ty(x).shape.rank());
-    let (y, scale) = normalised(cx, op, x, args[2])?;
-    let product = cx.mul(g, y)?;
-    let slope = cx.mean(product, dims.clone(), true)?;
-    let along = cx.mul(y, slope)?;
+    let g = args[0];
+    let dims = over(op, cx.tensor_ty(args[1]).shape.rank());
+    let (x, square) = parts(cx, op, args[1], args[2])?;
+    let product = cx.mul(g, x)?;
+    let common = cx.mean(product, dims.clone(), true)?;
+    let slope = cx.div(common, square)?;
+    let along = cx.mul(x, slope)?;
     let rest = match is_centred(op) {
         true => {
             let mean = cx.mean(g, dims, true)?;
@@ -203,7 +210,7 @@ pub(crate) fn backward(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
         }
         false => g,
     };
-    let rest = cx.sub(rest, along)?;
+    let (rest, scale) = (cx.sub(rest, along)?, cx.rsqrt(square)?);
     Ok(smallvec![cx.mul(rest, scale)?])
 }
 
