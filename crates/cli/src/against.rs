@@ -11,12 +11,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use kiln::benchmark::Spread;
+use kiln::counters;
 
 use crate::cases::Case;
 use crate::failure::{Done, Failure};
 use crate::output::Table;
 use crate::progress::Progress;
-use crate::{How, child, first_call, output};
+use crate::{How, child, first_call, measure, output};
 
 /// Turns of a pair in each way of running.
 const TURNS: usize = 5;
@@ -29,6 +30,7 @@ const WAYS: [&str; 2] = ["eager", "compiled"];
 
 /// The child's side: for each way on a line of standard input, the seconds of a step.
 pub fn child(case: Case, how: &How) -> Done {
+    let before = counters();
     let workload = case.build(&how.device.find()?)?;
     let compiled = how.compile()?.region();
     let eager = how.compile()?.disable(true).region();
@@ -43,6 +45,9 @@ pub fn child(case: Case, how: &How) -> Done {
         region.run(|| workload.step())?;
         let steps = TURN.as_secs_f64() / start.elapsed().as_secs_f64().max(1e-9);
         *count = steps.ceil().clamp(1.0, 1e6) as usize;
+    }
+    if let Some(reason) = measure::refusal(&compiled.explain(), counters() - before) {
+        return Err(Failure::Refused { what: case.to_string(), reason });
     }
     output::print("ready")?;
     for line in std::io::stdin().lock().lines() {

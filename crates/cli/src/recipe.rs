@@ -44,7 +44,10 @@ fn text(options: &RecipeOptions, figures: &Figures) -> String {
     let mut facts = vec![("speed-up", speed_up)];
     if let Some(floor) = floor {
         let ratio = compiled.ratio_to(floor).median;
-        facts.push(("floor", format!("{}, a hand-written loop; compiled / floor {ratio:.2}", time(floor.median()))));
+        facts.push((
+            "floor",
+            format!("{}, a hand-written loop; compiled / floor {ratio:.2}", time(floor.median())),
+        ));
     }
     facts.extend([
         (
