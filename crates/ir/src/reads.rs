@@ -27,6 +27,16 @@ impl Reads {
         self.operands & bit(i) != 0
     }
 
+    /// As a number, if there are few operands: their bits, then the result's.
+    pub fn packed(self) -> u16 {
+        (self.operands as u16 & 0xff) | u16::from(self.result) << 8
+    }
+
+    /// What was packed.
+    pub fn unpacked(packed: u16) -> Reads {
+        Reads { operands: u64::from(packed & 0xff), result: packed >> 8 & 1 == 1 }
+    }
+
     /// What the rule of an op, or those of its parts, read to give the operands that are needed their gradients.
     pub fn of(op: &Op, operands: &[Ty], result: &Ty, needs: &[bool]) -> Result<Reads> {
         if let Grad::Decompose = op.row().grad {

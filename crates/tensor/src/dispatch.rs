@@ -378,7 +378,7 @@ fn on_tape(
         };
     }
     // Before the op runs: an in-place op replaces its target's history.
-    let started = autograd::begin(call)?;
+    let started = autograd::begin(call, tys.is_none())?;
     if call.in_place {
         let kept = autograd::copies_in(call, false, |i| started.reads.operand(i))?;
         let mut tensor = run(tys.as_deref().unwrap_or_default())?;

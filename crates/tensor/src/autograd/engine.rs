@@ -261,7 +261,7 @@ pub(super) fn goes_through(tensors: &[Tensor]) -> bool {
 }
 
 /// Gradients with so many elements are worth a look at when what they are computed from can go; tests look at all.
-const LARGE: usize = if cfg!(debug_assertions) { 1 } else { 1 << 14 };
+const LARGE: usize = if cfg!(debug_assertions) { 1 } else { 1 << 17 };
 
 fn differentiate(
     node: &Handle<GradNode>,

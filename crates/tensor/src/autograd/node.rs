@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use kiln_ir::{DType, Device, Error, Grad, Loc, Op, Reads, Result, Scalar, Shape, TensorTy, Ty, Why};
 
 use super::function::Custom;
-use super::reads::reads;
+use super::reads::{reads, reads_of_one_type};
 use super::watch::Watchers;
 use crate::Tensor;
 use crate::dispatch::{arg_tys, clone_of};
@@ -242,8 +242,8 @@ pub(crate) struct Started {
     pub(crate) reads: Reads,
 }
 
-/// Puts an op that is about to run on the tape.
-pub(crate) fn begin(call: &Call<'_>) -> Result<Started> {
+/// Puts an op that is about to run on the tape. `of_one_type`: every tensor among its operands is of the result's type.
+pub(crate) fn begin(call: &Call<'_>, of_one_type: bool) -> Result<Started> {
     if let Grad::NotDifferentiable(reason) = call.op.row().grad {
         let why = Why::NotDifferentiable { reason };
         return Err(call.op.error(&arg_tys(call.args)?, why, call.loc));
@@ -267,7 +267,7 @@ pub(crate) fn begin(call: &Call<'_>) -> Result<Started> {
         node.loc = call.loc;
     });
     checked?;
-    let reads = reads(call, &node.edges)?;
+    let reads = if of_one_type { reads_of_one_type(call, &node.edges) } else { reads(call, &node.edges) }?;
     Ok(Started { node, reads })
 }
 

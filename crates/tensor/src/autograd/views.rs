@@ -148,6 +148,6 @@ fn window(own: &Layout, whole: &Layout) -> Option<(Pairs, usize)> {
 fn put_on_tape(op: &Op, args: &[&Tensor], result: &Tensor, loc: Loc) -> Result<()> {
     let tys = args.iter().map(|arg| Ty::Tensor(arg.ty())).collect();
     let args: Vec<Arg<'_>> = args.iter().map(|arg| Arg::Tensor(arg)).collect();
-    let started = begin(&Call { op, args: &args, in_place: false, grad_enabled: true, loc })?;
+    let started = begin(&Call { op, args: &args, in_place: false, grad_enabled: true, loc }, false)?;
     started.finish(&args, Some(tys), &mut result.clone())
 }
