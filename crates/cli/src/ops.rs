@@ -1,6 +1,6 @@
 //! `kiln ops`: the op table.
 
-use kiln::ir::{Grad, Level, Op, Row};
+use kiln::ir::{Grad, Op, Row};
 
 use crate::failure::Done;
 use crate::output;
@@ -24,10 +24,7 @@ fn cells(row: &Row) -> [String; 4] {
     operands.extend(row.variadic.then(|| "…".into()));
     operands.extend(row.optional.iter().map(|name| format!("[{name}]")));
     operands.extend(row.attributes.iter().map(|name| format!("{name}=")));
-    let level = match row.level {
-        Level::Prim => "",
-        Level::Composite => ", composite",
-    };
+    let level = if row.decompose.is_some() && row.prim.is_none() { ", composite" } else { "" };
     let gradient = match row.grad {
         Grad::Fn(_) | Grad::Decompose => "grad",
         Grad::Zero => "grad 0",

@@ -16,14 +16,6 @@ use kiln_ir::{Op, Ty};
 
 use crate::trie::{CallEvent, Event, Guard, LiveSet, Made, Trie, Wanted};
 
-/// Attributes that are sizes or places, not ways to compute.
-const SIZES: [&str; 9] = ["shape", "start", "end", "len", "size", "offset", "input", "output", "view"];
-
-/// Whether an attribute is a size or a place.
-pub(crate) fn is_size(attribute: &str) -> bool {
-    SIZES.contains(&attribute)
-}
-
 /// What is left of an event when sizes are not looked at. 0 and 1 are: an empty tensor and one that is
 /// repeated are computed with other code.
 pub(crate) fn form(before: u64, event: &Event) -> u64 {
@@ -56,7 +48,7 @@ pub(crate) fn form(before: u64, event: &Event) -> u64 {
 fn form_of_call(call: &CallEvent, hash: &mut FxHasher) {
     (call.op.index(), call.in_place, call.grad_enabled).hash(hash);
     for (name, value) in call.op.attributes() {
-        if !is_size(name) {
+        if !call.op.goes_with_sizes(name) {
             value.hash(hash);
         }
     }
@@ -109,13 +101,13 @@ pub(crate) fn alike(a: &Event, b: &Event) -> bool {
 
 /// An op without its sizes. How many there are shows.
 fn sizeless(op: &Op) -> Op {
-    let mut op = op.clone();
-    op.each_number(&mut |name, number| {
-        if is_size(name) {
+    let mut bare = op.clone();
+    bare.each_number(&mut |name, number| {
+        if op.goes_with_sizes(name) {
             *number = 0;
         }
     });
-    op
+    bare
 }
 
 /// What is left of an input when sizes are not looked at.

@@ -1,7 +1,7 @@
 //! Write-backs and the order of steps: which write-backs go straight into their target, and a sequence in which
 //! every step finds what it reads.
 
-use kiln_ir::{Def, Graph, Node, Op, Strides, Value};
+use kiln_ir::{Def, Graph, Node, Refuses, Strides, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -202,38 +202,14 @@ fn waiting_for(deps: &[Vec<usize>], unit: usize) -> Vec<bool> {
     waits
 }
 
-/// Whether an eager kernel may refuse the values it is given. Those that check indices do; what only computes
-/// can run out of memory, at most, as it can in eager mode.
+/// Whether an eager kernel may refuse what it is given.
 fn may_refuse(graph: &Graph, node: &Node) -> bool {
-    let computes = match &node.op {
-        Op::Mm {} | Op::Rand { .. } | Op::Randn { .. } | Op::GatherBackward { .. } => return false,
-        Op::Bmm {}
-        | Op::Convolution { .. }
-        | Op::ConvolutionInputGradient { .. }
-        | Op::ConvolutionWeightGradient { .. }
-        | Op::MaxPool2dIndices { .. }
-        | Op::AvgPool2d { .. }
-        | Op::AvgPool2dBackward { .. }
-        | Op::AdaptiveAvgPool2d { .. }
-        | Op::AdaptiveAvgPool2dBackward { .. }
-        | Op::UpsampleNearest2d { .. }
-        | Op::UpsampleNearest2dBackward { .. }
-        | Op::UpsampleBilinear2d { .. }
-        | Op::UpsampleBilinear2dBackward { .. }
-        | Op::Argmax { .. }
-        | Op::Argmin { .. }
-        | Op::MedianIndex { .. }
-        | Op::Argsort { .. }
-        | Op::TopkIndex { .. }
-        | Op::Cumsum { .. }
-        | Op::Cumprod { .. }
-        | Op::Logcumsumexp { .. }
-        | Op::Prod { .. } => true,
-        _ => false,
-    };
-    // Not all of them know all dtypes; floats they all know.
     let is_float = |&arg: &Value| graph.ty(arg).as_tensor().is_none_or(|ty| ty.dtype.is_float());
-    !(computes && node.args.iter().all(is_float))
+    match node.op.row().refuses {
+        Refuses::Nothing => false,
+        Refuses::NotFloats => !node.args.iter().all(is_float),
+        Refuses::Values => true,
+    }
 }
 
 /// The memory that units need: the buffers of stored values, outputs, and write-backs that wait for the end.

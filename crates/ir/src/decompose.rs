@@ -1,8 +1,11 @@
 //! Decompositions of composite rows into simpler ones. Each states the exact order of operations, which the
 //! eager kernels follow too, so that eager and compiled results agree bit for bit.
 
+use std::f64::consts;
+
 use smallvec::smallvec;
 
+use crate::formula::{Term, steps};
 use crate::gradient::sum_along;
 use crate::table::functions::promoted;
 use crate::{
@@ -75,16 +78,6 @@ pub(crate) fn identity(_: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     Ok(smallvec![args[0]])
 }
 
-pub(crate) fn reciprocal(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let unit = cx.number(1.0)?;
-    one(cx.div(unit, args[0]))
-}
-
-pub(crate) fn rsqrt(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let (unit, root) = (cx.number(1.0)?, cx.sqrt(args[0])?);
-    one(cx.div(unit, root))
-}
-
 pub(crate) fn relu(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     // Of two zeros the second is taken: −0.0 stays what it is, as in the scalar function.
     let zero = cx.number(Scalar::Int(0))?;
@@ -93,27 +86,15 @@ pub(crate) fn relu(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
 
 /// erf form: (x·½)·(1 + erf(x·√½));  tanh form: (x·½)·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 pub(crate) fn gelu(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let x = args[0];
-    let (half, unit) = (cx.number(0.5)?, cx.number(1.0)?);
-    let bent = match op {
-        Op::Gelu { approximate: Approximate::Tanh } => {
-            let (c, k) = (cx.number((2.0 / std::f64::consts::PI).sqrt())?, cx.number(0.044715)?);
-            let square = cx.mul(x, x)?;
-            let cube = cx.mul(square, x)?;
-            let small = cx.mul(cube, k)?;
-            let sum = cx.add(x, small)?;
-            let inner = cx.mul(sum, c)?;
-            cx.tanh(inner)?
-        }
-        _ => {
-            let scale = cx.number(std::f64::consts::FRAC_1_SQRT_2)?;
-            let scaled = cx.mul(x, scale)?;
-            cx.erf(scaled)?
-        }
-    };
-    let plus = cx.add(bent, unit)?;
-    let left = cx.mul(x, half)?;
-    one(cx.mul(left, plus))
+    let is_tanh = matches!(op, Op::Gelu { approximate: Approximate::Tanh });
+    steps!(cx, args, |x| {
+        let bent = if is_tanh {
+            ((x + x * x * x * 0.044715) * (2.0 / consts::PI).sqrt()).tanh()
+        } else {
+            (x * consts::FRAC_1_SQRT_2).erf()
+        };
+        x * 0.5 * (bent + 1.0)
+    })
 }
 
 /// Whether a value is, or holds, truth values, with which differences are not defined.
@@ -150,13 +131,6 @@ pub(crate) fn addcmul(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let scaled = cx.mul(value, args[1])?;
     let product = cx.mul(scaled, args[2])?;
     one(cx.add(args[0], product))
-}
-
-/// x + (value·a)/b
-pub(crate) fn addcdiv(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let scaled = cx.mul(args[3], args[1])?;
-    let quotient = cx.div(scaled, args[2])?;
-    one(cx.add(args[0], quotient))
 }
 
 pub(crate) fn copy(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -200,20 +174,12 @@ pub(crate) fn mean(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     one(cx.div(total, count))
 }
 
-/// Largest along one dim, kept with size 1; a 0-d tensor is its own largest.
-fn amax_along(cx: Cx<'_>, x: Value, dim: usize) -> Result<Value> {
-    match cx.tensor_ty(x).shape.rank() {
-        0 => Ok(x),
-        _ => cx.amax(x, Dims::from(dim), true),
-    }
-}
-
 /// s = x − max x, exp(s) and Σ exp(s) along one dim: what both softmaxes are made of.
-fn exponentials(cx: Cx<'_>, x: Value, dim: usize) -> Result<[Value; 3]> {
-    let largest = amax_along(cx, x, dim)?;
-    let shifted = cx.sub(x, largest)?;
-    let e = cx.exp(shifted)?;
-    Ok([shifted, e, sum_along(cx, e, dim)?])
+fn exponentials(x: Term<'_>, dim: usize) -> [Term<'_>; 3] {
+    let largest = if x.shape().rank() == 0 { x } else { x.amax(Dims::from(dim), true) };
+    let shifted = x - largest;
+    let e = shifted.exp();
+    [shifted, e, sum_along(e, dim)]
 }
 
 /// e = exp(x − max x);  e / Σ e
@@ -222,10 +188,11 @@ pub(crate) fn softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
     }
-    let [_, e, total] = exponentials(cx, x, *dim)?;
-    // One division a row: the sum is at least 1, so its reciprocal is an ordinary number.
-    let scale = cx.reciprocal(total)?;
-    one(cx.mul(e, scale))
+    steps!(cx, args, |x| {
+        let [_, e, total] = exponentials(x, *dim);
+        // One division a row: the sum is at least 1, so its reciprocal is an ordinary number.
+        e * total.reciprocal()
+    })
 }
 
 /// s = x − max x;  s − log Σ exp(s)
@@ -234,9 +201,10 @@ pub(crate) fn log_softmax(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values>
     if cx.tensor_ty(x).shape.numel() == 0 {
         return Ok(smallvec![x]);
     }
-    let [shifted, _, total] = exponentials(cx, x, *dim)?;
-    let log = cx.log(total)?;
-    one(cx.sub(shifted, log))
+    steps!(cx, args, |x| {
+        let [shifted, _, total] = exponentials(x, *dim);
+        shifted - total.log()
+    })
 }
 
 pub(crate) fn addmm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {

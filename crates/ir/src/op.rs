@@ -4,6 +4,7 @@ use crate::eval::{
     alpha, alpha_int, arange_class, digamma, erf, erfc, erfinv, eval_gelu, int_pow, lgamma, nan_max,
     power_class, tetragamma, trigamma,
 };
+use crate::formula::{rule, steps};
 use crate::math::Function;
 use crate::table::{
     activations, choices, contractions, convolution, functions, indexing, nn, norms, order, padding,
@@ -85,13 +86,15 @@ macro_rules! class {
     };
 }
 
-/// Whether inductor lowers an op itself.
+/// What an eager kernel may refuse, beside running out of memory.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Level {
-    /// Inductor lowers it (without its optional operands; with operands of one dtype and shape).
-    Prim,
-    /// It has a decomposition.
-    Composite,
+pub enum Refuses {
+    /// Nothing: it only computes.
+    Nothing,
+    /// Some dtypes, but no floats.
+    NotFloats,
+    /// Values: it checks them, as indices are checked.
+    Values,
 }
 
 /// A gradient rule: given the call and the gradients of its results, emits the gradients of its operands.
@@ -150,8 +153,17 @@ pub struct Row {
     pub variadic: bool,
     /// Kind of op.
     pub class: Class,
-    /// Prim or composite.
-    pub level: Level,
+    /// The calls that inductor lowers although the row has a decomposition; the others are decomposed. Rows without a
+    /// decomposition are prims.
+    pub prim: Option<fn(&Op, &[Ty]) -> bool>,
+    /// Whether eager mode has a kernel of its own for it, besides scalar functions, although it has a decomposition.
+    pub kernel: bool,
+    /// What that kernel may refuse.
+    pub refuses: Refuses,
+    /// Names of the attributes that are sizes, not ways to compute: graphs for other sizes are the same.
+    pub sizes: &'static [&'static str],
+    /// Names of those that are places or sizes of something else: they, too, may change with sizes.
+    pub places: &'static [&'static str],
     /// Types of the results from the types of the operands.
     pub ty: fn(&Op, &[Ty]) -> Result<Tys, Why>,
     /// Classes of a run-time number that need different code (operand, value); capture keys on the class.
@@ -195,7 +207,11 @@ macro_rules! define_ops {
                         attributes: &[$(stringify!($attr)),*],
                         variadic: false,
                         class: class!($class),
-                        level: Level::Prim,
+                        prim: None,
+                        kernel: false,
+                        refuses: Refuses::Values,
+                        sizes: &[],
+                        places: &[],
                         ty: $ty,
                         scalar_class: None,
                         eval: Eval::Structural,
@@ -254,6 +270,18 @@ impl Op {
     /// PyTorch's name.
     pub fn name(&self) -> &'static str {
         self.row().name
+    }
+
+    /// Whether an attribute may change with the sizes of the operands.
+    pub fn goes_with_sizes(&self, attribute: &str) -> bool {
+        let row = self.row();
+        row.sizes.contains(&attribute) || row.places.contains(&attribute)
+    }
+
+    /// Whether inductor lowers this call itself, given operands of one dtype and shape.
+    pub fn is_prim(&self, args: &[Ty]) -> bool {
+        let row = self.row();
+        row.decompose.is_none() || row.prim.is_some_and(|holds| holds(self, args))
     }
 
     /// The types of the results for operands of these types; pointwise ops map over lists.

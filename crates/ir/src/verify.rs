@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Class, DType, Def, Error, Graph, Level, ListTy, Node, Op, Result, Ty};
+use crate::{Class, DType, Def, Error, Graph, ListTy, Node, Op, Result, Ty};
 
 /// The stages of a graph's life; each allows less than the one before.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -115,26 +115,9 @@ impl Graph {
     /// are tensors of the result's shape or numbers, all of one dtype.
     pub fn prim_form(&self, node: &Node) -> Result<(), String> {
         let row = node.op.row();
-        if row.level != Level::Prim {
+        let tys: Vec<Ty> = node.args.iter().map(|&arg| self.ty(arg).clone()).collect();
+        if !node.op.is_prim(&tys) || (!row.variadic && node.args.len() > row.args.len()) {
             return Err("is not a prim".into());
-        }
-        if !row.variadic && node.args.len() > row.args.len() {
-            return Err("has its optional operand, so it is not a prim".into());
-        }
-        match &node.op {
-            Op::Reciprocal {}
-            | Op::Rsqrt {}
-            | Op::Relu {}
-            | Op::Gelu { .. }
-            | Op::Lerp {}
-            | Op::Addcmul {}
-            | Op::Addcdiv {}
-            | Op::Clone {}
-            | Op::Copy {} => return Err("has a decomposition".into()),
-            Op::Sum { dims, keepdim } | Op::Amax { dims, keepdim } if *keepdim || dims.is_empty() => {
-                return Err("must drop at least one dim".into());
-            }
-            _ => {}
         }
         if row.class != Class::Pointwise {
             return Ok(());

@@ -25,7 +25,7 @@
 //! ```
 
 use kiln_ir::{
-    Class, DType, Emit, EmitExt, Eval, Graph, Level, Op, Result, Shape, TensorTy, Ty, Value, Values,
+    Class, DType, Emit, EmitExt, Eval, Graph, Op, Result, Shape, TensorTy, Ty, Value, Values,
     element_by_element, result_dtype,
 };
 use smallvec::{SmallVec, smallvec};
@@ -59,26 +59,6 @@ pub fn decompose_rounding(graph: &Graph, rounding: Rounding) -> Result<Graph> {
     result.outputs = graph.outputs.iter().map(|v| map[v.index()]).collect();
     result.writes = graph.writes.iter().map(|w| w.renumbered(&map)).collect();
     Ok(result)
-}
-
-/// Whether inductor lowers this call itself (given operands of one dtype and shape).
-pub fn is_prim(op: &Op, args: &[Ty]) -> bool {
-    match op {
-        Op::Add {} | Op::Sub {} | Op::Convolution { .. } => args.len() == 2,
-        Op::Sum { dims, keepdim } => {
-            let summed = |t: &TensorTy| t.dtype.is_float() || t.dtype == DType::I64;
-            !keepdim && !dims.is_empty() && args[0].as_tensor().is_some_and(summed)
-        }
-        Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
-        // Divisions of integers are checked steps.
-        Op::FloorDivide {} | Op::DivTrunc {} | Op::Remainder {} | Op::Fmod {} => {
-            args.iter().all(|ty| ty.as_list().is_none()) && result_dtype(args).is_float()
-        }
-        // Library calls know the types in which elements are computed.
-        Op::Mm {} => args[0].as_tensor().is_some_and(|t| !t.dtype.is_narrow()),
-        Op::Rand { dtype, .. } | Op::Randn { dtype, .. } => !dtype.is_narrow(),
-        other => other.row().level == Level::Prim && other.row().decompose.is_none(),
-    }
 }
 
 /// An emitter that lowers whatever it is given, what decompositions emit included.
@@ -145,7 +125,7 @@ impl Lowering {
         let lists = tys.iter().any(|ty| ty.as_list().is_some());
         match op.row().decompose {
             Some(_) if lists && matches!(op, Op::Copy {}) => self.copy_lists(&op, args, &outs[0]),
-            Some(_) if !is_prim(&op, &tys) => {
+            Some(_) if !op.is_prim(&tys) => {
                 // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
                 let args = self.conform(&op, args, &tys, &outs[0], Extent::Any)?;
                 let mut values = op.decompose(self, &args)?.unwrap_or_default();

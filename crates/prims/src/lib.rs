@@ -19,7 +19,7 @@ use std::borrow::Cow;
 use kiln_ir::{Graph, Result, Stage};
 
 pub use dead::remove_dead;
-pub use decompose::{Rounding, decompose, decompose_rounding, is_prim};
+pub use decompose::{Rounding, decompose, decompose_rounding};
 pub use rewrite::{Call, Rewriter, Rule};
 pub use simplify::{simplify, simplify_by};
 

@@ -1,9 +1,7 @@
 //! The naive reference evaluator: what a functional graph computes, by the rows' own definitions, plain
 //! loops and double-precision accumulation. It shares no code with the eager kernels or the compiler.
 
-use kiln_ir::{
-    Class, DType, Def, Error, Eval, Graph, Level, Loc, Op, Result, Scalar, Shape, Ty, Why, result_dtype,
-};
+use kiln_ir::{Class, DType, Def, Error, Eval, Graph, Loc, Op, Result, Scalar, Shape, Ty, Why, result_dtype};
 
 use crate::array::round;
 use crate::{Argument, Array, Data, Precision};
@@ -156,7 +154,7 @@ impl Evaluator {
     fn element(&self, op: &Op, args: &[&Argument], out: &Ty, loc: Loc) -> Result<Argument> {
         if self.composites == Composites::Decomposed
             && op.row().decompose.is_some()
-            && !is_prim_call(op, args)
+            && !op.is_prim(&args.iter().map(|a| a.ty()).collect::<Vec<Ty>>())
         {
             // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
             let promote = op.row().class == Class::Pointwise;
@@ -261,25 +259,6 @@ impl Evaluator {
                 crate::structural::expand(&array, shape)
             })
             .collect()
-    }
-}
-
-/// Whether inductor takes this call as it is, although its row has a decomposition.
-fn is_prim_call(op: &Op, args: &[&Argument]) -> bool {
-    let operand = |holds: fn(DType) -> bool| args[0].as_tensor().is_some_and(|a| holds(a.dtype));
-    match op {
-        Op::Add {} | Op::Sub {} | Op::Convolution { .. } => args.len() == 2,
-        Op::Sum { dims, keepdim } => {
-            !keepdim && !dims.is_empty() && operand(|dtype| dtype.is_float() || dtype == DType::I64)
-        }
-        Op::Amax { dims, keepdim } => !keepdim && !dims.is_empty(),
-        Op::FloorDivide {} | Op::DivTrunc {} | Op::Remainder {} | Op::Fmod {} => {
-            let tys: Vec<Ty> = args.iter().map(|a| a.ty()).collect();
-            result_dtype(&tys).is_float()
-        }
-        Op::Mm {} => operand(|dtype| !dtype.is_narrow()),
-        Op::Rand { dtype, .. } | Op::Randn { dtype, .. } => !dtype.is_narrow(),
-        other => other.row().level == Level::Prim && other.row().decompose.is_none(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use kiln_ir::{Grad, Level, Op, Row};
+use kiln_ir::{Grad, Op, Row};
 
 /// The whole page.
 fn page() -> String {
@@ -39,9 +39,10 @@ fn operands(row: &Row) -> String {
 }
 
 fn level(row: &Row) -> &'static str {
-    match row.level {
-        Level::Prim => "prim",
-        Level::Composite => "composite",
+    match (row.decompose, row.prim) {
+        (None, _) => "prim",
+        (Some(_), Some(_)) => "prim, some calls decomposed",
+        (Some(_), None) => "composite",
     }
 }
 

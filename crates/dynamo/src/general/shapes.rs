@@ -8,11 +8,11 @@
 
 use std::fmt;
 
+use kiln_ir::Row;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fit::{MOST_SYMBOLS, Point, Polynomial};
-use crate::sizes;
 use crate::trie::{Event, Guard, Trie};
 
 /// A number of a recording that its form does not tell.
@@ -31,9 +31,9 @@ impl Slot {
     }
 
     /// Of a number in an op's attribute, if that is a size or a place.
-    fn of_attribute(name: &str, value: i64) -> Option<Slot> {
-        let is_size = matches!(name, "shape" | "len" | "size");
-        sizes::is_size(name).then_some(Slot { value, is_size, is_input: false })
+    fn of_attribute(row: &Row, name: &str, value: i64) -> Option<Slot> {
+        let is_size = row.sizes.contains(&name);
+        (is_size || row.places.contains(&name)).then_some(Slot { value, is_size, is_input: false })
     }
 }
 
@@ -58,8 +58,9 @@ pub(crate) fn with_slots(event: &Event, change: &mut dyn FnMut(Slot) -> i64) -> 
     let mut event = event.clone();
     event.guards_mut().iter_mut().for_each(|guard| *guard = each_slot_of_guard(guard, change));
     if let Event::Call(call) = &mut event {
+        let row = call.op.row();
         call.op.each_number(&mut |name, number| {
-            if let Some(slot) = Slot::of_attribute(name, *number) {
+            if let Some(slot) = Slot::of_attribute(row, name, *number) {
                 *number = change(slot);
             }
         });
@@ -88,7 +89,7 @@ fn each_slot(trie: &Trie, at: u32, found: &mut dyn FnMut(Slot, fmt::Arguments<'_
             && !call.op.row().attributes.is_empty()
         {
             call.op.clone().each_number(&mut |name, number| {
-                if let Some(slot) = Slot::of_attribute(name, *number) {
+                if let Some(slot) = Slot::of_attribute(call.op.row(), name, *number) {
                     found(slot, format_args!("{name} of {} at {}", call.op.name(), call.loc));
                 }
             });

@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use kiln_ir::DType;
-use kiln_ir::math::Function;
 
 use super::unroll::Statements;
 use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
@@ -31,11 +30,11 @@ impl Operation {
     /// Vector instructions, roughly; a division counts for the time it takes.
     const fn instructions(self) -> usize {
         match self {
-            // Element by element, through the library: nothing overlaps with it anyway.
-            Operation::Call(function) if function.calls_library() => 0,
-            Operation::Call(Function::Exp) => 16,
-            Operation::Call(Function::Erf) => 40,
-            Operation::Call(_) => 24,
+            Operation::Call(function) => match function.instructions() {
+                Some(instructions) => instructions,
+                // Element by element, through the library: nothing overlaps with it anyway.
+                None => 0,
+            },
             Operation::Sqrt => 10,
             Operation::Div => 8,
             Operation::Maximum | Operation::Minimum | Operation::Where | Operation::Convert => 3,

@@ -2,6 +2,7 @@
 //!
 //! Each is given as the formula whose single operations, in this order, it performs.
 
+use super::function::{first, library};
 use super::lane::{Lane, Libm};
 
 /// `1 / sqrt(x)`.
@@ -112,11 +113,17 @@ pub fn copysign<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
     cx.with_sign_of(size, y)
 }
 
+/// The C library's fmod, which is exact.
+#[inline(always)]
+pub fn fmod<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
+    library!(cx, "fmod", |x, y| x % y)
+}
+
 /// fmod(x, y), and whether it is not zero and has not the sign of y.
 #[inline(always)]
 fn rest<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> (L::F, L::M) {
     let zero = cx.constant(0.0);
-    let rest = cx.libm(Libm::Fmod, &[x, y]);
+    let rest = fmod(cx, x, y);
     let rest = cx.name("rest", rest);
     let below = cx.lt(rest, zero);
     let above = cx.gt(rest, zero);

@@ -76,68 +76,40 @@ impl Width {
     }
 }
 
-/// A function left to the C library, on every side alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Libm {
-    /// `pow(x, y)`.
-    Pow,
-    /// `sin(x)`.
-    Sin,
-    /// `cos(x)`.
-    Cos,
-    /// `tan(x)`.
-    Tan,
-    /// `asin(x)`.
-    Asin,
-    /// `acos(x)`.
-    Acos,
-    /// `atan(x)`.
-    Atan,
-    /// `atan2(y, x)`.
-    Atan2,
-    /// `sinh(x)`.
-    Sinh,
-    /// `cosh(x)`.
-    Cosh,
-    /// `log2(x)`.
-    Log2,
-    /// `log10(x)`.
-    Log10,
-    /// `fmod(x, y)`, which is exact.
-    Fmod,
+/// A function of the C library, and the same on scalars. Its name tells it from others.
+#[derive(Clone, Copy, Debug)]
+pub struct Libm {
+    names: [&'static str; 2],
+    pub(super) single: fn(&[f32]) -> f32,
+    pub(super) double: fn(&[f64]) -> f64,
 }
 
 impl Libm {
+    /// Of its C names for f32 and f64, and what it computes.
+    pub const fn new(names: [&'static str; 2], single: fn(&[f32]) -> f32, double: fn(&[f64]) -> f64) -> Libm {
+        Libm { names, single, double }
+    }
+
     /// The C name for a format: `pow` or `powf`.
     pub const fn name(self, width: Width) -> &'static str {
-        match (self, width) {
-            (Libm::Pow, Width::F32) => "powf",
-            (Libm::Pow, Width::F64) => "pow",
-            (Libm::Sin, Width::F32) => "sinf",
-            (Libm::Sin, Width::F64) => "sin",
-            (Libm::Cos, Width::F32) => "cosf",
-            (Libm::Cos, Width::F64) => "cos",
-            (Libm::Tan, Width::F32) => "tanf",
-            (Libm::Tan, Width::F64) => "tan",
-            (Libm::Asin, Width::F32) => "asinf",
-            (Libm::Asin, Width::F64) => "asin",
-            (Libm::Acos, Width::F32) => "acosf",
-            (Libm::Acos, Width::F64) => "acos",
-            (Libm::Atan, Width::F32) => "atanf",
-            (Libm::Atan, Width::F64) => "atan",
-            (Libm::Atan2, Width::F32) => "atan2f",
-            (Libm::Atan2, Width::F64) => "atan2",
-            (Libm::Sinh, Width::F32) => "sinhf",
-            (Libm::Sinh, Width::F64) => "sinh",
-            (Libm::Cosh, Width::F32) => "coshf",
-            (Libm::Cosh, Width::F64) => "cosh",
-            (Libm::Log2, Width::F32) => "log2f",
-            (Libm::Log2, Width::F64) => "log2",
-            (Libm::Log10, Width::F32) => "log10f",
-            (Libm::Log10, Width::F64) => "log10",
-            (Libm::Fmod, Width::F32) => "fmodf",
-            (Libm::Fmod, Width::F64) => "fmod",
+        match width {
+            Width::F32 => self.names[0],
+            Width::F64 => self.names[1],
         }
+    }
+}
+
+impl PartialEq for Libm {
+    fn eq(&self, other: &Libm) -> bool {
+        self.names == other.names
+    }
+}
+
+impl Eq for Libm {}
+
+impl std::hash::Hash for Libm {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.names.hash(state);
     }
 }
 

@@ -11,7 +11,7 @@ pub struct ScalarF32;
 pub struct ScalarF64;
 
 macro_rules! scalar_lane {
-    ($lane:ty, $float:ty, $int:ty, $width:expr) => {
+    ($lane:ty, $float:ty, $int:ty, $width:expr, $on:ident) => {
         impl Lane for $lane {
             type F = $float;
             type I = $int;
@@ -80,21 +80,7 @@ macro_rules! scalar_lane {
             }
             #[inline(always)]
             fn libm(&mut self, function: Libm, args: &[$float]) -> $float {
-                match function {
-                    Libm::Pow => args[0].powf(args[1]),
-                    Libm::Sin => args[0].sin(),
-                    Libm::Cos => args[0].cos(),
-                    Libm::Tan => args[0].tan(),
-                    Libm::Asin => args[0].asin(),
-                    Libm::Acos => args[0].acos(),
-                    Libm::Atan => args[0].atan(),
-                    Libm::Sinh => args[0].sinh(),
-                    Libm::Cosh => args[0].cosh(),
-                    Libm::Log2 => args[0].log2(),
-                    Libm::Log10 => args[0].log10(),
-                    Libm::Atan2 => args[0].atan2(args[1]),
-                    Libm::Fmod => args[0] % args[1],
-                }
+                (function.$on)(args)
             }
             #[inline(always)]
             fn bits(&mut self, a: $float) -> $int {
@@ -172,5 +158,5 @@ macro_rules! scalar_lane {
     };
 }
 
-scalar_lane!(ScalarF32, f32, i32, Width::F32);
-scalar_lane!(ScalarF64, f64, i64, Width::F64);
+scalar_lane!(ScalarF32, f32, i32, Width::F32, single);
+scalar_lane!(ScalarF64, f64, i64, Width::F64, double);

@@ -28,67 +28,17 @@ enum Reference {
 
 const ROOT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 
-fn reference(function: Function) -> Reference {
-    use Reference::{Formula, OfArgument, One, Two};
-    match function {
-        Function::Add => Two(|x, y| x + y),
-        Function::Sub => Two(|x, y| x - y),
-        Function::Mul => Two(|x, y| x * y),
-        Function::Div => Two(|x, y| x / y),
-        Function::Neg => One(|x| -x),
-        Function::Abs => One(f64::abs),
-        Function::Square => One(|x| x * x),
-        Function::Sqrt => One(f64::sqrt),
-        Function::Rsqrt => One(|x| 1.0 / x.sqrt()),
-        Function::Reciprocal => One(|x| 1.0 / x),
-        Function::Exp => One(f64::exp),
-        Function::Expm1 => One(f64::exp_m1),
-        Function::Exp2 => One(f64::exp2),
-        Function::Log => One(f64::ln),
-        Function::Log1p => One(f64::ln_1p),
-        Function::Log2 => One(f64::log2),
-        Function::Log10 => One(f64::log10),
-        Function::Sin => One(f64::sin),
-        Function::Cos => One(f64::cos),
-        Function::Tan => One(f64::tan),
-        Function::Asin => One(f64::asin),
-        Function::Acos => One(f64::acos),
-        Function::Atan => One(f64::atan),
-        Function::Atan2 => Two(f64::atan2),
-        Function::Sinh => One(f64::sinh),
-        Function::Cosh => One(f64::cosh),
-        Function::Tanh => One(f64::tanh),
-        Function::Asinh => One(f64::asinh),
-        Function::Acosh => One(super::accuracy::acosh),
-        Function::Atanh => One(super::accuracy::atanh),
-        Function::Erf => One(|x| Function::Erf.eval_f64(&[x])),
-        Function::Erfc => One(|x| Function::Erfc.eval_f64(&[x])),
-        Function::Erfinv => One(|x| Function::Erfinv.eval_f64(&[x])),
-        Function::Sigmoid => One(super::accuracy::sigmoid),
-        Function::Gelu => OfArgument(|x| 0.5 * x * Function::Erfc.eval_f64(&[-x * ROOT_HALF])),
-        Function::GeluTanh => OfArgument(|x| {
-            x * super::accuracy::sigmoid(2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x))
-        }),
-        Function::Relu => One(|x| if x > 0.0 || x.is_nan() { x } else { 0.0 }),
-        Function::Floor => One(f64::floor),
-        Function::Ceil => One(f64::ceil),
-        Function::Round => One(f64::round_ties_even),
-        Function::Trunc => One(f64::trunc),
-        Function::Copysign => Two(f64::copysign),
-        Function::Fmod => Two(|x, y| x % y),
-        Function::Maximum => Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.max(y) }),
-        Function::Minimum => Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.min(y) }),
-        Function::Pow => Two(f64::powf),
-        Function::Remainder
-        | Function::FloorDivide
-        | Function::DivTrunc
-        | Function::Lerp
-        | Function::Addcmul
-        | Function::Addcdiv
-        | Function::AddAlpha
-        | Function::SubAlpha => Formula,
-    }
+macro_rules! define_reference {
+    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:tt |$cx:ident $(, $arg:ident)*| $body:expr;
+        exact $exact:expr $(, integers |$($i:ident),*| $integer:expr)?;
+    )*) => {
+        fn reference(function: Function) -> Reference {
+            use Reference::{Formula, OfArgument, One, Two};
+            match function { $(Function::$variant => $exact,)* }
+        }
+    };
 }
+crate::scalar_functions!(define_reference);
 
 /// Distance from the exact value in units in the last place of an f32 as large as `unit_of`; half a unit is as
 /// near as an f32 can be. What is too large for f32 counts as the power of two that follows the largest.

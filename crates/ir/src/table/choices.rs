@@ -1,6 +1,7 @@
 //! Rows: limits, signs, tests of numbers, and fillings.
 
 use crate::decompose::one as result;
+use crate::formula::rule;
 use crate::gradient::{self, Cx, Grads, g};
 use crate::samples::{self, ALL, Any, FLOATS, Fixed, NUMBERS, Number, calls, t, with_op};
 use crate::table::functions::promoted;
@@ -19,17 +20,17 @@ macro_rules! rows_choices {
             /// x limited to [min, max]
             [pointwise clamp clamp_] "clamp" Clamp (x, min, max) () {}
                 { ty: types::arithmetic_not_bool, grad: Grad::Fn(choices::clamp),
-                  decompose: Some(choices::clamp_steps),
+                  decompose: steps!(promoted |x, min, max| x.maximum(min).minimum(max)),
                   eval: Eval::both(|a| -nan_max(-nan_max(a[0], a[1]), -a[2]), |a| a[0].max(a[1]).min(a[2])), samples: choices::clamp_samples };
             /// x, and min where it is less
             [pointwise clamp_min clamp_min_] "clamp_min" ClampMin (x, min) () {}
                 { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_min),
-                  decompose: Some(choices::clamp_min_steps), eval: Eval::both(|a| nan_max(a[0], a[1]), |a| a[0].max(a[1])),
+                  decompose: steps!(|x, min| x.maximum(min)), eval: Eval::both(|a| nan_max(a[0], a[1]), |a| a[0].max(a[1])),
                   samples: samples::binary };
             /// x, and max where it is more
             [pointwise clamp_max clamp_max_] "clamp_max" ClampMax (x, max) () {}
                 { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_max),
-                  decompose: Some(choices::clamp_max_steps), eval: Eval::both(|a| -nan_max(-a[0], -a[1]), |a| a[0].min(a[1])),
+                  decompose: steps!(|x, max| x.minimum(max)), eval: Eval::both(|a| -nan_max(-a[0], -a[1]), |a| a[0].min(a[1])),
                   samples: samples::binary };
             /// y − alpha · x
             [pointwise rsub rsub_] "rsub" Rsub (x, y) (alpha) {}
@@ -41,21 +42,27 @@ macro_rules! rows_choices {
 
             /// −1, 0 or 1
             [pointwise sign sign_] "sign" Sign (x) () {}
-                { ty: types::arithmetic, grad: Grad::Zero, decompose: Some(choices::sign_steps),
+                { ty: types::arithmetic, grad: Grad::Zero, decompose: steps!(|x| {
+                      let positive = x.gt(0);
+                      if x.dtype() == DType::Bool { positive } else { positive.to(x.dtype()) - x.lt(0).to(x.dtype()) }
+                  }),
                   eval: Eval::both(|a| if a[0] > 0.0 { 1.0 } else if a[0] < 0.0 { -1.0 } else { 0.0 }, |a| a[0].signum()),
                   samples: samples::unary };
             /// Whether the sign bit is set
             [pointwise signbit signbit_] "signbit" Signbit (x) () {}
-                { ty: types::compare, grad: Grad::Zero, decompose: Some(choices::signbit_steps),
+                { ty: types::compare, grad: Grad::Zero, decompose: steps!(|x| if x.dtype().is_float() { x.number(1.0).copysign(x).lt(0) } else { x.lt(0) }),
                   eval: Eval::compare(|a| a[0].is_sign_negative(), |a| a[0] < 0), samples: samples::unary };
             /// |x| with the sign of y
             [pointwise copysign copysign_] "copysign" Copysign (x, y) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(choices::copysign),
+                { ty: types::float_arithmetic, grad: rule!(|g, x, y| [g * (x.sign() * x.number(1.0).copysign(y)), g * 0.0]),
                   eval: Eval::float(|a| a[0].copysign(a[1])), function: Some(Function::Copysign),
                   samples: || samples::binary_on(samples::NUMBERS, samples::NonZero) };
             /// 0 left of zero, 1 right of it, values at it
             [pointwise heaviside heaviside_] "heaviside" Heaviside (x, values) () {}
-                { ty: types::arithmetic, grad: Grad::Zero, decompose: Some(choices::heaviside_steps),
+                { ty: types::arithmetic, grad: Grad::Zero, decompose: steps!(promoted |x, values| {
+                      let dtype = if x.is_number() { values.dtype() } else { x.dtype() };
+                      x.eq(0).where_(values, x.gt(0).to(dtype))
+                  }),
                   eval: Eval::both(|a| if a[0] == 0.0 { a[1] } else if a[0] > 0.0 { 1.0 } else { 0.0 },
                   |a| if a[0] == 0 { a[1] } else { i64::from(a[0] > 0) }), samples: samples::binary };
 
@@ -63,24 +70,24 @@ macro_rules! rows_choices {
 
             /// x is not a number
             [pointwise isnan isnan_] "isnan" Isnan (x) () {}
-                { ty: types::compare, grad: Grad::Zero, decompose: Some(choices::isnan_steps),
+                { ty: types::compare, grad: Grad::Zero, decompose: steps!(|x| x.ne(x)),
                   eval: Eval::compare(|a| a[0].is_nan(), |_| false), samples: samples::unary };
             /// x is infinite
             [pointwise isinf isinf_] "isinf" Isinf (x) () {}
-                { ty: types::compare, grad: Grad::Zero, decompose: Some(choices::isinf_steps),
+                { ty: types::compare, grad: Grad::Zero, decompose: steps!(|x| if x.dtype().is_float() { x.abs().eq(f64::INFINITY) } else { x.ne(x) }),
                   eval: Eval::compare(|a| a[0].is_infinite(), |_| false), samples: samples::unary };
             /// x is neither infinite nor NaN
             [pointwise isfinite isfinite_] "isfinite" Isfinite (x) () {}
-                { ty: types::compare, grad: Grad::Zero, decompose: Some(choices::isfinite_steps),
+                { ty: types::compare, grad: Grad::Zero, decompose: steps!(|x| if x.dtype().is_float() { x.abs().lt(f64::INFINITY) } else { x.eq(x) }),
                   eval: Eval::compare(|a| a[0].is_finite(), |_| true), samples: samples::unary };
             /// Either is not zero
             [pointwise logical_or logical_or_] "logical_or" LogicalOr (x, y) () {}
-                { ty: types::compare, grad: Grad::Zero, decompose: Some(choices::or_steps),
+                { ty: types::compare, grad: Grad::Zero, decompose: steps!(|x, y| x.to(DType::Bool).maximum(y.to(DType::Bool))),
                   eval: Eval::compare(|a| a[0] != 0.0 || a[1] != 0.0, |a| a[0] != 0 || a[1] != 0),
                   samples: samples::binary };
             /// Just one is not zero
             [pointwise logical_xor logical_xor_] "logical_xor" LogicalXor (x, y) () {}
-                { ty: types::compare, grad: Grad::Zero, decompose: Some(choices::xor_steps),
+                { ty: types::compare, grad: Grad::Zero, decompose: steps!(|x, y| x.to(DType::Bool).ne(y.to(DType::Bool))),
                   eval: Eval::compare(|a| (a[0] != 0.0) != (a[1] != 0.0), |a| (a[0] != 0) != (a[1] != 0)),
                   samples: samples::binary };
 
@@ -88,24 +95,26 @@ macro_rules! rows_choices {
 
             /// x with NaN and the infinities replaced
             [pointwise nan_to_num_with nan_to_num_with_] "nan_to_num" NanToNum (x, nan, posinf, neginf) () {}
-                { ty: choices::nan_to_num_type, grad: Grad::Decompose, decompose: Some(choices::nan_to_num_steps),
+                { ty: choices::nan_to_num_type, grad: Grad::Decompose, decompose: steps!(|x, nan, posinf, neginf| if x.dtype().is_float() {
+                      let filled = x.eq(f64::INFINITY).where_(posinf, x.eq(x).where_(x, nan));
+                      x.eq(f64::NEG_INFINITY).where_(neginf, filled)
+                  } else { x }),
                   eval: Eval::both(|a| if a[0].is_nan() { a[1] } else if a[0] == f64::INFINITY { a[2] }
                   else if a[0] == f64::NEG_INFINITY { a[3] } else { a[0] }, |a| a[0]), samples: choices::nan_to_num_samples };
             /// x, and value where the mask holds
             [index masked_fill _none] "masked_fill" MaskedFill (x, mask, value) () {}
-                { ty: choices::masked_fill_type, grad: Grad::Decompose, decompose: Some(choices::masked_fill_steps),
-                  level: Level::Composite, eval: Eval::Structural, samples: choices::masked_fill_samples };
+                { ty: choices::masked_fill_type, grad: Grad::Decompose, decompose: Some(choices::masked_fill_steps), eval: Eval::Structural, samples: choices::masked_fill_samples };
             /// value in the shape of x
             [create full_like _none] "full_like" FullLike (x, value) () { dtype: DType }
-                { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps), level: Level::Composite,
+                { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps),
                   eval: Eval::Structural, samples: || choices::like_samples(|dtype| Op::FullLike { dtype }, true) };
             /// Zeros in the shape of x
             [create zeros_like _none] "zeros_like" ZerosLike (x) () { dtype: DType }
-                { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps), level: Level::Composite,
+                { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps),
                   eval: Eval::Structural, samples: || choices::like_samples(|dtype| Op::ZerosLike { dtype }, false) };
             /// Ones in the shape of x
             [create ones_like _none] "ones_like" OnesLike (x) () { dtype: DType }
-                { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps), level: Level::Composite,
+                { ty: choices::like_type, grad: Grad::Zero, decompose: Some(choices::like_steps),
                   eval: Eval::Structural, samples: || choices::like_samples(|dtype| Op::OnesLike { dtype }, false) };
         ]}
     };
@@ -167,20 +176,6 @@ pub(crate) fn like_samples(op: fn(DType) -> Op, value: bool) -> Vec<Sample> {
     all
 }
 
-pub(crate) fn clamp_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let args = promoted(cx, op, args)?;
-    let raised = cx.maximum(args[0], args[1])?;
-    result(cx.minimum(raised, args[2]))
-}
-
-pub(crate) fn clamp_min_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    result(cx.maximum(args[0], args[1]))
-}
-
-pub(crate) fn clamp_max_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    result(cx.minimum(args[0], args[1]))
-}
-
 /// A limit that is a number lets the gradient through where x is beyond it, not on it; one that is a tensor
 /// shares it with x where they are equal, as maximum and minimum do.
 fn is_number(cx: Cx<'_>, limit: Value) -> bool {
@@ -190,9 +185,7 @@ fn is_number(cx: Cx<'_>, limit: Value) -> bool {
 pub(crate) fn clamp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, x, min, max) = (g!(call), call.inputs[0], call.inputs[1], call.inputs[2]);
     if is_number(cx, min) && is_number(cx, max) {
-        let (above, below, zero) = (cx.gt(x, min)?, cx.lt(x, max)?, cx.number(0.0)?);
-        let inside = cx.logical_and(above, below)?;
-        return Ok(vec![Some(cx.where_(inside, g, zero)?), None, None]);
+        return rule!(cx, call, |g, x, min, max| [x.gt(min).logical_and(x.lt(max)).where_(g, 0.0)]);
     }
     let raised = cx.maximum(x, min)?;
     let lowered = step(cx, &Op::Minimum {}, gradient::minimum, [raised, max], g, [true, call.wants(2)])?;
@@ -226,13 +219,14 @@ fn step(
     rule(cx, &GradCall { op, inputs: &inputs, outputs: &[], grads: &[Some(g)], needs: &needs })
 }
 
-fn limit(cx: Cx<'_>, call: &GradCall<'_>, lower: bool) -> Grads {
-    let (g, x, limit) = (g!(call), call.inputs[0], call.inputs[1]);
-    if is_number(cx, limit) {
-        let (inside, zero) = (if lower { cx.gt(x, limit)? } else { cx.lt(x, limit)? }, cx.number(0.0)?);
-        return Ok(vec![Some(cx.where_(inside, g, zero)?), None]);
+fn limit(cx: Cx<'_>, call: &GradCall<'_>, is_lower: bool) -> Grads {
+    if is_number(cx, call.inputs[1]) {
+        return rule!(cx, call, |g, x, limit| {
+            let inside = if is_lower { x.gt(limit) } else { x.lt(limit) };
+            [inside.where_(g, 0.0)]
+        });
     }
-    if lower { gradient::maximum(cx, call) } else { gradient::minimum(cx, call) }
+    if is_lower { gradient::maximum(cx, call) } else { gradient::minimum(cx, call) }
 }
 
 pub(crate) fn clamp_min(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
@@ -254,81 +248,6 @@ fn dtype(cx: Cx<'_>, x: Value) -> DType {
     cx.tensor_ty(x).dtype
 }
 
-pub(crate) fn sign_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let (x, zero, dtype) = (args[0], cx.number(Scalar::Int(0))?, dtype(cx, args[0]));
-    let positive = cx.gt(x, zero)?;
-    if dtype == DType::Bool {
-        return Ok(smallvec::smallvec![positive]);
-    }
-    let negative = cx.lt(x, zero)?;
-    let (positive, negative) = (cx.to(positive, dtype)?, cx.to(negative, dtype)?);
-    result(cx.sub(positive, negative))
-}
-
-pub(crate) fn signbit_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let (x, zero) = (args[0], cx.number(Scalar::Int(0))?);
-    if !dtype(cx, x).is_float() {
-        return result(cx.lt(x, zero));
-    }
-    let unit = cx.number(1.0)?;
-    let signed = cx.copysign(unit, x)?;
-    result(cx.lt(signed, zero))
-}
-
-pub(crate) fn copysign(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // ±g, and 0 where x is 0
-    let (g, x, y, zero) = (g!(call), call.inputs[0], call.inputs[1], cx.number(0.0)?);
-    let gx = call.wanted(cx, 0, |cx| {
-        let (own, unit) = (cx.sign(x)?, cx.number(1.0)?);
-        let wanted = cx.copysign(unit, y)?;
-        let slope = cx.mul(own, wanted)?;
-        cx.mul(g, slope)
-    })?;
-    let gy = call.wanted(cx, 1, |cx| cx.mul(g, zero))?;
-    Ok(vec![gx, gy])
-}
-
-pub(crate) fn heaviside_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let args = promoted(cx, op, args)?;
-    let (x, zero) = (args[0], cx.number(Scalar::Int(0))?);
-    let step = cx.gt(x, zero)?;
-    let like = if cx.ty(x).is_scalar() { args[1] } else { x };
-    let dtype = dtype(cx, like);
-    let step = cx.to(step, dtype)?;
-    let at_zero = cx.eq(x, zero)?;
-    result(cx.where_(at_zero, args[1], step))
-}
-
-pub(crate) fn isnan_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    result(cx.ne(args[0], args[0]))
-}
-
-pub(crate) fn isinf_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    if !dtype(cx, args[0]).is_float() {
-        return result(cx.ne(args[0], args[0]));
-    }
-    let (size, infinity) = (cx.abs(args[0])?, cx.number(f64::INFINITY)?);
-    result(cx.eq(size, infinity))
-}
-
-pub(crate) fn isfinite_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    if !dtype(cx, args[0]).is_float() {
-        return result(cx.eq(args[0], args[0]));
-    }
-    let (size, infinity) = (cx.abs(args[0])?, cx.number(f64::INFINITY)?);
-    result(cx.lt(size, infinity))
-}
-
-pub(crate) fn or_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let (x, y) = (cx.to(args[0], DType::Bool)?, cx.to(args[1], DType::Bool)?);
-    result(cx.maximum(x, y))
-}
-
-pub(crate) fn xor_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let (x, y) = (cx.to(args[0], DType::Bool)?, cx.to(args[1], DType::Bool)?);
-    result(cx.ne(x, y))
-}
-
 /// Of x's type; the others are numbers.
 pub(crate) fn nan_to_num_type(_: &Op, args: &[Ty]) -> Rule {
     numbers_from(args, 1, "nan, posinf and neginf")?;
@@ -340,18 +259,6 @@ pub(crate) fn numbers_from(args: &[Ty], first: usize, argument: &'static str) ->
         true => Ok(()),
         false => Err(Why::Operand { argument, expected: "a number" }),
     }
-}
-
-pub(crate) fn nan_to_num_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let x = args[0];
-    if !dtype(cx, x).is_float() {
-        return Ok(smallvec::smallvec![x]);
-    }
-    let (infinity, minus) = (cx.number(f64::INFINITY)?, cx.number(f64::NEG_INFINITY)?);
-    let (number, up, down) = (cx.eq(x, x)?, cx.eq(x, infinity)?, cx.eq(x, minus)?);
-    let filled = cx.where_(number, x, args[1])?;
-    let filled = cx.where_(up, args[2], filled)?;
-    result(cx.where_(down, args[3], filled))
 }
 
 pub(crate) fn masked_fill_type(_: &Op, args: &[Ty]) -> Rule {

@@ -19,42 +19,45 @@ macro_rules! rows_contractions {
             [contraction mm _none] "mm" Mm (x, y) () {}
                 { ty: types::mm, grad: Grad::Fn(gradient::mm), decompose: Some(decompose::contraction),
                   eval: Eval::Structural,
-                  samples: samples::mm };
+                  prim: Some(|_, args| args[0].as_tensor().is_some_and(|t| !t.dtype.is_narrow())), kernel: true, refuses: Refuses::Nothing, samples: samples::mm };
             /// input + x · y
             [contraction addmm _none] "addmm" Addmm (input, x, y) () {}
-                { ty: types::addmm, grad: Grad::Fn(gradient::addmm), level: Level::Composite,
-                  decompose: Some(decompose::addmm), eval: Eval::Structural, samples: samples::addmm };
+                { ty: types::addmm, grad: Grad::Fn(gradient::addmm),
+                  decompose: Some(decompose::addmm), eval: Eval::Structural, kernel: true, samples: samples::addmm };
             /// x · weightᵀ + bias, over the last dim of x
             [contraction linear _none] "linear" Linear (x, weight) (bias) {}
-                { ty: types::linear, grad: Grad::Fn(gradient::linear), level: Level::Composite,
-                  decompose: Some(decompose::linear), eval: Eval::Structural, samples: samples::linear };
+                { ty: types::linear, grad: Grad::Fn(gradient::linear),
+                  decompose: Some(decompose::linear), eval: Eval::Structural,
+                  kernel: true, samples: samples::linear };
             /// Matrix products of [b, m, k] and [b, k, n], one for each b
             [contraction bmm _none] "bmm" Bmm (x, y) () {}
                 { ty: contractions::bmm_type, grad: Grad::Fn(contractions::bmm_gradient),
-                  eval: Eval::Structural, samples: contractions::bmm_samples };
+                  eval: Eval::Structural, refuses: Refuses::NotFloats, samples: contractions::bmm_samples };
             /// input + x · y, matrices in batches
             [contraction baddbmm _none] "baddbmm" Baddbmm (input, x, y) () {}
-                { ty: contractions::baddbmm_type, grad: Grad::Decompose, level: Level::Composite,
+                { ty: contractions::baddbmm_type, grad: Grad::Decompose,
                   decompose: Some(contractions::baddbmm), eval: Eval::Structural, samples: contractions::baddbmm_samples };
             /// Matrix product over the last two dims, the dims before them broadcast; one dim is a vector
             [contraction matmul _none] "matmul" Matmul (x, y) () {}
-                { ty: contractions::matmul_type, grad: Grad::Decompose, level: Level::Composite,
+                { ty: contractions::matmul_type, grad: Grad::Decompose,
                   decompose: Some(contractions::matmul), eval: Eval::Structural, samples: contractions::matmul_samples };
             /// Cross-correlation of images [n, c, …] with filters [o, c / groups, …] over one or two dims
             [contraction convolution _none] "convolution" Convolution (x, weight) (bias)
                 { stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
                 { ty: convolution::forward_type, grad: Grad::Fn(convolution::forward_gradient),
-                  decompose: Some(convolution::forward), eval: Eval::Structural, samples: convolution::forward_samples };
+                  decompose: Some(convolution::forward), eval: Eval::Structural,
+                  prim: Some(|_, args| args.len() == 2), kernel: true, refuses: Refuses::NotFloats, samples: convolution::forward_samples };
             /// The gradient of a convolution's input; a transposed convolution
             [contraction convolution_input_gradient _none] "convolution_input_gradient" ConvolutionInputGradient (grad, weight) ()
                 { input: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
                 { ty: convolution::input_type, grad: Grad::Fn(convolution::input_gradient),
-                  eval: Eval::Structural, samples: convolution::input_samples };
+                  eval: Eval::Structural,
+                  refuses: Refuses::NotFloats, places: &["input"], samples: convolution::input_samples };
             /// The gradient of a convolution's filters
             [contraction convolution_weight_gradient _none] "convolution_weight_gradient" ConvolutionWeightGradient (x, grad) ()
                 { weight: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: usize }
                 { ty: convolution::weight_type, grad: Grad::Fn(convolution::weight_gradient),
-                  eval: Eval::Structural, samples: convolution::weight_samples };
+                  eval: Eval::Structural, refuses: Refuses::NotFloats, samples: convolution::weight_samples };
         ]}
     };
 }

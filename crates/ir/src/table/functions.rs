@@ -3,7 +3,8 @@
 use std::f64::consts;
 
 use crate::decompose::one as result;
-use crate::gradient::{Cx, Grads, g, one};
+use crate::formula::Term;
+use crate::gradient::{Cx, Grads, g};
 use crate::types::{Rule, arithmetic_not_bool, broadcast_all};
 use crate::{DType, EmitExt, GradCall, Op, Result, Ty, Value, Values};
 
@@ -16,43 +17,50 @@ macro_rules! rows_functions {
 
             /// eˣ
             [pointwise exp exp_] "exp" Exp (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::exp),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * y]),
                   eval: Eval::float(|a| a[0].exp()), function: Some(Function::Exp), samples: samples::unary };
             /// 2ˣ
             [pointwise exp2 exp2_] "exp2" Exp2 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::exp2),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (y * std::f64::consts::LN_2)]),
                   eval: Eval::float(|a| a[0].exp2()), function: Some(Function::Exp2), samples: samples::unary };
             /// eˣ − 1
             [pointwise expm1 expm1_] "expm1" Expm1 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::expm1),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (y + 1.0)]),
                   eval: Eval::float(|a| a[0].exp_m1()), function: Some(Function::Expm1), samples: samples::unary };
             /// Natural logarithm
             [pointwise log log_] "log" Log (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::log),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g / x]),
                   eval: Eval::float(|a| a[0].ln()), function: Some(Function::Log), samples: samples::unary_positive };
             /// Logarithm to base 2
             [pointwise log2 log2_] "log2" Log2 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log2),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g / (x * std::f64::consts::LN_2)]),
                   eval: Eval::float(|a| a[0].log2()), function: Some(Function::Log2), samples: samples::unary_positive };
             /// Logarithm to base 10
             [pointwise log10 log10_] "log10" Log10 (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log10),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g / (x * std::f64::consts::LN_10)]),
                   eval: Eval::float(|a| a[0].log10()), function: Some(Function::Log10), samples: samples::unary_positive };
             /// log(1 + x)
             [pointwise log1p log1p_] "log1p" Log1p (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::log1p),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g / (x + 1.0)]),
                   eval: Eval::float(|a| a[0].ln_1p()), function: Some(Function::Log1p), samples: samples::unary_positive };
             /// log(eˣ + eʸ)
             [pointwise logaddexp logaddexp_] "logaddexp" Logaddexp (x, y) () {}
-                { ty: types::float_only, grad: Grad::Fn(functions::logaddexp),
-                  decompose: Some(functions::logaddexp_steps),
+                { ty: types::float_only, grad: rule!(|g, x, y| [g * (x - y).sigmoid(), g * (y - x).sigmoid()]),
+                  decompose: steps!(promoted |x, y| {
+                      // Equal infinities are themselves.
+                      let apart = x.eq(y).where_(0.0, x - y);
+                      x.maximum(y) + (-apart.abs()).exp().log1p()
+                  }),
                   eval: Eval::float(|a| if a[0] == a[1] && a[0].is_infinite() { a[0] } else {
                       nan_max(a[0], a[1]) + (-(a[0] - a[1]).abs()).exp().ln_1p() }),
                   samples: || samples::binary_on(samples::FLOATS, samples::Any) };
             /// x · log y, and 0 where x is 0
             [pointwise xlogy xlogy_] "xlogy" Xlogy (x, y) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::xlogy),
-                  decompose: Some(functions::xlogy_steps),
+                { ty: types::float_arithmetic, grad: rule!(|g, x, y| [
+                      x.eq(0.0).logical_and(y.le(0.0)).where_(0.0, g.xlogy(y)),
+                      g * (x / y),
+                  ]),
+                  decompose: steps!(promoted |x, y| x.eq(0.0).logical_and(y.eq(y)).where_(0.0, x * y.log())),
                   eval: Eval::float(|a| if a[0] == 0.0 && !a[1].is_nan() { 0.0 } else { a[0] * a[1].ln() }),
                   samples: || samples::binary_on(samples::NUMBERS, samples::Positive) };
             /// log(x / (1 − x)), x first limited to [eps, 1 − eps] where eps is given
@@ -63,110 +71,119 @@ macro_rules! rows_functions {
                   samples: functions::logit_samples };
             /// Square root
             [pointwise sqrt sqrt_] "sqrt" Sqrt (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sqrt),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g / (y * 2.0)]),
                   eval: Eval::float(|a| a[0].sqrt()), function: Some(Function::Sqrt), samples: samples::unary_positive };
             /// 1 / √x
             [pointwise rsqrt rsqrt_] "rsqrt" Rsqrt (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::rsqrt),
-                  decompose: Some(decompose::rsqrt), eval: Eval::float(|a| 1.0 / a[0].sqrt()),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (y * y * y * -0.5)]),
+                  decompose: steps!(|x| 1.0 / x.sqrt()), eval: Eval::float(|a| 1.0 / a[0].sqrt()),
                   function: Some(Function::Rsqrt), samples: samples::unary_positive };
             /// x · x
             [pointwise square square_] "square" Square (x) () {}
-                { ty: functions::square_type, grad: Grad::Decompose, decompose: Some(functions::square_steps),
+                { ty: functions::square_type, grad: Grad::Decompose, decompose: steps!(promoted |x| x * x),
                   eval: Eval::both(|a| a[0] * a[0], |a| a[0].wrapping_mul(a[0])), function: Some(Function::Square),
                   samples: samples::unary };
             /// Sine
             [pointwise sin sin_] "sin" Sin (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sin),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.cos()]),
                   eval: Eval::float(|a| a[0].sin()), function: Some(Function::Sin), samples: samples::unary };
             /// Cosine
             [pointwise cos cos_] "cos" Cos (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::cos),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [-(g * x.sin())]),
                   eval: Eval::float(|a| a[0].cos()), function: Some(Function::Cos), samples: samples::unary };
             /// Tangent
             [pointwise tan tan_] "tan" Tan (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::tan),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (y * y + 1.0)]),
                   eval: Eval::float(|a| a[0].tan()), function: Some(Function::Tan),
                   samples: || samples::unary_on(samples::ALL, samples::Between(-1.2, 1.2)) };
             /// The angle whose sine is x
             [pointwise asin asin_] "asin" Asin (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::asin),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * (1.0 - x * x).rsqrt()]),
                   eval: Eval::float(|a| a[0].asin()), function: Some(Function::Asin), samples: functions::inside };
             /// The angle whose cosine is x
             [pointwise acos acos_] "acos" Acos (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::acos),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [-(g * (1.0 - x * x).rsqrt())]),
                   eval: Eval::float(|a| a[0].acos()), function: Some(Function::Acos), samples: functions::inside };
             /// The angle whose tangent is x
             [pointwise atan atan_] "atan" Atan (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atan),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g / (x * x + 1.0)]),
                   eval: Eval::float(|a| a[0].atan()), function: Some(Function::Atan), samples: samples::unary };
             /// The angle of the point with this height y and this x
             [pointwise atan2 atan2_] "atan2" Atan2 (y, x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atan2),
+                { ty: types::float_arithmetic, grad: rule!(|g, y, x| {
+                      let (y, x) = (y.float(), x.float());
+                      let square = x * x + y * y;
+                      let share = square.eq(0.0).where_(0.0, g / square);
+                      [share * x, -(share * y)]
+                  }),
                   eval: Eval::float(|a| a[0].atan2(a[1])), function: Some(Function::Atan2),
                   samples: || samples::binary_on(samples::ALL, samples::NonZero) };
             /// Hyperbolic sine
             [pointwise sinh sinh_] "sinh" Sinh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sinh),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.cosh()]),
                   eval: Eval::float(|a| a[0].sinh()), function: Some(Function::Sinh), samples: samples::unary };
             /// Hyperbolic cosine
             [pointwise cosh cosh_] "cosh" Cosh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::cosh),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.sinh()]),
                   eval: Eval::float(|a| a[0].cosh()), function: Some(Function::Cosh), samples: samples::unary };
             /// Hyperbolic tangent
             [pointwise tanh tanh_] "tanh" Tanh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::tanh),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (1.0 - y * y)]),
                   eval: Eval::float(|a| a[0].tanh()), function: Some(Function::Tanh), samples: samples::unary };
             /// The number whose hyperbolic sine is x
             [pointwise asinh asinh_] "asinh" Asinh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::asinh),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * (x * x + 1.0).rsqrt()]),
                   eval: Eval::float(|a| a[0].asinh()), function: Some(Function::Asinh), samples: samples::unary };
             /// The number ≥ 0 whose hyperbolic cosine is x
             [pointwise acosh acosh_] "acosh" Acosh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::acosh),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * (x * x - 1.0).rsqrt()]),
                   eval: Eval::float(|a| a[0].acosh()), function: Some(Function::Acosh),
                   samples: || samples::unary_on(samples::ALL, samples::Between(1.2, 9.0)) };
             /// The number whose hyperbolic tangent is x
             [pointwise atanh atanh_] "atanh" Atanh (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::atanh),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g / (1.0 - x * x)]),
                   eval: Eval::float(|a| a[0].atanh()), function: Some(Function::Atanh), samples: functions::inside };
             /// sin(πx) / πx, and 1 at 0
             [pointwise sinc sinc_] "sinc" Sinc (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::sinc),
-                  decompose: Some(functions::sinc_steps),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * functions::sinc_slope(x)]),
+                  decompose: steps!(|x| {
+                      let x = x.float();
+                      let turned = x * std::f64::consts::PI;
+                      x.eq(0.0).where_(1.0, turned.sin() / turned)
+                  }),
                   eval: Eval::float(|a| { let z = std::f64::consts::PI * a[0]; if a[0] == 0.0 { 1.0 } else { z.sin() / z } }),
                   samples: samples::unary_float };
             /// Degrees as radians
             [pointwise deg2rad deg2rad_] "deg2rad" Deg2rad (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: Some(functions::deg2rad_steps),
+                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: steps!(|x| x * (std::f64::consts::PI / 180.0)),
                   eval: Eval::float(|a| a[0] * (std::f64::consts::PI / 180.0)), samples: samples::unary_not_bool };
             /// Radians as degrees
             [pointwise rad2deg rad2deg_] "rad2deg" Rad2deg (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: Some(functions::rad2deg_steps),
+                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: steps!(|x| x * (180.0 / std::f64::consts::PI)),
                   eval: Eval::float(|a| a[0] * (180.0 / std::f64::consts::PI)), samples: samples::unary_not_bool };
             /// Error function
             [pointwise erf erf_] "erf" Erf (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::erf),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * ((-(x * x)).exp() * std::f64::consts::FRAC_2_SQRT_PI)]),
                   eval: Eval::float(|a| erf(a[0])), function: Some(Function::Erf), samples: samples::unary };
             /// 1 − erf x
             [pointwise erfc erfc_] "erfc" Erfc (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::erfc),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [-(g * ((-(x * x)).exp() * std::f64::consts::FRAC_2_SQRT_PI))]),
                   eval: Eval::float(|a| erfc(a[0])), function: Some(Function::Erfc), samples: samples::unary };
             /// The number whose erf is x
             [pointwise erfinv erfinv_] "erfinv" Erfinv (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::erfinv),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * ((y * y).exp() * (0.5 * std::f64::consts::PI.sqrt()))]),
                   eval: Eval::float(|a| erfinv(a[0])), function: Some(Function::Erfinv), samples: functions::inside };
             /// log |Γ(x)|
             [pointwise lgamma lgamma_] "lgamma" Lgamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::lgamma),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.digamma()]),
                   eval: Eval::float(|a| lgamma(a[0])), samples: samples::unary_positive };
             /// The derivative of lgamma
             [pointwise digamma digamma_] "digamma" Digamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::digamma),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.trigamma()]),
                   eval: Eval::float(|a| digamma(a[0])), samples: samples::unary_positive };
             /// The derivative of digamma, PyTorch's polygamma of order 1
             [pointwise trigamma trigamma_] "trigamma" Trigamma (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(functions::trigamma),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.tetragamma()]),
                   eval: Eval::float(|a| trigamma(a[0])), samples: samples::unary_positive };
             /// The derivative of trigamma, PyTorch's polygamma of order 2
             [pointwise tetragamma tetragamma_] "tetragamma" Tetragamma (x) () {}
@@ -174,11 +191,11 @@ macro_rules! rows_functions {
                   eval: Eval::float(|a| tetragamma(a[0])), samples: samples::unary_positive };
             /// 1 / (1 + e⁻ˣ)
             [pointwise sigmoid sigmoid_] "sigmoid" Sigmoid (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Fn(gradient::sigmoid),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (y * (1.0 - y))]),
                   eval: Eval::float(|a| 1.0 / (1.0 + (-a[0]).exp())), function: Some(Function::Sigmoid), samples: samples::unary };
             /// max(x, 0)
             [pointwise relu relu_] "relu" Relu (x) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Fn(gradient::relu),
+                { ty: types::arithmetic_not_bool, grad: rule!(|g, _x; y| [y.le(0.0).where_(0.0, g)]),
                   decompose: Some(decompose::relu), eval: Eval::both(|a| nan_max(a[0], 0.0), |a| a[0].max(0)),
                   function: Some(Function::Relu), samples: samples::unary_not_bool };
             /// x · Φ(x), by the error function or by tanh
@@ -239,117 +256,6 @@ pub(crate) fn promoted(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Vec<Value>
     Ok(converted)
 }
 
-fn scaled(cx: Cx<'_>, x: Value, factor: f64) -> Result<Value> {
-    let factor = cx.number(factor)?;
-    cx.mul(x, factor)
-}
-
-/// 1 + sign·x².
-fn one_and_square(cx: Cx<'_>, x: Value, sign: f64) -> Result<Value> {
-    let x = float(cx, x)?;
-    let unit = cx.number(1.0)?;
-    let square = cx.mul(x, x)?;
-    if sign < 0.0 { cx.sub(unit, square) } else { cx.add(square, unit) }
-}
-
-pub(crate) fn exp2(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = scaled(cx, call.y(), consts::LN_2)?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn expm1(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let (g, unit) = (g!(call), cx.number(1.0)?);
-    let slope = cx.add(call.y(), unit)?;
-    one(cx.mul(g, slope))
-}
-
-fn logarithm(cx: Cx<'_>, call: &GradCall<'_>, base: f64) -> Grads {
-    let g = g!(call);
-    let scale = scaled(cx, call.inputs[0], base)?;
-    one(cx.div(g, scale))
-}
-
-pub(crate) fn log2(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    logarithm(cx, call, consts::LN_2)
-}
-
-pub(crate) fn log10(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    logarithm(cx, call, consts::LN_10)
-}
-
-pub(crate) fn log1p(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let (g, unit) = (g!(call), cx.number(1.0)?);
-    let more = cx.add(call.inputs[0], unit)?;
-    one(cx.div(g, more))
-}
-
-/// m + log1p(e^−|x − y|), m the larger; equal infinities are themselves.
-pub(crate) fn logaddexp_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let args = promoted(cx, op, args)?;
-    let (x, y) = (args[0], args[1]);
-    let zero = cx.number(0.0)?;
-    let larger = cx.maximum(x, y)?;
-    let same = cx.eq(x, y)?;
-    let apart = cx.sub(x, y)?;
-    let apart = cx.where_(same, zero, apart)?;
-    let apart = cx.abs(apart)?;
-    let apart = cx.neg(apart)?;
-    let e = cx.exp(apart)?;
-    let more = cx.log1p(e)?;
-    result(cx.add(larger, more))
-}
-
-pub(crate) fn logaddexp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // The share of each is sigmoid of its lead.
-    let g = g!(call);
-    let mut grads = Vec::new();
-    for (i, (a, b)) in [(0, 1), (1, 0)].into_iter().enumerate() {
-        grads.push(match call.wants(i) {
-            true => {
-                let lead = cx.sub(call.inputs[a], call.inputs[b])?;
-                let share = cx.sigmoid(lead)?;
-                Some(cx.mul(g, share)?)
-            }
-            false => None,
-        });
-    }
-    Ok(grads)
-}
-
-pub(crate) fn xlogy_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let args = promoted(cx, op, args)?;
-    let (x, y) = (args[0], args[1]);
-    let zero = cx.number(0.0)?;
-    let log = cx.log(y)?;
-    let product = cx.mul(x, log)?;
-    let nothing = cx.eq(x, zero)?;
-    let number = cx.eq(y, y)?;
-    let nothing = cx.logical_and(nothing, number)?;
-    result(cx.where_(nothing, zero, product))
-}
-
-pub(crate) fn xlogy(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let (g, x, y, zero) = (g!(call), call.inputs[0], call.inputs[1], cx.number(0.0)?);
-    let gx = match call.wants(0) {
-        true => {
-            let product = cx.xlogy(g, y)?;
-            let (nothing, outside) = (cx.eq(x, zero)?, cx.le(y, zero)?);
-            let flat = cx.logical_and(nothing, outside)?;
-            Some(cx.where_(flat, zero, product)?)
-        }
-        false => None,
-    };
-    let gy = match call.wants(1) {
-        true => {
-            let slope = cx.div(x, y)?;
-            Some(cx.mul(g, slope)?)
-        }
-        false => None,
-    };
-    Ok(vec![gx, gy])
-}
-
 pub(crate) fn logit_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     let unit = cx.number(1.0)?;
     let mut x = float(cx, args[0])?;
@@ -382,113 +288,6 @@ pub(crate) fn logit(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     Ok(grads)
 }
 
-pub(crate) fn square_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let args = promoted(cx, op, args)?;
-    result(cx.mul(args[0], args[0]))
-}
-
-pub(crate) fn sin(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = cx.cos(call.inputs[0])?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn cos(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = cx.sin(call.inputs[0])?;
-    let product = cx.mul(g, slope)?;
-    one(cx.neg(product))
-}
-
-pub(crate) fn tan(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = one_and_square(cx, call.y(), 1.0)?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn asin(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = one_and_square(cx, call.inputs[0], -1.0)?;
-    let slope = cx.rsqrt(slope)?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn acos(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let grads = asin(cx, call)?;
-    match grads[0] {
-        Some(grad) => one(cx.neg(grad)),
-        None => Ok(grads),
-    }
-}
-
-pub(crate) fn atan(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = one_and_square(cx, call.inputs[0], 1.0)?;
-    one(cx.div(g, slope))
-}
-
-pub(crate) fn atan2(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // (x, −y)·g / (x² + y²), and 0 at the origin
-    let (g, y, x) = (g!(call), call.inputs[0], call.inputs[1]);
-    let (y, x, zero) = (float(cx, y)?, float(cx, x)?, cx.number(0.0)?);
-    let (y2, x2) = (cx.mul(y, y)?, cx.mul(x, x)?);
-    let square = cx.add(x2, y2)?;
-    let share = cx.div(g, square)?;
-    let origin = cx.eq(square, zero)?;
-    let share = cx.where_(origin, zero, share)?;
-    let gy = if call.wants(0) { Some(cx.mul(share, x)?) } else { None };
-    let gx = match call.wants(1) {
-        true => {
-            let product = cx.mul(share, y)?;
-            Some(cx.neg(product)?)
-        }
-        false => None,
-    };
-    Ok(vec![gy, gx])
-}
-
-pub(crate) fn sinh(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = cx.cosh(call.inputs[0])?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn cosh(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = cx.sinh(call.inputs[0])?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn asinh(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = one_and_square(cx, call.inputs[0], 1.0)?;
-    let slope = cx.rsqrt(slope)?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn acosh(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let (g, unit) = (g!(call), cx.number(1.0)?);
-    let square = cx.mul(call.inputs[0], call.inputs[0])?;
-    let slope = cx.sub(square, unit)?;
-    let slope = cx.rsqrt(slope)?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn atanh(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = one_and_square(cx, call.inputs[0], -1.0)?;
-    one(cx.div(g, slope))
-}
-
-pub(crate) fn sinc_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let (x, zero, unit) = (float(cx, args[0])?, cx.number(0.0)?, cx.number(1.0)?);
-    let turned = scaled(cx, x, consts::PI)?;
-    let sine = cx.sin(turned)?;
-    let quotient = cx.div(sine, turned)?;
-    let nothing = cx.eq(x, zero)?;
-    result(cx.where_(nothing, unit, quotient))
-}
-
 /// Of sinc's slope by t² where t = πx is below 1: −2k / (2k + 1)! with alternating signs, the highest power first.
 const SINC_SLOPE: [f64; 8] = [
     16.0 / 355_687_428_096_000.0,
@@ -501,73 +300,195 @@ const SINC_SLOPE: [f64; 8] = [
     -2.0 / 6.0,
 ];
 
-pub(crate) fn sinc(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // π·(t·cos t − sin t) / t² with t = πx; near zero, where that cancels, its series
-    let (g, zero, unit) = (g!(call), cx.number(0.0)?, cx.number(1.0)?);
-    let t = scaled(cx, call.inputs[0], consts::PI)?;
-    let size = cx.abs(t)?;
-    let is_near = cx.lt(size, unit)?;
+/// sinc's slope: π·(t·cos t − sin t) / t² with t = πx; near zero, where that cancels, its series.
+pub(crate) fn sinc_slope(x: Term<'_>) -> Term<'_> {
+    let t = x * consts::PI;
+    let is_near = t.abs().lt(1.0);
     // Each way sees what it is good for: the other's infinities would come back through the next derivative.
-    let (near, far) = (cx.where_(is_near, t, zero)?, cx.where_(is_near, unit, t)?);
-
-    let square = cx.mul(near, near)?;
-    let mut series = cx.number(SINC_SLOPE[0])?;
-    for coefficient in &SINC_SLOPE[1..] {
-        let (product, coefficient) = (cx.mul(square, series)?, cx.number(*coefficient)?);
-        series = cx.add(product, coefficient)?;
-    }
-    let series = cx.mul(near, series)?;
-
-    let (sine, cosine) = (cx.sin(far)?, cx.cos(far)?);
-    let product = cx.mul(far, cosine)?;
-    let difference = cx.sub(product, sine)?;
-    let square = cx.mul(far, far)?;
-    let quotient = cx.div(difference, square)?;
-
-    let slope = cx.where_(is_near, series, quotient)?;
-    let slope = scaled(cx, slope, consts::PI)?;
-    one(cx.mul(g, slope))
+    let (near, far) = (is_near.where_(t, 0.0), is_near.where_(1.0, t));
+    let square = near * near;
+    let [highest, others @ ..] = SINC_SLOPE;
+    let series = others.into_iter().fold(near.number(highest), |sum, factor| square * sum + factor);
+    let quotient = (far * far.cos() - far.sin()) / (far * far);
+    is_near.where_(near * series, quotient) * consts::PI
 }
 
-pub(crate) fn deg2rad_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    result(scaled(cx, args[0], consts::PI / 180.0))
-}
-
-pub(crate) fn rad2deg_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    result(scaled(cx, args[0], 180.0 / consts::PI))
-}
-
-pub(crate) fn erfc(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let grads = crate::gradient::erf(cx, call)?;
-    match grads[0] {
-        Some(grad) => one(cx.neg(grad)),
-        None => Ok(grads),
-    }
-}
-
-pub(crate) fn erfinv(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // g·½√π·e^(y²)
-    let (g, y) = (g!(call), call.y());
-    let square = cx.mul(y, y)?;
-    let bell = cx.exp(square)?;
-    let slope = scaled(cx, bell, 0.5 * consts::PI.sqrt())?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn lgamma(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = cx.digamma(call.inputs[0])?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn trigamma(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = cx.tetragamma(call.inputs[0])?;
-    one(cx.mul(g, slope))
-}
-
-pub(crate) fn digamma(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let g = g!(call);
-    let slope = cx.trigamma(call.inputs[0])?;
-    one(cx.mul(g, slope))
+/// THE SCALAR FUNCTIONS of floats: one row each, handed to the macro `$callback`.
+///
+/// ```text
+/// /// What it computes.
+/// Variant "name" instructions |cx, arguments| body over a lane;
+///     exact the same in double precision, for tests, integers |arguments| the same on i64, if there is such;
+/// ```
+///
+/// Instructions are those of a vector, roughly, a division counting for the time it takes; `library` is the C library,
+/// element by element. The enum [`Function`](crate::math::Function), eager loops, generated C and the accuracy tests are
+/// made of these rows.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! scalar_functions {
+    ($callback:ident) => { $callback! {
+        /// a + b.
+        Add "add" 1 |cx, x, y| cx.add(x, y);
+            exact Two(|x, y| x + y), integers |a, b| a.wrapping_add(b);
+        /// a − b.
+        Sub "sub" 1 |cx, x, y| cx.sub(x, y);
+            exact Two(|x, y| x - y), integers |a, b| a.wrapping_sub(b);
+        /// a · b.
+        Mul "mul" 1 |cx, x, y| cx.mul(x, y);
+            exact Two(|x, y| x * y), integers |a, b| a.wrapping_mul(b);
+        /// a / b.
+        Div "div" 8 |cx, x, y| cx.div(x, y);
+            exact Two(|x, y| x / y);
+        /// −x.
+        Neg "neg" 1 |cx, x| cx.neg(x);
+            exact One(|x| -x), integers |a| a.wrapping_neg();
+        /// |x|.
+        Abs "abs" 1 |cx, x| cx.abs(x);
+            exact One(f64::abs), integers |a| a.wrapping_abs();
+        /// x · x.
+        Square "square" 1 |cx, x| cx.mul(x, x);
+            exact One(|x| x * x), integers |a| a.wrapping_mul(a);
+        /// √x.
+        Sqrt "sqrt" 10 |cx, x| cx.sqrt(x);
+            exact One(f64::sqrt);
+        /// 1 / √x.
+        Rsqrt "rsqrt" 8 |cx, x| composite::rsqrt(cx, x);
+            exact One(|x| 1.0 / x.sqrt());
+        /// 1 / x.
+        Reciprocal "reciprocal" 8 |cx, x| composite::reciprocal(cx, x);
+            exact One(|x| 1.0 / x);
+        /// eˣ.
+        Exp "exp" 16 |cx, x| exponential::exp(cx, x);
+            exact One(f64::exp);
+        /// eˣ − 1.
+        Expm1 "expm1" 24 |cx, x| exponential::expm1(cx, x);
+            exact One(f64::exp_m1);
+        /// 2ˣ.
+        Exp2 "exp2" 24 |cx, x| exponential::exp2(cx, x);
+            exact One(f64::exp2);
+        /// log x.
+        Log "log" 24 |cx, x| logarithm::log(cx, x);
+            exact One(f64::ln);
+        /// log(1 + x).
+        Log1p "log1p" 24 |cx, x| logarithm::log1p(cx, x);
+            exact One(f64::ln_1p);
+        /// log₂ x.
+        Log2 "log2" library |cx, x| library!(cx, "log2", |x| x.log2());
+            exact One(f64::log2);
+        /// log₁₀ x.
+        Log10 "log10" library |cx, x| library!(cx, "log10", |x| x.log10());
+            exact One(f64::log10);
+        /// sin x.
+        Sin "sin" library |cx, x| library!(cx, "sin", |x| x.sin());
+            exact One(f64::sin);
+        /// cos x.
+        Cos "cos" library |cx, x| library!(cx, "cos", |x| x.cos());
+            exact One(f64::cos);
+        /// tan x.
+        Tan "tan" library |cx, x| library!(cx, "tan", |x| x.tan());
+            exact One(f64::tan);
+        /// The angle whose sine is x.
+        Asin "asin" library |cx, x| library!(cx, "asin", |x| x.asin());
+            exact One(f64::asin);
+        /// The angle whose cosine is x.
+        Acos "acos" library |cx, x| library!(cx, "acos", |x| x.acos());
+            exact One(f64::acos);
+        /// The angle whose tangent is x.
+        Atan "atan" library |cx, x| library!(cx, "atan", |x| x.atan());
+            exact One(f64::atan);
+        /// The angle of the point (y, x): arguments y, x.
+        Atan2 "atan2" library |cx, y, x| library!(cx, "atan2", |y, x| y.atan2(x));
+            exact Two(f64::atan2);
+        /// sinh x.
+        Sinh "sinh" library |cx, x| library!(cx, "sinh", |x| x.sinh());
+            exact One(f64::sinh);
+        /// cosh x.
+        Cosh "cosh" library |cx, x| library!(cx, "cosh", |x| x.cosh());
+            exact One(f64::cosh);
+        /// tanh x.
+        Tanh "tanh" 24 |cx, x| exponential::tanh(cx, x);
+            exact One(f64::tanh);
+        /// The number whose sinh is x.
+        Asinh "asinh" 24 |cx, x| hyperbolic::asinh(cx, x);
+            exact One(f64::asinh);
+        /// The number ≥ 0 whose cosh is x.
+        Acosh "acosh" 24 |cx, x| hyperbolic::acosh(cx, x);
+            exact One(super::accuracy::acosh);
+        /// The number whose tanh is x.
+        Atanh "atanh" 24 |cx, x| hyperbolic::atanh(cx, x);
+            exact One(super::accuracy::atanh);
+        /// erf x.
+        Erf "erf" 40 |cx, x| error_function::erf(cx, x);
+            exact One(|x| Function::Erf.eval_f64(&[x]));
+        /// 1 − erf x.
+        Erfc "erfc" 24 |cx, x| error_function::erfc(cx, x);
+            exact One(|x| Function::Erfc.eval_f64(&[x]));
+        /// The number whose erf is x.
+        Erfinv "erfinv" 24 |cx, x| error_function::erfinv(cx, x);
+            exact One(|x| Function::Erfinv.eval_f64(&[x]));
+        /// 1 / (1 + e⁻ˣ).
+        Sigmoid "sigmoid" 24 |cx, x| exponential::sigmoid(cx, x);
+            exact One(super::accuracy::sigmoid);
+        /// gelu, erf form.
+        Gelu "gelu" 24 |cx, x| error_function::gelu(cx, x);
+            exact OfArgument(|x| 0.5 * x * Function::Erfc.eval_f64(&[-x * ROOT_HALF]));
+        /// gelu, tanh form.
+        GeluTanh "gelu_tanh" 24 |cx, x| error_function::gelu_tanh(cx, x);
+            exact OfArgument(|x| { x * super::accuracy::sigmoid(2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)) });
+        /// max(x, 0).
+        Relu "relu" 1 |cx, x| composite::relu(cx, x);
+            exact One(|x| if x > 0.0 || x.is_nan() { x } else { 0.0 }), integers |a| a.max(0);
+        /// Largest integer ≤ x.
+        Floor "floor" 1 |cx, x| cx.floor(x);
+            exact One(f64::floor), integers |a| a;
+        /// Smallest integer ≥ x.
+        Ceil "ceil" 1 |cx, x| composite::ceil(cx, x);
+            exact One(f64::ceil), integers |a| a;
+        /// Nearest integer, ties to even.
+        Round "round" 1 |cx, x| cx.round_ties_even(x);
+            exact One(f64::round_ties_even), integers |a| a;
+        /// The integer part.
+        Trunc "trunc" 1 |cx, x| composite::trunc(cx, x);
+            exact One(f64::trunc), integers |a| a;
+        /// |x| with the sign of y.
+        Copysign "copysign" 1 |cx, x, y| composite::copysign(cx, x, y);
+            exact Two(f64::copysign);
+        /// The rest of x / y that has the sign of x.
+        Fmod "fmod" library |cx, x, y| composite::fmod(cx, x, y);
+            exact Two(|x, y| x % y);
+        /// The rest of x / y that has the sign of y.
+        Remainder "remainder" library |cx, x, y| composite::remainder(cx, x, y);
+            exact Formula;
+        /// ⌊x / y⌋.
+        FloorDivide "floor_divide" library |cx, x, y| composite::floor_divide(cx, x, y);
+            exact Formula;
+        /// The integer part of x / y.
+        DivTrunc "div_trunc" 8 |cx, x, y| composite::div_trunc(cx, x, y);
+            exact Formula;
+        /// The larger argument, NaN winning.
+        Maximum "maximum" 1 |cx, x, y| composite::maximum(cx, x, y);
+            exact Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.max(y) }), integers |a, b| a.max(b);
+        /// The smaller argument, NaN winning.
+        Minimum "minimum" 1 |cx, x, y| composite::minimum(cx, x, y);
+            exact Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.min(y) }), integers |a, b| a.min(b);
+        /// xʸ.
+        Pow "pow" library |cx, x, y| library!(cx, "pow", |x, y| x.powf(y));
+            exact Two(f64::powf), integers |a, b| int_pow(a, b);
+        /// Interpolation between (a, b) by weight: arguments a, b, weight.
+        Lerp "lerp" 1 |cx, a, b, weight| composite::lerp(cx, a, b, weight);
+            exact Formula;
+        /// x + value·a·b: arguments x, a, b, value.
+        Addcmul "addcmul" 1 |cx, x, a, b, value| composite::addcmul(cx, x, a, b, value);
+            exact Formula, integers |x, a, b, value| x.wrapping_add(value.wrapping_mul(a).wrapping_mul(b));
+        /// x + value·a/b: arguments x, a, b, value.
+        Addcdiv "addcdiv" 8 |cx, x, a, b, value| composite::addcdiv(cx, x, a, b, value);
+            exact Formula;
+        /// x + alpha·y: arguments x, y, alpha.
+        AddAlpha "add_alpha" 1 |cx, x, y, alpha| composite::add_alpha(cx, x, y, alpha);
+            exact Formula, integers |x, y, alpha| x.wrapping_add(alpha.wrapping_mul(y));
+        /// x − alpha·y: arguments x, y, alpha.
+        SubAlpha "sub_alpha" 1 |cx, x, y, alpha| composite::sub_alpha(cx, x, y, alpha);
+            exact Formula, integers |x, y, alpha| x.wrapping_sub(alpha.wrapping_mul(y));
+    }};
 }

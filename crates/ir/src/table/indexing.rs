@@ -9,9 +9,8 @@ macro_rules! rows_indexing {
 
             /// The slices of x at index (one dim) along one dim
             [index index_select _none] "index_select" IndexSelect (x, index) () { dim: usize }
-                { ty: indexing::index_select_type, grad: Grad::Fn(indexing::index_select_grad),
-                  level: Level::Composite, decompose: Some(indexing::index_select), eval: Eval::Structural,
-                  samples: indexing::index_select_samples };
+                { ty: indexing::index_select_type, grad: Grad::Fn(indexing::index_select_grad), decompose: Some(indexing::index_select), eval: Eval::Structural,
+                  kernel: true, samples: indexing::index_select_samples };
             /// x with the slices of src added at index (one dim) along one dim
             [index index_add _none] "index_add" IndexAdd (x, index, src) () { dim: usize }
                 { ty: indexing::index_write_type, grad: Grad::Fn(indexing::index_add_grad),
@@ -34,26 +33,24 @@ macro_rules! rows_indexing {
                   eval: Eval::Structural, samples: indexing::scatter_reduce_samples };
             /// Indices of a dim of this size, negative ones counted from the end
             [index checked_index _none] "checked_index" CheckedIndex (index) () { size: usize }
-                { ty: indexing::checked_index_type, grad: Grad::Zero, level: Level::Composite,
-                  decompose: Some(indexing::checked_index), eval: Eval::Structural, samples: indexing::checked_index_samples };
+                { ty: indexing::checked_index_type, grad: Grad::Zero,
+                  decompose: Some(indexing::checked_index), eval: Eval::Structural,
+                  kernel: true, sizes: &["size"], samples: indexing::checked_index_samples };
             /// The elements of the first operand at the others, one index tensor for each of dims, broadcast together
             [index index _none] "index" Index (tensors) () { dims: Dims }
-                { ty: indexing::index_type, grad: Grad::Fn(indexing::index_grad), variadic: true,
-                  level: Level::Composite, decompose: Some(indexing::index), eval: Eval::Structural,
+                { ty: indexing::index_type, grad: Grad::Fn(indexing::index_grad), variadic: true, decompose: Some(indexing::index), eval: Eval::Structural,
                   samples: indexing::index_samples };
             /// The first operand with the second put (or added) at the others, one index tensor for each of dims
             [index index_put _none] "index_put" IndexPut (tensors) () { dims: Dims, accumulate: bool }
-                { ty: indexing::index_put_type, grad: Grad::Fn(indexing::index_put_grad), variadic: true,
-                  level: Level::Composite, decompose: Some(indexing::index_put), eval: Eval::Structural,
+                { ty: indexing::index_put_type, grad: Grad::Fn(indexing::index_put_grad), variadic: true, decompose: Some(indexing::index_put), eval: Eval::Structural,
                   samples: indexing::index_put_samples };
             /// The rows of weight at index; the row padding_idx gets no gradient
             [index embedding _none] "embedding" Embedding (weight, index) () { padding_idx: i64 }
-                { ty: indexing::embedding_type, grad: Grad::Fn(indexing::embedding_grad),
-                  level: Level::Composite, decompose: Some(indexing::embedding), eval: Eval::Structural,
+                { ty: indexing::embedding_type, grad: Grad::Fn(indexing::embedding_grad), decompose: Some(indexing::embedding), eval: Eval::Structural,
                   samples: indexing::embedding_samples };
             /// 1 at each class number, 0 at the other classes, in a new last dim
             [index one_hot _none] "one_hot" OneHot (index) () { classes: usize }
-                { ty: indexing::one_hot_type, grad: Grad::Zero, level: Level::Composite,
+                { ty: indexing::one_hot_type, grad: Grad::Zero,
                   decompose: Some(indexing::one_hot), eval: Eval::Structural, samples: indexing::one_hot_samples };
             /// x with the elements of src, one after the other, where the mask holds
             [index masked_scatter _none] "masked_scatter" MaskedScatter (x, mask, src) () {}
@@ -61,7 +58,8 @@ macro_rules! rows_indexing {
                   eval: Eval::Structural, samples: indexing::masked_scatter_samples };
             /// The elements of x where the mask holds, one after the other, then zeros
             [index masked_scatter_backward _none] "masked_scatter_backward" MaskedScatterBackward (x, mask) () { shape: Shape }
-                { ty: indexing::masked_scatter_backward_type, grad: Grad::Fn(indexing::masked_scatter_backward_grad), eval: Eval::Structural, samples: indexing::masked_scatter_backward_samples };
+                { ty: indexing::masked_scatter_backward_type, grad: Grad::Fn(indexing::masked_scatter_backward_grad), eval: Eval::Structural,
+                  sizes: &["shape"], samples: indexing::masked_scatter_backward_samples };
         ]}
     };
 }

@@ -2,6 +2,7 @@
 
 use smallvec::smallvec;
 
+use crate::formula::{Term, steps};
 use crate::samples::{Domain, Sample, SampleArg};
 use crate::types::{checked, common_device, same_dtype, tensor};
 use crate::{
@@ -121,54 +122,37 @@ fn is_centred(op: &Op) -> bool {
 /// A sum of many elements is rounded many times, at the magnitude of x, and its mean may be off by several last
 /// places. The mean of the differences from it says by how much; it is found together with the mean square and put
 /// right in both. The differences of equal elements are then zero, as they should be.
-fn centred(cx: Cx<'_>, x: Value, dims: &Dims) -> Result<(Value, Value)> {
-    let mean = cx.mean(x, dims.clone(), true)?;
-    let rough = cx.sub(x, mean)?;
-    let off = cx.mean(rough, dims.clone(), true)?;
-    let square = cx.mul(rough, rough)?;
-    let square = cx.mean(square, dims.clone(), true)?;
-    let shift = cx.mul(off, off)?;
-    let (variance, zero) = (cx.sub(square, shift)?, cx.number(0.0)?);
-    let mean = cx.add(mean, off)?;
-    Ok((cx.sub(x, mean)?, cx.maximum(variance, zero)?))
+fn centred<'p>(x: Term<'p>, dims: &Dims) -> (Term<'p>, Term<'p>) {
+    let mean_of = |x: Term<'p>| x.mean(dims.clone(), true);
+    let mean = mean_of(x);
+    let rough = x - mean;
+    let (off, square) = (mean_of(rough), mean_of(rough * rough));
+    (x - (mean + off), (square - off * off).maximum(0.0))
 }
 
 /// x without its mean, if that is taken off, and its mean square + eps.
-fn parts(cx: Cx<'_>, op: &Op, x: Value, eps: Value) -> Result<(Value, Value)> {
-    let dims = over(op, cx.tensor_ty(x).shape.rank());
-    let (x, square) = match is_centred(op) {
-        true => centred(cx, x, &dims)?,
-        false => {
-            let square = cx.mul(x, x)?;
-            (x, cx.mean(square, dims, true)?)
-        }
-    };
-    Ok((x, cx.add(square, eps)?))
+fn parts<'p>(op: &Op, x: Term<'p>, eps: Term<'p>) -> (Term<'p>, Term<'p>) {
+    let dims = over(op, x.shape().rank());
+    let (x, square) = if is_centred(op) { centred(x, &dims) } else { (x, (x * x).mean(dims, true)) };
+    (x, square + eps)
 }
 
 /// The normalised x.
-fn normalised(cx: Cx<'_>, op: &Op, x: Value, eps: Value) -> Result<Value> {
-    let (x, square) = parts(cx, op, x, eps)?;
-    let scale = cx.rsqrt(square)?;
-    cx.mul(x, scale)
+fn normalised<'p>(op: &Op, x: Term<'p>, eps: Term<'p>) -> Term<'p> {
+    let (x, square) = parts(op, x, eps);
+    x * square.rsqrt()
 }
 
 /// y · weight + bias, for those that are there.
-fn scaled(cx: Cx<'_>, y: Value, affine: &[Value], shape: Option<Shape>) -> Result<Values> {
-    let mut y = y;
-    for (i, &operand) in affine.iter().enumerate() {
-        let operand = match &shape {
-            Some(shape) => cx.reshape(operand, shape.clone())?,
-            None => operand,
-        };
-        y = if i == 0 { cx.mul(y, operand)? } else { cx.add(y, operand)? };
-    }
-    Ok(smallvec![y])
+fn scaled<'p>(y: Term<'p>, affine: impl Iterator<Item = Term<'p>>, shape: Option<&Shape>) -> Term<'p> {
+    affine.enumerate().fold(y, |y, (i, operand)| {
+        let operand = shape.map_or(operand, |shape| operand.reshape(shape.clone()));
+        if i == 0 { y * operand } else { y + operand }
+    })
 }
 
 pub(crate) fn layer_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let y = normalised(cx, op, args[0], args[1])?;
-    scaled(cx, y, &args[2..], None)
+    steps!(cx, args, |x, eps; affine| scaled(normalised(op, x, eps), affine, None))
 }
 
 /// The shape in which a vector of channels broadcasts against x.
@@ -177,9 +161,7 @@ fn by_channel(x: &Shape) -> Shape {
 }
 
 pub(crate) fn batch_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let y = normalised(cx, op, args[0], args[1])?;
-    let shape = by_channel(&cx.tensor_ty(args[0]).shape);
-    scaled(cx, y, &args[2..], Some(shape))
+    steps!(cx, args, |x, eps; affine| scaled(normalised(op, x, eps), affine, Some(&by_channel(&x.shape()))))
 }
 
 /// layer_norm over rows that hold one group of one sample each.
@@ -187,31 +169,23 @@ pub(crate) fn group_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> 
     let Op::GroupNorm { groups } = *op else { return Ok(smallvec![args[0]]) };
     let shape = cx.tensor_ty(args[0]).shape;
     let length = shape[1..].iter().product::<usize>() / groups;
-    let rows = cx.reshape(args[0], Shape::from([shape[0].saturating_mul(groups), length]))?;
-    let y = cx.layer_norm(rows, args[1], 1)?;
-    let y = cx.reshape(y, shape.clone())?;
-    scaled(cx, y, &args[2..], Some(by_channel(&shape)))
+    let rows = Shape::from([shape[0].saturating_mul(groups), length]);
+    steps!(cx, args, |x, eps; affine| {
+        let y = x.reshape(rows).layer_norm(eps, 1).reshape(shape.clone());
+        scaled(y, affine, Some(&by_channel(&shape)))
+    })
 }
 
 /// (g − mean g − x · mean(g · x) / s) / √s, where x is without its mean and s its mean square + eps; without
 /// centring, mean g is left out. By s and not by its root, whose rounding would count twice where g and x are alike.
 pub(crate) fn backward(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let g = args[0];
     let dims = over(op, cx.tensor_ty(args[1]).shape.rank());
-    let (x, square) = parts(cx, op, args[1], args[2])?;
-    let product = cx.mul(g, x)?;
-    let common = cx.mean(product, dims.clone(), true)?;
-    let slope = cx.div(common, square)?;
-    let along = cx.mul(x, slope)?;
-    let rest = match is_centred(op) {
-        true => {
-            let mean = cx.mean(g, dims, true)?;
-            cx.sub(g, mean)?
-        }
-        false => g,
-    };
-    let (rest, scale) = (cx.sub(rest, along)?, cx.rsqrt(square)?);
-    Ok(smallvec![cx.mul(rest, scale)?])
+    steps!(cx, args, |g, x, eps| {
+        let (x, square) = parts(op, x, eps);
+        let along = x * ((g * x).mean(dims.clone(), true) / square);
+        let rest = if is_centred(op) { g - g.mean(dims, true) } else { g };
+        (rest - along) * square.rsqrt()
+    })
 }
 
 pub(crate) fn batch_moments(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {

@@ -15,33 +15,35 @@ macro_rules! rows_order {
             /// Where the largest element of one dim is, the first of several; NaN is the largest
             [index argmax _none] "argmax" Argmax (x) () { dim: usize, keepdim: bool }
                 { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
-                  samples: || order::positions(|dim, keepdim| Op::Argmax { dim, keepdim }) };
+                  refuses: Refuses::NotFloats, samples: || order::positions(|dim, keepdim| Op::Argmax { dim, keepdim }) };
             /// Where the smallest element of one dim is, the first of several; NaN is the smallest
             [index argmin _none] "argmin" Argmin (x) () { dim: usize, keepdim: bool }
                 { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
-                  samples: || order::positions(|dim, keepdim| Op::Argmin { dim, keepdim }) };
+                  refuses: Refuses::NotFloats, samples: || order::positions(|dim, keepdim| Op::Argmin { dim, keepdim }) };
             /// Where the median of one dim is, the lower of two; the first NaN if there is one
             [index median_index _none] "median_index" MedianIndex (x) () { dim: usize, keepdim: bool }
                 { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
-                  samples: || order::positions(|dim, keepdim| Op::MedianIndex { dim, keepdim }) };
+                  refuses: Refuses::NotFloats, samples: || order::positions(|dim, keepdim| Op::MedianIndex { dim, keepdim }) };
             /// The order that sorts one dim, equals as they were; NaN is the largest
             [index argsort _none] "argsort" Argsort (x) () { dim: usize, descending: bool }
-                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural, samples: order::argsort_samples };
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
+                  refuses: Refuses::NotFloats, samples: order::argsort_samples };
             /// Where the k largest or smallest of one dim are, in order; NaN is the largest
             [index topk_index _none] "topk_index" TopkIndex (x) () { k: usize, dim: usize, largest: bool }
-                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural, samples: order::topk_samples };
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
+                  refuses: Refuses::NotFloats, samples: order::topk_samples };
             /// Sums of all elements of one dim up to each, or from each on
             [reduction cumsum _none] "cumsum" Cumsum (x) () { dim: usize, reverse: bool }
                 { ty: order::ty, grad: Grad::Fn(order::cumsum), eval: Eval::Structural,
-                  samples: || order::scans(samples::ALL, |dim, reverse| Op::Cumsum { dim, reverse }) };
+                  refuses: Refuses::NotFloats, samples: || order::scans(samples::ALL, |dim, reverse| Op::Cumsum { dim, reverse }) };
             /// Products of all elements of one dim up to each
             [reduction cumprod _none] "cumprod" Cumprod (x) () { dim: usize }
                 { ty: order::ty, grad: Grad::Fn(products::cumprod), eval: Eval::Structural,
-                  samples: || order::scans(samples::ALL, |dim, _| Op::Cumprod { dim }) };
+                  refuses: Refuses::NotFloats, samples: || order::scans(samples::ALL, |dim, _| Op::Cumprod { dim }) };
             /// log Σ exp of all elements of one dim up to each, or from each on
             [reduction logcumsumexp _none] "logcumsumexp" Logcumsumexp (x) () { dim: usize, reverse: bool }
                 { ty: order::ty, grad: Grad::Fn(order::logcumsumexp), eval: Eval::Structural,
-                  samples: || order::scans(samples::FLOATS, |dim, reverse| Op::Logcumsumexp { dim, reverse }) };
+                  refuses: Refuses::NotFloats, samples: || order::scans(samples::FLOATS, |dim, reverse| Op::Logcumsumexp { dim, reverse }) };
         ]}
     };
 }

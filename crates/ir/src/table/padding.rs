@@ -9,15 +9,16 @@ macro_rules! rows_padding {
 
             /// x with a number before and after its elements
             [index constant_pad_nd _none] "constant_pad_nd" ConstantPadNd (x, value) () { widths: Pairs }
-                { ty: padding::constant_type, grad: Grad::Fn(padding::constant_grad), level: Level::Composite,
-                  decompose: Some(padding::constant), eval: Eval::Structural, samples: padding::constant_samples };
+                { ty: padding::constant_type, grad: Grad::Fn(padding::constant_grad),
+                  decompose: Some(padding::constant), eval: Eval::Structural,
+                  kernel: true, samples: padding::constant_samples };
             /// x with its elements mirrored at both ends
             [index reflection_pad _none] "reflection_pad" ReflectionPad (x) () { widths: Pairs }
-                { ty: padding::repeating_type, grad: Grad::Decompose, level: Level::Composite,
+                { ty: padding::repeating_type, grad: Grad::Decompose,
                   decompose: Some(padding::repeating), eval: Eval::Structural, samples: padding::reflection_samples };
             /// x with its first and last elements repeated
             [index replication_pad _none] "replication_pad" ReplicationPad (x) () { widths: Pairs }
-                { ty: padding::repeating_type, grad: Grad::Decompose, level: Level::Composite,
+                { ty: padding::repeating_type, grad: Grad::Decompose,
                   decompose: Some(padding::repeating), eval: Eval::Structural, samples: padding::replication_samples };
         ]}
     };

@@ -1,9 +1,9 @@
 //! Rows: reductions.
 
 use crate::decompose::one as result;
-use crate::gradient::{Cx, Grads, g, one, spread, zeros_like};
+use crate::formula::{Term, rule, steps};
+use crate::gradient::{Cx, Grads, one, share, zeros_like};
 use crate::samples::{FLOATS, reductions};
-use crate::table::functions::float;
 use crate::types::{Rule, check_dims, tensor};
 use crate::{
     DType, Dims, EmitExt, GradCall, Op, Result, Sample, Scalar, Shape, TensorTy, Ty, Value, Values, Why,
@@ -19,69 +19,73 @@ macro_rules! rows_reductions {
             /// Sum over dims; truth values and integers are summed as i64
             [reduction sum _none] "sum" Sum (x) () { dims: Dims, keepdim: bool }
                 { ty: types::sum, grad: Grad::Fn(gradient::sum), decompose: Some(decompose::keepdim),
-                  eval: Eval::Reduce, samples: samples::reduction };
+                  eval: Eval::Reduce,
+                  prim: Some(reductions::is_prim_sum), kernel: true, samples: samples::reduction };
             /// Mean over dims
             [reduction mean _none] "mean" Mean (x) () { dims: Dims, keepdim: bool }
-                { ty: types::mean, grad: Grad::Fn(gradient::mean), decompose: Some(decompose::mean), level: Level::Composite,
-                  eval: Eval::Structural, samples: samples::mean };
+                { ty: types::mean, grad: Grad::Fn(gradient::mean), decompose: Some(decompose::mean),
+                  eval: Eval::Structural, kernel: true, samples: samples::mean };
             /// Largest element over dims; NaN if there is one
             [reduction amax _none] "amax" Amax (x) () { dims: Dims, keepdim: bool }
                 { ty: types::amax, grad: Grad::Fn(gradient::amax),
-                  decompose: Some(decompose::keepdim), eval: Eval::Reduce, samples: samples::amax };
+                  decompose: Some(decompose::keepdim), eval: Eval::Reduce,
+                  prim: Some(|op, _| matches!(op, Op::Amax { dims, keepdim: false } if !dims.is_empty())), kernel: true, samples: samples::amax };
             /// Smallest element over dims; NaN if there is one
             [reduction amin _none] "amin" Amin (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::amin), level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::amin),
                   decompose: Some(reductions::amin_steps), eval: Eval::Structural,
-                  samples: || samples::reductions(samples::ALL, false, |dims, keepdim| Op::Amin { dims, keepdim }) };
+                  kernel: true, samples: || samples::reductions(samples::ALL, false, |dims, keepdim| Op::Amin { dims, keepdim }) };
             /// Whether any element over dims is not zero
             [reduction any _none] "any" Any (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Zero, level: Level::Composite, decompose: Some(reductions::any_steps),
+                { ty: reductions::ty, grad: Grad::Zero, decompose: Some(reductions::any_steps),
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Any { dims, keepdim }) };
             /// Whether all elements over dims are not zero
             [reduction all _none] "all" All (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Zero, level: Level::Composite, decompose: Some(reductions::all_steps),
+                { ty: reductions::ty, grad: Grad::Zero, decompose: Some(reductions::all_steps),
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::All { dims, keepdim }) };
             /// How many elements over dims are not zero
             [reduction count_nonzero _none] "count_nonzero" CountNonzero (x) () { dims: Dims }
-                { ty: reductions::ty, grad: Grad::Zero, level: Level::Composite, decompose: Some(reductions::count_nonzero_steps),
+                { ty: reductions::ty, grad: Grad::Zero, decompose: Some(reductions::count_nonzero_steps),
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, _| Op::CountNonzero { dims }) };
             /// Product over dims; truth values and integers are multiplied as i64
             [reduction prod _none] "prod" Prod (x) () { dims: Dims, keepdim: bool }
                 { ty: reductions::ty, grad: Grad::Fn(products::prod),
-                  eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Prod { dims, keepdim }) };
+                  eval: Eval::Structural, refuses: Refuses::NotFloats, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Prod { dims, keepdim }) };
             /// The gradient of prod's x, for a gradient that keeps the dims
             [composite prod_backward _none] "prod_backward" ProdBackward (grad, x) () { dims: Dims }
-                { ty: products::backward_type, grad: Grad::Fn(products::backward), level: Level::Composite,
+                { ty: products::backward_type, grad: Grad::Fn(products::backward),
                   decompose: Some(products::backward_steps), eval: Eval::Structural, samples: products::backward_samples };
             /// Sum over dims, NaN counted as 0
             [reduction nansum _none] "nansum" Nansum (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Decompose, level: Level::Composite, decompose: Some(reductions::nansum_steps),
+                { ty: reductions::ty, grad: Grad::Decompose, decompose: Some(reductions::nansum_steps),
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Nansum { dims, keepdim }) };
             /// log Σ exp(x) over dims
             [reduction logsumexp _none] "logsumexp" Logsumexp (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::logsumexp), level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::logsumexp),
                   decompose: Some(reductions::logsumexp_steps), eval: Eval::Structural,
                   samples: || samples::reductions(samples::FLOATS, true, |dims, keepdim| Op::Logsumexp { dims, keepdim }) };
             /// Σ (x − mean)² / (n − correction) over dims
             [reduction var _none] "var" Var (x) () { dims: Dims, correction: i64, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::var), level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::var),
                   decompose: Some(reductions::var_steps), eval: Eval::Structural, samples: || reductions::var_samples(false) };
             /// The square root of var
             [reduction std _none] "std" Std (x) () { dims: Dims, correction: i64, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::std), level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::std),
                   decompose: Some(reductions::std_steps), eval: Eval::Structural, samples: || reductions::var_samples(true) };
             /// (Σ |x|^ord)^(1/ord) over dims; ord 0 counts what is not zero, ±∞ is the largest or smallest |x|
             [reduction linalg_vector_norm _none] "linalg_vector_norm" LinalgVectorNorm (x) () { ord: Scalar, dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Fn(reductions::norm), level: Level::Composite,
+                { ty: reductions::ty, grad: Grad::Fn(reductions::norm),
                   decompose: Some(reductions::norm_steps), eval: Eval::Structural, samples: reductions::norm_samples };
             /// exp(x) / Σ exp(x) over one dim
             [composite softmax _none] "softmax" Softmax (x) () { dim: usize }
-                { ty: types::softmax, grad: Grad::Fn(gradient::softmax), level: Level::Composite,
-                  decompose: Some(decompose::softmax), eval: Eval::Structural, samples: samples::softmax };
+                { ty: types::softmax, grad: Grad::Fn(gradient::softmax),
+                  decompose: Some(decompose::softmax), eval: Eval::Structural,
+                  kernel: true, samples: samples::softmax };
             /// x − log Σ exp(x) over one dim
             [composite log_softmax _none] "log_softmax" LogSoftmax (x) () { dim: usize }
-                { ty: types::softmax, grad: Grad::Fn(gradient::log_softmax), level: Level::Composite,
-                  decompose: Some(decompose::log_softmax), eval: Eval::Structural, samples: samples::log_softmax };
+                { ty: types::softmax, grad: Grad::Fn(gradient::log_softmax),
+                  decompose: Some(decompose::log_softmax), eval: Eval::Structural,
+                  kernel: true, samples: samples::log_softmax };
         ]}
     };
 }
@@ -199,22 +203,9 @@ pub(crate) fn amin_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> 
 }
 
 pub(crate) fn amin(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // Shared equally between the elements that are smallest.
-    let (g, Op::Amin { dims, .. }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let x = call.inputs[0];
-    one(share(cx, x, call.y(), dims, g))
-}
-
-/// g shared equally between the elements that equal `value`.
-fn share(cx: Cx<'_>, x: Value, value: Value, dims: &Dims, g: Value) -> Result<Value> {
-    let ty = cx.tensor_ty(x);
-    let value = spread(cx, value, &ty.shape, dims)?;
-    let hit = cx.eq(x, value)?;
-    let hit = cx.to(hit, ty.dtype)?;
-    let count = cx.sum(hit, dims.clone(), true)?;
-    let g = cx.reshape(g, ty.shape.reduced(dims, true))?;
-    let share = cx.div(g, count)?;
-    cx.mul(hit, share)
+    let Op::Amin { dims, .. } = call.op else { return Ok(vec![None]) };
+    let ty = cx.tensor_ty(call.inputs[0]);
+    rule!(cx, call, |g, x; y| [share(g, x, y, &ty, dims)])
 }
 
 pub(crate) fn any_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
@@ -249,174 +240,120 @@ pub(crate) fn nansum_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values
 /// m + log Σ exp(x − m), m the largest, or 0 where that is infinite.
 pub(crate) fn logsumexp_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Op::Logsumexp { dims, keepdim } = op else { return Ok(args.into()) };
-    let x = float(cx, args[0])?;
-    let shape = cx.tensor_ty(x).shape;
-    if count(&shape, dims) == 0 {
-        let e = cx.exp(x)?;
-        let total = cx.sum(e, dims.clone(), *keepdim)?;
-        return result(cx.log(total));
-    }
-    let zero = cx.number(0.0)?;
-    let largest = cx.amax(x, dims.clone(), true)?;
-    let infinite = cx.isinf(largest)?;
-    let largest = cx.where_(infinite, zero, largest)?;
-    let shifted = cx.sub(x, largest)?;
-    let e = cx.exp(shifted)?;
-    let total = cx.sum(e, dims.clone(), true)?;
-    let log = cx.log(total)?;
-    let sum = cx.add(log, largest)?;
-    if *keepdim {
-        Ok([sum].into_iter().collect())
-    } else {
-        result(cx.reshape(sum, shape.reduced(dims, false)))
-    }
+    steps!(cx, args, |x| {
+        let (x, shape) = (x.float(), x.shape());
+        if count(&shape, dims) == 0 {
+            x.exp().sum(dims.clone(), *keepdim).log()
+        } else {
+            let largest = x.amax(dims.clone(), true);
+            let largest = largest.isinf().where_(0.0, largest);
+            let sum = (x - largest).exp().sum(dims.clone(), true).log() + largest;
+            if *keepdim { sum } else { sum.reshape(shape.reduced(dims, false)) }
+        }
+    })
 }
 
 pub(crate) fn logsumexp(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // g·exp(x − y)
-    let (g, Op::Logsumexp { dims, .. }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let x = call.inputs[0];
-    let kept = cx.tensor_ty(x).shape.reduced(dims, true);
-    let (g, y) = (cx.reshape(g, kept.clone())?, cx.reshape(call.y(), kept)?);
-    let (nothing, zero) = (cx.number(f64::NEG_INFINITY)?, cx.number(0.0)?);
-    let empty = cx.eq(y, nothing)?;
-    let y = cx.where_(empty, zero, y)?;
-    let shifted = cx.sub(x, y)?;
-    let probability = cx.exp(shifted)?;
-    one(cx.mul(g, probability))
+    let Op::Logsumexp { dims, .. } = call.op else { return Ok(vec![None]) };
+    let kept = cx.tensor_ty(call.inputs[0]).shape.reduced(dims, true);
+    rule!(cx, call, |g, x; y| {
+        let (g, y) = (g.reshape(kept.clone()), y.reshape(kept));
+        let y = y.eq(f64::NEG_INFINITY).where_(0.0, y);
+        [g * (x - y).exp()]
+    })
 }
 
 /// x − mean over dims in f64, and what the squares are divided by. Squares of f32 would overflow where their root
 /// does not, and differences from a mean that was rounded at the magnitude of x would lose digits.
-fn deviation(cx: Cx<'_>, x: Value, dims: &Dims, correction: i64) -> Result<(Value, Value)> {
-    let ty = cx.tensor_ty(x);
-    let x = if ty.dtype == DType::F64 { x } else { cx.to(x, DType::F64)? };
-    let mean = cx.mean(x, dims.clone(), true)?;
-    let difference = cx.sub(x, mean)?;
-    let divisor = cx.number((count(&ty.shape, dims) as f64 - correction as f64).max(0.0))?;
-    Ok((difference, divisor))
+fn deviation<'p>(x: Term<'p>, dims: &Dims, correction: i64) -> (Term<'p>, f64) {
+    let divisor = (count(&x.shape(), dims) as f64 - correction as f64).max(0.0);
+    let x = if x.dtype() == DType::F64 { x } else { x.to(DType::F64) };
+    (x - x.mean(dims.clone(), true), divisor)
 }
 
 /// Σ (x − mean)² / (n − correction) in f64.
-fn variance(cx: Cx<'_>, x: Value, dims: &Dims, correction: i64, keepdim: bool) -> Result<Value> {
-    let (difference, divisor) = deviation(cx, x, dims, correction)?;
-    let square = cx.mul(difference, difference)?;
-    let total = cx.sum(square, dims.clone(), keepdim)?;
-    cx.div(total, divisor)
+fn variance<'p>(x: Term<'p>, dims: &Dims, correction: i64, keepdim: bool) -> Term<'p> {
+    let (difference, divisor) = deviation(x, dims, correction);
+    (difference * difference).sum(dims.clone(), keepdim) / divisor
 }
 
 /// A result that was computed in f64, in the dtype of x.
-fn as_operand(cx: Cx<'_>, result: Value, x: Value) -> Result<Values> {
-    let dtype = cx.tensor_ty(x).dtype;
-    Ok([if dtype == DType::F64 { result } else { cx.to(result, dtype)? }].into_iter().collect())
+fn as_operand<'p>(result: Term<'p>, x: Term<'p>) -> Term<'p> {
+    if x.dtype() == DType::F64 { result } else { result.to(x.dtype()) }
 }
 
 pub(crate) fn var_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Op::Var { dims, correction, keepdim } = op else { return Ok(args.into()) };
-    let variance = variance(cx, args[0], dims, *correction, *keepdim)?;
-    as_operand(cx, variance, args[0])
+    steps!(cx, args, |x| as_operand(variance(x, dims, *correction, *keepdim), x))
 }
 
 pub(crate) fn var(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // 2·g·(x − mean) / (n − correction)
-    let (g, Op::Var { dims, correction, .. }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let (x, two) = (call.inputs[0], cx.number(2.0)?);
-    let g = cx.reshape(g, cx.tensor_ty(x).shape.reduced(dims, true))?;
-    let (difference, divisor) = deviation(cx, x, dims, *correction)?;
-    let factor = cx.div(two, divisor)?;
-    let scaled = cx.mul(g, factor)?;
-    one(cx.mul(difference, scaled))
+    let Op::Var { dims, correction, .. } = call.op else { return Ok(vec![None]) };
+    rule!(cx, call, |g, x| {
+        let g = g.reshape(x.shape().reduced(dims, true));
+        let (difference, divisor) = deviation(x, dims, *correction);
+        [difference * (g * (2.0 / divisor))]
+    })
 }
 
 pub(crate) fn std_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Op::Std { dims, correction, keepdim } = op else { return Ok(args.into()) };
-    let variance = variance(cx, args[0], dims, *correction, *keepdim)?;
-    let root = cx.sqrt(variance)?;
-    as_operand(cx, root, args[0])
+    steps!(cx, args, |x| as_operand(variance(x, dims, *correction, *keepdim).sqrt(), x))
 }
 
 pub(crate) fn std(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    // g·(x − mean) / (n − correction) / y, and 0 where nothing is spread
-    let (g, Op::Std { dims, correction, .. }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let (x, zero) = (call.inputs[0], cx.number(0.0)?);
-    let kept = cx.tensor_ty(x).shape.reduced(dims, true);
-    let (g, y) = (cx.reshape(g, kept.clone())?, cx.reshape(call.y(), kept)?);
-    let (difference, divisor) = deviation(cx, x, dims, *correction)?;
-    // In this order: the product could overflow.
-    let share = cx.div(g, y)?;
-    let share = cx.div(share, divisor)?;
-    let flat = cx.eq(y, zero)?;
-    let share = cx.where_(flat, zero, share)?;
-    one(cx.mul(difference, share))
+    let Op::Std { dims, correction, .. } = call.op else { return Ok(vec![None]) };
+    let kept = cx.tensor_ty(call.inputs[0]).shape.reduced(dims, true);
+    rule!(cx, call, |g, x; y| {
+        let (g, y) = (g.reshape(kept.clone()), y.reshape(kept));
+        let (difference, divisor) = deviation(x, dims, *correction);
+        // In this order, as the product could overflow; 0 where nothing is spread.
+        let share = y.eq(0.0).where_(0.0, g / y / divisor);
+        [difference * share]
+    })
 }
 
 pub(crate) fn norm_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
-    let (x, Op::LinalgVectorNorm { ord, dims, keepdim }) = (args[0], op) else { return Ok(args.into()) };
+    let Op::LinalgVectorNorm { ord, dims, keepdim } = op else { return Ok(args.into()) };
     let (dims, keepdim) = (dims.clone(), *keepdim);
-    match ord.as_f64() {
-        0.0 => {
-            let (zero, dtype) = (cx.number(0.0)?, cx.tensor_ty(x).dtype);
-            let hit = cx.ne(x, zero)?;
-            let hit = cx.to(hit, dtype)?;
-            result(cx.sum(hit, dims, keepdim))
-        }
-        2.0 => {
-            let square = cx.mul(x, x)?;
-            let total = cx.sum(square, dims, keepdim)?;
-            result(cx.sqrt(total))
-        }
-        ord => {
-            let size = cx.abs(x)?;
-            if ord == 1.0 {
-                return result(cx.sum(size, dims, keepdim));
-            }
-            if ord.is_infinite() {
-                return result(if ord > 0.0 {
-                    cx.amax(size, dims, keepdim)
-                } else {
-                    cx.amin(size, dims, keepdim)
-                });
-            }
-            let (power, root) = (cx.number(ord)?, cx.number(1.0 / ord)?);
-            let powers = cx.pow(size, power)?;
-            let total = cx.sum(powers, dims, keepdim)?;
-            result(cx.pow(total, root))
-        }
-    }
+    steps!(cx, args, |x| match ord.as_f64() {
+        0.0 => x.ne(0.0).to(x.dtype()).sum(dims, keepdim),
+        1.0 => x.abs().sum(dims, keepdim),
+        2.0 => (x * x).sum(dims, keepdim).sqrt(),
+        f64::INFINITY => x.abs().amax(dims, keepdim),
+        f64::NEG_INFINITY => x.abs().amin(dims, keepdim),
+        ord => x.abs().pow(ord).sum(dims, keepdim).pow(1.0 / ord),
+    })
 }
 
 pub(crate) fn norm(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let (g, Op::LinalgVectorNorm { ord, dims, .. }) = (g!(call), call.op) else { return Ok(vec![None]) };
-    let (x, ord, zero) = (call.inputs[0], ord.as_f64(), cx.number(0.0)?);
-    if ord == 0.0 {
-        return one(zeros_like(cx, x));
+    let Op::LinalgVectorNorm { ord, dims, .. } = call.op else { return Ok(vec![None]) };
+    let ty = cx.tensor_ty(call.inputs[0]);
+    if ord.as_f64() == 0.0 {
+        return one(zeros_like(cx, call.inputs[0]));
     }
-    let kept = cx.tensor_ty(x).shape.reduced(dims, true);
-    let g = cx.reshape(g, kept.clone())?;
-    let sign = cx.sign(x)?;
-    if ord == 1.0 {
-        return one(cx.mul(sign, g));
-    }
-    let y = cx.reshape(call.y(), kept)?;
-    if ord.is_infinite() {
-        let size = cx.abs(x)?;
-        let shared = share(cx, size, y, dims, g)?;
-        return one(cx.mul(sign, shared));
-    }
-    // x·g/y for ord 2, sign x·|x|^(ord−1)·g·y^(1−ord) else; 0 where a vector is.
-    let (scale, direction) = match ord {
-        2.0 => (cx.div(g, y)?, x),
-        _ => {
-            let (up, down) = (cx.number(ord - 1.0)?, cx.number(1.0 - ord)?);
-            let size = cx.abs(x)?;
-            let power = cx.pow(size, up)?;
-            let nothing = cx.eq(x, zero)?;
-            let power = cx.where_(nothing, zero, power)?;
-            let below = cx.pow(y, down)?;
-            (cx.mul(g, below)?, cx.mul(sign, power)?)
-        }
-    };
-    let flat = cx.eq(y, zero)?;
-    let scale = cx.where_(flat, zero, scale)?;
-    one(cx.mul(direction, scale))
+    let kept = ty.shape.reduced(dims, true);
+    rule!(cx, call, |g, x; y| {
+        let g = g.reshape(kept.clone());
+        // Not every norm's rule reads the result.
+        let y = || y.reshape(kept);
+        [match ord.as_f64() {
+            1.0 => x.sign() * g,
+            ord if ord.is_infinite() => x.sign() * share(g, x.abs(), y(), &ty, dims),
+            // 0 where a vector is.
+            2.0 => { let y = y(); x * y.eq(0.0).where_(0.0, g / y) },
+            ord => {
+                let y = y();
+                let power = x.eq(0.0).where_(0.0, x.abs().pow(ord - 1.0));
+                x.sign() * power * y.eq(0.0).where_(0.0, g * y.pow(1.0 - ord))
+            }
+        }]
+    })
+}
+
+/// Sums that drop dims, of floats or of integers that are wide enough.
+pub(crate) fn is_prim_sum(op: &Op, args: &[Ty]) -> bool {
+    let is_summed = |t: &TensorTy| t.dtype.is_float() || t.dtype == DType::I64;
+    matches!(op, Op::Sum { dims, keepdim: false } if !dims.is_empty())
+        && args[0].as_tensor().is_some_and(is_summed)
 }

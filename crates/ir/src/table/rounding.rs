@@ -1,11 +1,11 @@
 //! Rows: rounding, division that rounds, and bits.
 
 use crate::decompose::one as result;
-use crate::gradient::{Cx, Grads, g};
+use crate::gradient::Cx;
 use crate::samples::{self, Any, Between, NUMBERS, NonZero, Number, binary_on, calls, t, with_op};
 use crate::table::functions::promoted;
 use crate::types::{Rule, broadcast_all, tensor};
-use crate::{DType, Division, EmitExt, GradCall, Op, Result, Sample, Scalar, Shape, Ty, Value, Values, Why};
+use crate::{DType, Division, EmitExt, Op, Result, Sample, Scalar, Shape, Ty, Value, Values, Why};
 
 #[doc(hidden)]
 #[macro_export]
@@ -39,24 +39,28 @@ macro_rules! rows_rounding {
             [pointwise floor_divide floor_divide_] "floor_divide" FloorDivide (x, y) () {}
                 { ty: rounding::division_type, grad: Grad::Zero, decompose: Some(rounding::integers),
                   eval: Eval::both(|a| (a[0] / a[1]).floor(), |a| rounding::divide(Division::FloorDivide, a[0], a[1])),
-                  function: Some(Function::FloorDivide), samples: rounding::division_samples };
+                  function: Some(Function::FloorDivide),
+                  prim: Some(rounding::of_floats), samples: rounding::division_samples };
             /// The integer part of x / y
             [pointwise div_trunc div_trunc_] "div_trunc" DivTrunc (x, y) () {}
                 { ty: rounding::division_type, grad: Grad::Zero, decompose: Some(rounding::integers),
                   eval: Eval::both(|a| (a[0] / a[1]).trunc(), |a| rounding::divide(Division::DivTrunc, a[0], a[1])),
-                  function: Some(Function::DivTrunc), samples: rounding::division_samples };
+                  function: Some(Function::DivTrunc),
+                  prim: Some(rounding::of_floats), samples: rounding::division_samples };
             /// What is left of x after whole multiples of y, with the sign of y
             [pointwise remainder remainder_] "remainder" Remainder (x, y) () {}
-                { ty: rounding::division_type, grad: Grad::Fn(rounding::remainder),
+                { ty: rounding::division_type, grad: rule!(|g, x, y| [g, -(g * x.floor_divide(y))]),
                   decompose: Some(rounding::integers),
                   eval: Eval::both(|a| a[0] - (a[0] / a[1]).floor() * a[1], |a| rounding::divide(Division::Remainder, a[0], a[1])),
-                  function: Some(Function::Remainder), samples: rounding::division_samples };
+                  function: Some(Function::Remainder),
+                  prim: Some(rounding::of_floats), samples: rounding::division_samples };
             /// What is left of x after whole multiples of y, with the sign of x
             [pointwise fmod fmod_] "fmod" Fmod (x, y) () {}
-                { ty: rounding::division_type, grad: Grad::Fn(rounding::fmod),
+                { ty: rounding::division_type, grad: rule!(|g, x, y| [g, -(g * x.div_trunc(y))]),
                   decompose: Some(rounding::integers),
                   eval: Eval::both(|a| a[0] % a[1], |a| rounding::divide(Division::Fmod, a[0], a[1])),
-                  function: Some(Function::Fmod), samples: rounding::division_samples };
+                  function: Some(Function::Fmod),
+                  prim: Some(rounding::of_floats), samples: rounding::division_samples };
             /// The division of integers that its attribute names; by zero it is an error
             [index integer_division _none] "integer_division" IntegerDivision (x, y) () { division: Division }
                 { ty: rounding::integer_type, grad: Grad::Zero, eval: Eval::Structural, samples: rounding::integer_samples };
@@ -74,7 +78,7 @@ macro_rules! rows_rounding {
                 { ty: rounding::bits_type, grad: Grad::Zero, eval: Eval::both(|_| f64::NAN, |a| a[0] ^ a[1]), samples: rounding::bits_samples };
             /// Every bit flipped; of truth values, not
             [pointwise bitwise_not bitwise_not_] "bitwise_not" BitwiseNot (x) () {}
-                { ty: rounding::bits_type, grad: Grad::Zero, decompose: Some(rounding::flipped), eval: Eval::Structural,
+                { ty: rounding::bits_type, grad: Grad::Zero, decompose: steps!(|x| if x.dtype() == DType::Bool { x.logical_not() } else { x.number(-1) - x }), eval: Eval::Structural,
                   samples: || samples::unary_on(rounding::BITS, samples::Any) };
             /// Bits moved up by y places
             [pointwise bitwise_left_shift bitwise_left_shift_] "bitwise_left_shift" BitwiseLeftShift (x, y) () {}
@@ -206,38 +210,7 @@ pub(crate) fn integers(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     result(cx.integer_division(tensors[0], tensors[1], division))
 }
 
-/// −(integer part of x / y)·g for y, g for x.
-fn rest(cx: Cx<'_>, call: &GradCall<'_>, quotient: Op) -> Grads {
-    let g = g!(call);
-    let gy = match call.wants(1) {
-        true => {
-            let whole = cx.emit_one(quotient, call.inputs)?;
-            let product = cx.mul(g, whole)?;
-            Some(cx.neg(product)?)
-        }
-        false => None,
-    };
-    Ok(vec![Some(g), gy])
-}
-
-pub(crate) fn remainder(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    rest(cx, call, Op::FloorDivide {})
-}
-
-pub(crate) fn fmod(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    rest(cx, call, Op::DivTrunc {})
-}
-
-/// −1 − x is x with every bit flipped.
-pub(crate) fn flipped(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let truth = match cx.ty(args[0]) {
-        Ty::Tensor(t) => t.dtype == DType::Bool,
-        Ty::Scalar(kind) => kind.dtype() == DType::Bool,
-        Ty::List(items) => items.kinds().all(|t| t.dtype == DType::Bool),
-    };
-    if truth {
-        return result(cx.logical_not(args[0]));
-    }
-    let ones = cx.number(Scalar::Int(-1))?;
-    result(cx.sub(ones, args[0]))
+/// Divisions of integers are checked steps, tensor by tensor.
+pub(crate) fn of_floats(_: &Op, args: &[Ty]) -> bool {
+    args.iter().all(|ty| ty.as_list().is_none()) && crate::result_dtype(args).is_float()
 }

@@ -9,63 +9,71 @@ macro_rules! rows_shapes {
 
             /// The same elements in another shape
             [view reshape _none] "reshape" Reshape (x) () { shape: Shape }
-                { ty: types::reshape, grad: Grad::Fn(gradient::reshape), eval: Eval::Structural, samples: samples::reshape };
+                { ty: types::reshape, grad: Grad::Fn(gradient::reshape), eval: Eval::Structural,
+                  sizes: &["shape"], samples: samples::reshape };
             /// Dims in another order
             [view permute _none] "permute" Permute (x) () { dims: Dims }
                 { ty: types::permute, grad: Grad::Fn(gradient::permute), eval: Eval::Structural, samples: samples::permute };
             /// Two dims swapped
             [view transpose _none] "transpose" Transpose (x) () { dim0: usize, dim1: usize }
-                { ty: types::transpose, grad: Grad::Fn(gradient::transpose), level: Level::Composite,
-                  decompose: Some(decompose::transpose), eval: Eval::Structural, samples: samples::transpose };
+                { ty: types::transpose, grad: Grad::Fn(gradient::transpose),
+                  decompose: Some(decompose::transpose), eval: Eval::Structural,
+                  kernel: true, samples: samples::transpose };
             /// Dims of size 1 repeated, new leading dims added
             [view expand _none] "expand" Expand (x) () { shape: Shape }
-                { ty: types::expand, grad: Grad::Fn(gradient::expand), eval: Eval::Structural, samples: samples::expand };
+                { ty: types::expand, grad: Grad::Fn(gradient::expand), eval: Eval::Structural,
+                  sizes: &["shape"], samples: samples::expand };
             /// Elements start, start + step, … before end of one dim
             [view slice _none] "slice" Slice (x) () { dim: usize, start: usize, end: usize, step: usize }
-                { ty: types::slice, grad: Grad::Fn(gradient::slice), eval: Eval::Structural, samples: samples::slice };
+                { ty: types::slice, grad: Grad::Fn(gradient::slice), eval: Eval::Structural,
+                  places: &["start", "end"], samples: samples::slice };
             /// The elements at offset + Σ index · stride, counted in row-major order
             [view as_strided _none] "as_strided" AsStrided (x) () { view: Pairs, offset: usize }
-                { ty: shapes::as_strided_type, grad: Grad::Fn(shapes::as_strided_grad), level: Level::Composite,
-                  decompose: Some(shapes::as_strided), eval: Eval::Structural, samples: shapes::as_strided_samples };
+                { ty: shapes::as_strided_type, grad: Grad::Fn(shapes::as_strided_grad),
+                  decompose: Some(shapes::as_strided), eval: Eval::Structural,
+                  kernel: true, places: &["view", "offset"], samples: shapes::as_strided_samples };
             /// x with the elements of an as_strided view replaced by src
             [index as_strided_scatter _none] "as_strided_scatter" AsStridedScatter (x, src) () { view: Pairs, offset: usize }
-                { ty: shapes::as_strided_scatter_type, grad: Grad::Fn(shapes::as_strided_scatter_grad), level: Level::Composite,
-                  decompose: Some(shapes::as_strided_scatter), eval: Eval::Structural, samples: shapes::as_strided_scatter_samples };
+                { ty: shapes::as_strided_scatter_type, grad: Grad::Fn(shapes::as_strided_scatter_grad),
+                  decompose: Some(shapes::as_strided_scatter), eval: Eval::Structural,
+                  places: &["view", "offset"], samples: shapes::as_strided_scatter_samples };
             /// The elements where index dim2 − index dim1 = offset, as a new last dim
             [view diagonal _none] "diagonal" Diagonal (x) () { offset: i64, dim1: usize, dim2: usize }
                 { ty: shapes::diagonal_type, grad: Grad::Fn(shapes::diagonal_grad), eval: Eval::Structural,
-                  samples: shapes::diagonal_samples };
+                  places: &["offset"], samples: shapes::diagonal_samples };
             /// x with the elements of a diagonal replaced by src
             [index diagonal_scatter _none] "diagonal_scatter" DiagonalScatter (x, src) () { offset: i64, dim1: usize, dim2: usize }
-                { ty: shapes::diagonal_scatter_type, grad: Grad::Fn(shapes::diagonal_scatter_grad), level: Level::Composite,
-                  decompose: Some(shapes::diagonal_scatter), eval: Eval::Structural, samples: shapes::diagonal_scatter_samples };
+                { ty: shapes::diagonal_scatter_type, grad: Grad::Fn(shapes::diagonal_scatter_grad),
+                  decompose: Some(shapes::diagonal_scatter), eval: Eval::Structural,
+                  places: &["offset"], samples: shapes::diagonal_scatter_samples };
             /// Zeros with the last dim of x as a diagonal of two new dims
             [index diag_embed _none] "diag_embed" DiagEmbed (x) () { offset: i64, dim1: usize, dim2: usize }
-                { ty: shapes::diag_embed_type, grad: Grad::Fn(shapes::diag_embed_grad), level: Level::Composite,
-                  decompose: Some(shapes::diag_embed), eval: Eval::Structural, samples: shapes::diag_embed_samples };
+                { ty: shapes::diag_embed_type, grad: Grad::Fn(shapes::diag_embed_grad),
+                  decompose: Some(shapes::diag_embed), eval: Eval::Structural,
+                  places: &["offset"], samples: shapes::diag_embed_samples };
             /// Windows of a dim, step apart, as a new last dim
             [view unfold _none] "unfold" Unfold (x) () { dim: usize, size: usize, step: usize }
                 { ty: shapes::unfold_type, grad: Grad::Fn(shapes::unfold_grad), eval: Eval::Structural,
-                  samples: shapes::unfold_samples };
+                  sizes: &["size"], samples: shapes::unfold_samples };
             /// Dims in reverse order of their elements
             [index flip _none] "flip" Flip (x) () { dims: Dims }
                 { ty: shapes::flip_type, grad: Grad::Fn(shapes::flip_grad), eval: Eval::Structural, samples: shapes::flip_samples };
             /// Matrices with zeros above a diagonal
             [index tril _none] "tril" Tril (x) () { diagonal: i64 }
-                { ty: shapes::triangle_type, grad: Grad::Fn(shapes::triangle_grad), level: Level::Composite,
+                { ty: shapes::triangle_type, grad: Grad::Fn(shapes::triangle_grad),
                   decompose: Some(shapes::triangle), eval: Eval::Structural, samples: shapes::tril_samples };
             /// Matrices with zeros below a diagonal
             [index triu _none] "triu" Triu (x) () { diagonal: i64 }
-                { ty: shapes::triangle_type, grad: Grad::Fn(shapes::triangle_grad), level: Level::Composite,
+                { ty: shapes::triangle_type, grad: Grad::Fn(shapes::triangle_grad),
                   decompose: Some(shapes::triangle), eval: Eval::Structural, samples: shapes::triu_samples };
             /// The same elements, cut off from the gradient
             [view detach _none] "detach" Detach (x) () {}
-                { ty: types::same, grad: Grad::Zero, decompose: Some(decompose::identity), level: Level::Composite,
-                  eval: Eval::Structural, samples: samples::unary };
+                { ty: types::same, grad: Grad::Zero, decompose: Some(decompose::identity),
+                  eval: Eval::Structural, kernel: true, samples: samples::unary };
             /// x with the elements of a slice replaced by src
             [index slice_scatter _none] "slice_scatter" SliceScatter (x, src) () { dim: usize, start: usize, end: usize, step: usize }
                 { ty: types::slice_scatter, grad: Grad::Fn(gradient::slice_scatter), eval: Eval::Structural,
-                  samples: samples::slice_scatter };
+                  places: &["start", "end"], samples: samples::slice_scatter };
             /// Tensors joined along one dim
             [index cat _none] "cat" Cat (tensors) () { dim: usize }
                 { ty: types::cat, grad: Grad::Fn(gradient::cat), variadic: true, eval: Eval::Structural, samples: samples::cat };
@@ -76,7 +84,8 @@ macro_rules! rows_shapes {
             /// zeros of a shape, with src added at index along one dim
             [index gather_backward _none] "gather_backward" GatherBackward (src, index) () { dim: usize, size: usize }
                 { ty: types::gather_backward, grad: Grad::Fn(gradient::gather_backward),
-                  eval: Eval::Structural, samples: samples::gather_backward };
+                  eval: Eval::Structural,
+                  refuses: Refuses::Nothing, sizes: &["size"], samples: samples::gather_backward };
         ]}
     };
 }

@@ -55,41 +55,7 @@ pub(crate) fn function(op: &Op, operands: usize) -> Option<Function> {
 /// Whether an op with this many operands has a kernel of its own; the others run by their decomposition, each
 /// step of which rounds to the dtype of its result.
 pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
-    op.row().decompose.is_none()
-        || function(op, operands).is_some()
-        || matches!(
-            op,
-            Op::Clone {}
-                | Op::Copy {}
-                | Op::Transpose { .. }
-                | Op::Detach {}
-                | Op::AsStrided { .. }
-                | Op::ConstantPadNd { .. }
-                | Op::IndexSelect { .. }
-                | Op::CheckedIndex { .. }
-                | Op::Sum { .. }
-                | Op::Amax { .. }
-                | Op::Amin { .. }
-                | Op::Mean { .. }
-                | Op::Softmax { .. }
-                | Op::LogSoftmax { .. }
-                | Op::Mm {}
-                | Op::Addmm {}
-                | Op::Linear {}
-                | Op::Rand { .. }
-                | Op::Randn { .. }
-                | Op::Uniform { .. }
-                | Op::NllLoss { .. }
-                | Op::CrossEntropy { .. }
-                | Op::Convolution { .. }
-                | Op::LayerNorm { .. }
-                | Op::LayerNormBackward { .. }
-                | Op::RmsNorm { .. }
-                | Op::RmsNormBackward { .. }
-                | Op::BatchNorm {}
-                | Op::BatchNormBackward {}
-                | Op::BatchMoments {}
-        )
+    op.row().decompose.is_none() || function(op, operands).is_some() || op.row().kernel
 }
 
 /// Runs an op into fresh memory.

@@ -265,82 +265,11 @@ pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operan
 }
 
 pub(super) fn cost(function: Function) -> Cost {
-    match function {
-        Function::Exp
-        | Function::Exp2
-        | Function::Expm1
-        | Function::Log
-        | Function::Log1p
-        | Function::Log2
-        | Function::Log10
-        | Function::Sin
-        | Function::Cos
-        | Function::Tan
-        | Function::Asin
-        | Function::Acos
-        | Function::Atan
-        | Function::Atan2
-        | Function::Sinh
-        | Function::Cosh
-        | Function::Tanh
-        | Function::Asinh
-        | Function::Acosh
-        | Function::Atanh
-        | Function::Erf
-        | Function::Erfc
-        | Function::Erfinv
-        | Function::Sigmoid
-        | Function::Gelu
-        | Function::GeluTanh
-        | Function::Fmod
-        | Function::Remainder
-        | Function::FloorDivide
-        | Function::Pow => Cost::Costly,
-        Function::Add
-        | Function::Sub
-        | Function::Mul
-        | Function::Div
-        | Function::Neg
-        | Function::Abs
-        | Function::Square
-        | Function::Sqrt
-        | Function::Rsqrt
-        | Function::Reciprocal
-        | Function::Relu
-        | Function::Floor
-        | Function::Ceil
-        | Function::Round
-        | Function::Trunc
-        | Function::Copysign
-        | Function::DivTrunc
-        | Function::Maximum
-        | Function::Minimum
-        | Function::Lerp
-        | Function::Addcmul
-        | Function::Addcdiv
-        | Function::AddAlpha
-        | Function::SubAlpha => Cost::Cheap,
+    // Functions of a few instructions are as quick as memory.
+    match function.instructions() {
+        Some(0..16) => Cost::Cheap,
+        _ => Cost::Costly,
     }
-}
-
-macro_rules! function_table {
-    ($function:expr, $inner:ident) => {
-        function_table!(
-            $function, $inner:
-            Add Sub Mul Div Neg Abs Square Sqrt Rsqrt Reciprocal Exp Exp2 Expm1 Log Log1p Log2 Log10
-            Sin Cos Tan Asin Acos Atan Atan2 Sinh Cosh Tanh Asinh Acosh Atanh Erf Erfc Erfinv
-            Sigmoid Gelu GeluTanh Relu Floor Ceil Round Trunc Copysign Fmod Remainder FloorDivide
-            DivTrunc Maximum Minimum Pow Lerp Addcmul Addcdiv AddAlpha SubAlpha
-        )
-    };
-    ($function:expr, $inner:ident: $($variant:ident)*) => {
-        match $function {
-            $(Function::$variant => map_loop::<
-                $inner<{ Function::$variant as usize }>,
-                { Function::$variant.arity() },
-            >,)*
-        }
-    };
 }
 
 /// The arithmetic of optimizers.
@@ -494,13 +423,57 @@ impl<const F: usize> Map for OnF64<F> {
     }
 }
 
-fn f32_loops(function: Function) -> Loops {
-    Loops { apart: function_table!(function, OnF32), in_place: in_place_table!(function, OnF32) }
+/// The function with this position in [`Function::ALL`], on i64, where it has such a form.
+struct OnI64<const F: usize>;
+
+macro_rules! integer_loop {
+    ($variant:ident) => {
+        None
+    };
+    ($variant:ident $integer:expr) => {
+        Some(map_loop::<OnI64<{ Function::$variant as usize }>, { Function::$variant.arity() }>)
+    };
 }
 
-fn f64_loops(function: Function) -> Loops {
-    Loops { apart: function_table!(function, OnF64), in_place: in_place_table!(function, OnF64) }
+macro_rules! define_loops {
+    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:tt |$cx:ident $(, $arg:ident)*| $body:expr;
+        exact $exact:expr $(, integers |$($i:ident),*| $integer:expr)?;
+    )*) => {
+        fn f32_loops(function: Function) -> Loops {
+            let apart: Loop = match function {
+                $(Function::$variant => map_loop::<
+                    OnF32<{ Function::$variant as usize }>,
+                    { Function::$variant.arity() },
+                >,)*
+            };
+            Loops { apart, in_place: in_place_table!(function, OnF32) }
+        }
+
+        fn f64_loops(function: Function) -> Loops {
+            let apart: Loop = match function {
+                $(Function::$variant => map_loop::<
+                    OnF64<{ Function::$variant as usize }>,
+                    { Function::$variant.arity() },
+                >,)*
+            };
+            Loops { apart, in_place: in_place_table!(function, OnF64) }
+        }
+
+        fn i64_loop(function: Function) -> Option<Loop> {
+            match function { $(Function::$variant => integer_loop!($variant $($integer)?),)* }
+        }
+
+        $($(impl Map for OnI64<{ Function::$variant as usize }> {
+            type In = i64;
+            type Out = i64;
+            #[inline(always)]
+            fn map([$($i,)* ..]: [i64; MAX_INPUTS]) -> i64 {
+                $integer
+            }
+        })?)*
+    };
 }
+kiln_ir::scalar_functions!(define_loops);
 
 vectorised! {
     /// # Safety
@@ -561,31 +534,6 @@ maps! {
     TrigammaF64: f64 => f64, |a, b, c| special::trigamma(a);
     TetragammaF32: f32 => f32, |a, b, c| special::tetragamma(f64::from(a)) as f32;
     TetragammaF64: f64 => f64, |a, b, c| special::tetragamma(a);
-    IntAdd: i64 => i64, |a, b, c| a.wrapping_add(b);
-    IntSub: i64 => i64, |a, b, c| a.wrapping_sub(b);
-    IntMul: i64 => i64, |a, b, c| a.wrapping_mul(b);
-    IntNeg: i64 => i64, |a, b, c| a.wrapping_neg();
-    IntAbs: i64 => i64, |a, b, c| a.wrapping_abs();
-    IntSquare: i64 => i64, |a, b, c| a.wrapping_mul(a);
-    IntRelu: i64 => i64, |a, b, c| a.max(0);
-    IntIdentity: i64 => i64, |a, b, c| a;
-    IntMaximum: i64 => i64, |a, b, c| a.max(b);
-    IntMinimum: i64 => i64, |a, b, c| a.min(b);
-    IntPow: i64 => i64, |a, b, c| int_pow(a, b);
-    IntAddAlpha: i64 => i64, |x, y, alpha| x.wrapping_add(alpha.wrapping_mul(y));
-    IntSubAlpha: i64 => i64, |x, y, alpha| x.wrapping_sub(alpha.wrapping_mul(y));
-}
-
-/// x + value · a · b.
-struct IntAddcmul;
-
-impl Map for IntAddcmul {
-    type In = i64;
-    type Out = i64;
-    #[inline(always)]
-    fn map([x, a, b, value]: [i64; MAX_INPUTS]) -> i64 {
-        x.wrapping_add(value.wrapping_mul(a).wrapping_mul(b))
-    }
 }
 
 /// Wrapping power; for a negative exponent the integer part of the exact value, and 0 for base 0.
@@ -607,62 +555,6 @@ fn int_pow(base: i64, exponent: i64) -> i64 {
         bits >>= 1;
     }
     result
-}
-
-fn i64_loop(function: Function) -> Option<Loop> {
-    Some(match function {
-        Function::Add => map_loop::<IntAdd, 2>,
-        Function::Sub => map_loop::<IntSub, 2>,
-        Function::Mul => map_loop::<IntMul, 2>,
-        Function::Neg => map_loop::<IntNeg, 1>,
-        Function::Abs => map_loop::<IntAbs, 1>,
-        Function::Square => map_loop::<IntSquare, 1>,
-        Function::Relu => map_loop::<IntRelu, 1>,
-        Function::Floor | Function::Ceil | Function::Round | Function::Trunc => map_loop::<IntIdentity, 1>,
-        Function::Maximum => map_loop::<IntMaximum, 2>,
-        Function::Minimum => map_loop::<IntMinimum, 2>,
-        Function::Pow => map_loop::<IntPow, 2>,
-        Function::AddAlpha => map_loop::<IntAddAlpha, 3>,
-        Function::Addcmul => map_loop::<IntAddcmul, 4>,
-        Function::SubAlpha => map_loop::<IntSubAlpha, 3>,
-        Function::Div
-        | Function::Sqrt
-        | Function::Rsqrt
-        | Function::Reciprocal
-        | Function::Exp
-        | Function::Exp2
-        | Function::Expm1
-        | Function::Log
-        | Function::Log1p
-        | Function::Log2
-        | Function::Log10
-        | Function::Sin
-        | Function::Cos
-        | Function::Tan
-        | Function::Asin
-        | Function::Acos
-        | Function::Atan
-        | Function::Atan2
-        | Function::Sinh
-        | Function::Cosh
-        | Function::Tanh
-        | Function::Asinh
-        | Function::Acosh
-        | Function::Atanh
-        | Function::Copysign
-        | Function::Fmod
-        | Function::Remainder
-        | Function::FloorDivide
-        | Function::DivTrunc
-        | Function::Erf
-        | Function::Erfc
-        | Function::Erfinv
-        | Function::Sigmoid
-        | Function::Gelu
-        | Function::GeluTanh
-        | Function::Lerp
-        | Function::Addcdiv => return None,
-    })
 }
 
 fn bool_loop(function: Function) -> Option<Loop> {
