@@ -4,12 +4,14 @@ mod flow;
 mod functionalise;
 mod joint;
 mod leaves;
+mod leaving;
 mod partition;
 mod passes;
 pub mod trace;
 
 pub use functionalise::{Functional, GraphInput, Home, Survivor, View, functionalise};
 pub use joint::{Joint, Part, differentiate, expand_decomposed, joint};
+pub use leaving::{ChangedInput, Gradients};
 pub use partition::{BackwardPart, Partition, Report, Saved, Source, partition};
 pub use passes::{Output, Survey, survey_backward, survey_grad};
 pub use trace::Trace;

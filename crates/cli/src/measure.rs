@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use kiln::benchmark::{Measurement, compare};
 use kiln::prelude::*;
 use kiln::runtime::{kept, pool};
-use kiln::{Counters, Error, Explanation, Result, counters};
+use kiln::{Counters, Error, Explanation, NotCompiled, Result, counters};
 use serde::Serialize;
 
 use crate::cases::{Case, Workload};
@@ -199,8 +199,10 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
 
 /// What the C compiler says of kernels that it failed on, if there are any; `counted` is of the same program.
 pub fn refusal(explanation: &Explanation, counted: Counters) -> Option<String> {
-    let reasons = explanation.graphs.iter().filter_map(|graph| graph.interpreted.as_deref());
-    let whole = reasons.filter_map(|reason| reason.strip_prefix("compile: ")).next();
+    let whole = explanation.graphs.iter().find_map(|graph| match &graph.interpreted {
+        Some(NotCompiled::Compiler(reason)) => Some(reason.as_str()),
+        _ => None,
+    });
     let first_line = |text: &str| text.lines().next().unwrap_or_default().to_owned();
     whole.map(first_line).or_else(|| {
         let parts = explanation.graphs.iter().flat_map(|graph| &graph.fallbacks);

@@ -13,6 +13,7 @@ use crate::general::Generals;
 use crate::options::Compile;
 use crate::segment::{Plan, Segment};
 use crate::trie::{Event, Guard, LiveSet, Trie};
+use crate::why::NotCompiled;
 
 /// A line at which a graph ends or is not compiled, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -127,7 +128,7 @@ pub struct GraphInfo {
     /// Whether a compiled backward belongs to it.
     pub has_backward: bool,
     /// Why it is run op by op, if it is.
-    pub interpreted: Option<String>,
+    pub interpreted: Option<NotCompiled>,
     /// The steps, with the ops they implement.
     pub steps: Vec<StepInfo>,
     /// Fusions that were refused, and why.

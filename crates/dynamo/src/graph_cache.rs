@@ -6,13 +6,11 @@
 //! very sources of the compiler. Modes that measure keep their own remarks and don't come here. What is found is
 //! [checked](Entry::check) before it is run.
 
-use kiln_aot::{Report, Source};
+use kiln_aot::{BackwardPart, Report, Source};
 use kiln_inductor::codec::{Code as _, Reader, Writer};
 use kiln_inductor::{Given, Options, Plan as Lowered, Surroundings};
 use kiln_ir::{Def, Graph, Loc, Stage, TensorTy};
 use kiln_runtime::KernelCache;
-
-use crate::segment::Code;
 
 /// What a program has to know of the graph it was made from.
 #[derive(Clone, PartialEq, Debug)]
@@ -55,25 +53,61 @@ pub(crate) struct PartFacts {
     pub(crate) partial: Option<Graph>,
 }
 
-/// What the passes made of a captured graph, ready to run.
-pub(crate) struct Made {
-    /// The graph, or its forward.
-    pub(crate) code: Code,
+impl PartFacts {
+    /// Of a part; `is_partial`: gradients may arrive for some of its results only.
+    pub(crate) fn of(part: BackwardPart, is_partial: bool) -> PartFacts {
+        // For each input the user's line that it is first read for.
+        let mut lines = vec![Loc::UNKNOWN; part.graph.value_count()];
+        for node in part.graph.nodes.iter().rev() {
+            node.args.iter().for_each(|arg| lines[arg.index()] = node.loc);
+        }
+        let lines = part.graph.inputs.iter().map(|input| lines[input.index()]);
+        PartFacts {
+            saved: part.saved.iter().map(|saved| saved.what).zip(lines).collect(),
+            grads: part.grads,
+            partial: is_partial.then_some(part.graph),
+        }
+    }
+}
+
+/// What the passes made of a captured graph: code of some kind for it, or for its forward and the parts of its backward.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Made<C> {
+    /// The graph's, or its forward's.
+    pub(crate) code: C,
     /// How many of its results are the program's own.
     pub(crate) forward_outputs: usize,
     /// The parts of its backward.
-    pub(crate) parts: Vec<(PartFacts, Code)>,
+    pub(crate) parts: Vec<(PartFacts, C)>,
     /// What the backward keeps.
     pub(crate) report: Report,
 }
 
-/// The same as data: plans instead of programs.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Entry {
-    pub(crate) forward: Planned,
-    pub(crate) forward_outputs: usize,
-    pub(crate) parts: Vec<(PartFacts, Planned)>,
-    pub(crate) report: Report,
+/// The same as data: what the cache holds.
+pub(crate) type Entry = Made<Planned>;
+
+impl<C> Made<C> {
+    /// The code of every graph, the forward's first.
+    pub(crate) fn codes(&self) -> impl Iterator<Item = &C> {
+        [&self.code].into_iter().chain(self.parts.iter().map(|(_, code)| code))
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn codes_mut(&mut self) -> impl Iterator<Item = &mut C> {
+        [&mut self.code].into_iter().chain(self.parts.iter_mut().map(|(_, code)| code))
+    }
+
+    /// The same with other code for every graph, the forward's first.
+    pub(crate) fn map<D, E>(self, mut other: impl FnMut(C) -> Result<D, E>) -> Result<Made<D>, E> {
+        let code = other(self.code)?;
+        let parts = self.parts.into_iter().map(|(facts, code)| Ok((facts, other(code)?)));
+        Ok(Made {
+            code,
+            parts: parts.collect::<Result<_, E>>()?,
+            forward_outputs: self.forward_outputs,
+            report: self.report,
+        })
+    }
 }
 
 /// What is known of a graph before its entry is found.
@@ -95,13 +129,13 @@ impl Entry {
         let holds = |condition: bool, what: &str| if condition { Ok(()) } else { Err(what.to_string()) };
         let Around { graph, options, tangents, targets } = around;
         let own = Outline::of(graph)?;
-        let Outline { outputs, writes } = &self.forward.outline;
+        let Outline { outputs, writes } = &self.code.outline;
         let results = self.forward_outputs;
         holds(outputs.get(..results) == Some(&own.outputs[..]) && *writes == own.writes, "other results")?;
         holds(!tangents.is_empty() || outputs.len() == results, "results that nobody takes")?;
         holds(self.parts.len() == tangents.len(), "another number of parts")?;
         let forward = Surroundings { outputs: outputs.clone(), ..Surroundings::of(graph, options) };
-        self.forward.plan.check(&forward)?;
+        self.code.plan.check(&forward)?;
         let dense = |ty: &TensorTy| Given::tensor(ty, &ty.shape.contiguous_strides());
         let mut expected: Vec<&TensorTy> =
             targets.iter().filter_map(|&input| graph.ty(*graph.inputs.get(input)?).as_tensor()).collect();
@@ -170,22 +204,11 @@ impl<'a> Key<'a> {
         reader.is_done().then_some(entry)
     }
 
-    /// Keeps what was made, given the plan of each of its graphs; without all of them there is nothing to keep.
-    pub(crate) fn keep(&self, made: &Made, plans: &[Planned]) {
-        let Some((forward, parts)) = plans.split_first().filter(|(_, parts)| parts.len() == made.parts.len())
-        else {
-            return;
-        };
-        let facts = made.parts.iter().map(|(facts, _)| facts.clone());
-        let entry = Entry {
-            forward: forward.clone(),
-            forward_outputs: made.forward_outputs,
-            parts: facts.zip(parts.iter().cloned()).collect(),
-            report: made.report,
-        };
+    /// Keeps what was made.
+    pub(crate) fn keep(&self, entry: &Entry) {
         let lines = self.lines();
         let mut writer = Writer::new(&lines);
-        put(&entry, &mut writer);
+        put(entry, &mut writer);
         KernelCache::global().keep_plan(&self.text, &writer.into_bytes());
     }
 }
@@ -196,7 +219,7 @@ fn put(entry: &Entry, to: &mut Writer<'_>) {
         planned.outline.writes.put(to);
         planned.plan.put(to);
     };
-    planned(&entry.forward, to);
+    planned(&entry.code, to);
     entry.forward_outputs.put(to);
     let Report { bytes_saved, bytes_recomputed, nodes_recomputed } = entry.report;
     [bytes_saved, bytes_recomputed, nodes_recomputed, entry.parts.len()].iter().for_each(|n| n.put(to));
@@ -215,7 +238,7 @@ fn take(from: &mut Reader<'_>) -> Option<Entry> {
         let outline = Outline { outputs: Vec::take(from)?, writes: Vec::take(from)? };
         Some(Planned { outline, plan: Lowered::take(from)? })
     };
-    let forward = planned(from)?;
+    let code = planned(from)?;
     let mut number = || usize::take(from);
     let forward_outputs = number()?;
     let report = Report { bytes_saved: number()?, bytes_recomputed: number()?, nodes_recomputed: number()? };
@@ -232,7 +255,7 @@ fn take(from: &mut Reader<'_>) -> Option<Entry> {
         };
         parts.push((PartFacts { saved, grads, partial }, planned(from)?));
     }
-    Some(Entry { forward, forward_outputs, parts, report })
+    Some(Entry { code, forward_outputs, parts, report })
 }
 
 fn numbers(source: Source) -> (usize, usize) {

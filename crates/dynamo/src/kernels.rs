@@ -81,7 +81,7 @@ impl Loading {
     /// The kernels of the plan that was loaded, or of another that has none beside them.
     pub(crate) fn find(&self, lowered: &Lowered) -> Result<Vec<Kernel>, String> {
         let kernels = lowered.kernels.iter().map(|kernel| self.kernels.get(&kernel.name).cloned());
-        kernels.collect::<Option<_>>().ok_or_else(|| "compile: a kernel was lost".into())
+        kernels.collect::<Option<_>>().ok_or_else(|| "a kernel was lost".into())
     }
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
         let mut loaded = loaded().lock();
         for kernel in kernels {
             let function = Kernel::new(library.library.clone(), &kernel.name)
-                .ok_or_else(|| format!("compile: {} is not in its library", kernel.name))?;
+                .ok_or_else(|| format!("{} is not in its library", kernel.name))?;
             insert(&mut loaded, key(kernel), &function);
             found.insert(kernel.name.clone(), function);
         }
@@ -183,7 +183,7 @@ pub(crate) fn load(lowered: &Lowered, build: Build) -> Result<Loading, String> {
 
 fn warn_once(reason: &str) -> String {
     warn::once("compile", || format!("kernels can't be compiled, running eagerly instead: {reason}"));
-    format!("compile: {reason}")
+    reason.to_string()
 }
 
 /// The source of these kernels and how it is built.

@@ -17,7 +17,9 @@
 //! | `record`      | what happens only where no call went before                            |
 //! | `trie`        | everything the program ever did, as paths                              |
 //! | `analysis`    | what recording must know and replay needn't: aliases, the tape         |
-//! | `pipeline`    | the whole compiler as one list of stages                               |
+//! | `pipeline`    | the whole compiler as one list of stages; `compiling` goes through it  |
+//! | `leaving`     | what leaves a compiled function with gradients                         |
+//! | `why`         | why a graph runs op by op                                              |
 //! | `sizes`       | which recordings differ in sizes alone; `general`: one graph for all   |
 //! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
 //! | `autotune`    | the quickest of several forms of each kernel, by measuring             |
@@ -31,6 +33,7 @@ mod autotune;
 mod backend;
 mod caller;
 mod compile;
+mod compiling;
 mod counters;
 mod explain;
 mod general;
@@ -38,6 +41,7 @@ mod gradients;
 mod graph_cache;
 mod interpret;
 mod kernels;
+mod leaving;
 mod logs;
 mod options;
 mod pipeline;
@@ -53,6 +57,7 @@ mod stance;
 mod state;
 mod steps;
 mod trie;
+mod why;
 
 pub use backend::{
     Backend, ChosenBackend, CompiledGraph, CustomBackend, GraphContext, GraphKind, Level, OutputRole,
@@ -68,6 +73,7 @@ pub use progress::{Progress, on_progress};
 pub use region::Region;
 pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
+pub use why::NotCompiled;
 
 /// Starts afresh: drops the recordings of every compiled function of this process, forgets the kernels it has
 /// loaded (the disk cache is left alone) and sets the counters to zero. The functions stay usable and are

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use kiln_inductor::Refusal;
+use kiln_inductor::{Bands, Plan as Lowered, Refusal, Step};
 
 use crate::explain::{Break, Explanation, GraphInfo, GuardInfo, SizesInfo, StepInfo};
+use crate::segment::{Info, Text};
 
 fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
@@ -275,7 +276,8 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
         writeln!(f, "  without a gradient: {}", graph.without_gradient.join(", "))?;
     }
     if let Some(reason) = &graph.interpreted {
-        return writeln!(f, "  runs op by op: {reason}");
+        writeln!(f, "  runs op by op: {reason}")?;
+        return reason.advice().map_or(Ok(()), |advice| writeln!(f, "  what helps: {advice}"));
     }
     if graph.steps.is_empty() && graph.kernels == 0 {
         writeln!(f, "  runs as its backend made it")?;
@@ -358,6 +360,52 @@ impl fmt::Display for Explanation {
         } else {
             writeln!(f, "every guard, step and refusal: {{:#}}")
         }
+    }
+}
+
+impl Info {
+    /// Takes in what a plan does; `refused` are the kernels that it does without, and why.
+    pub(crate) fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)], keep_text: bool) {
+        let info = self;
+        if keep_text {
+            for kernel in &lowered.kernels {
+                info.texts.push(("loops", Text::Source(kernel.loops.clone())));
+                info.texts.push(("code", Text::Source(kernel.code.clone())));
+            }
+        }
+        info.arena_bytes += lowered.arena_bytes;
+        for (index, (step, report)) in lowered.steps.iter().zip(&lowered.report.steps).enumerate() {
+            match step {
+                Step::Kernel { .. } => info.kernels += 1,
+                Step::Fallback { op, loc, .. } => info.fallbacks.push(format!("{} at {loc}", op.name())),
+                Step::Eager { .. } => {
+                    let reason = refused.first().map_or("", |(_, reason)| reason);
+                    let reason = reason.lines().next().unwrap_or_default();
+                    info.fallbacks.push(format!("{}: {reason}", by_line(&report.ops)));
+                }
+                Step::Gemm { .. }
+                | Step::Bmm { .. }
+                | Step::Convolution { .. }
+                | Step::Random { .. }
+                | Step::Copy { .. } => info.library_calls += 1,
+            }
+            info.bytes_read += report.bytes_read;
+            info.bytes_written += report.bytes_written;
+            let follows = |bands: &&Bands| (bands.first + 1..bands.first + bands.steps).contains(&index);
+            let is_epilogue = index > 0 && lowered.steps[index - 1].has_epilogue();
+            let joined = match lowered.bands.iter().find(follows) {
+                Some(bands) => Some(format!("on {} rows at a time with the step before", bands.rows)),
+                None => is_epilogue.then(|| "together with the step before".into()),
+            };
+            info.steps.push(StepInfo {
+                name: report.name.clone(),
+                ops: report.ops.clone(),
+                bytes_read: report.bytes_read,
+                bytes_written: report.bytes_written,
+                joined,
+            });
+        }
+        info.why_not.extend(lowered.report.why_not.iter().cloned());
     }
 }
 

@@ -17,7 +17,7 @@ use crate::region::{Site, line};
 use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::{Event, Mark, ROOT};
-use crate::{caller, interpret, pipeline};
+use crate::{caller, compiling, interpret};
 
 /// See the [module](self).
 pub(crate) struct Run {
@@ -148,7 +148,7 @@ impl Run {
                 }
                 let name = |variable| state.input(variable).and_then(Tensor::label);
                 let known = state.analysis.as_ref();
-                let segment = pipeline::compile(&self.site, state.at, &state.live, known, general, &name);
+                let segment = compiling::compile(&self.site, state.at, &state.live, known, general, &name);
                 let segment = Arc::new(segment);
                 self.site.trie.add_segment(state.at, state.live.clone(), segment)
             }

@@ -19,9 +19,12 @@ use kiln_tensor::{Ready, Tensor};
 use crate::analysis::{Analysis, Reach, TapeCall};
 use crate::backend::Custom;
 use crate::explain::StepInfo;
+use crate::graph_cache::Made;
 use crate::interpret::{self, GraphValue};
+use crate::leaving::{self, Edges};
 use crate::region::Site;
 use crate::state::{Held, State};
+use crate::why::NotCompiled;
 
 /// A compiled graph.
 pub(crate) enum Code {
@@ -122,7 +125,7 @@ impl Tape {
 
 pub(crate) enum Plan {
     /// Runs op by op, for this reason.
-    Interpreted(String),
+    Interpreted(NotCompiled),
     Compiled {
         code: Box<Code>,
         inputs: Vec<GraphInput>,
@@ -130,8 +133,19 @@ pub(crate) enum Plan {
         /// In the order of its parts.
         backward: Vec<Arc<Backward>>,
         /// Results whose tape a `backward` inside used up, and what of it a pass would meet first.
-        used_up: Vec<(Variable, Option<TapeCall>)>,
+        used_up: leaving::UsedUp,
     },
+}
+
+impl Plan {
+    /// What runs in the place of a recording, of which this is the tape.
+    pub(crate) fn compiled(tape: &Analysis, made: Made<Code>, edges: Edges) -> Plan {
+        let Made { code, forward_outputs, parts, .. } = made;
+        let Edges { inputs, survivors, used_up, gradients } = edges;
+        let connect = |gradients| leaving::connect(tape, &gradients, forward_outputs, parts);
+        let backward = gradients.map(connect).unwrap_or_default();
+        Plan::Compiled { code: Box::new(code), inputs, survivors, backward, used_up }
+    }
 }
 
 /// A stage's result, turned into text when somebody asks.

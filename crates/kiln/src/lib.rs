@@ -24,8 +24,8 @@ mod module;
 pub use kiln_dynamo::{
     Backend, Break, Call, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph, Counters,
     CustomBackend, Explanation, GraphContext, GraphInfo, GraphKind, GraphValue, GuardInfo, Level, Mode,
-    Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Recompile, Refusal, Region,
-    Settings, SizesInfo, Stance, StanceGuard, StepInfo, compile, counters, explain, is_compiling,
+    NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Recompile, Refusal,
+    Region, Settings, SizesInfo, Stance, StanceGuard, StepInfo, compile, counters, explain, is_compiling,
     list_backends, list_options, on_progress, register_backend, reset, run_graph, run_graph_with, run_node,
     set_process_stance, set_stance, stance,
 };

@@ -95,7 +95,7 @@ pub fn run(program: &Program, backend: Backend) -> Report {
         interpreted: explanations
             .iter()
             .flat_map(|e| &e.graphs)
-            .filter_map(|g| g.interpreted.clone())
+            .filter_map(|g| g.interpreted.as_ref().map(|why| why.to_string()))
             .collect(),
         recompiles: explanations.iter().flat_map(|e| &e.recompiles).map(|r| r.reason.clone()).collect(),
         explanations,

@@ -1,16 +1,20 @@
 //! Drafts: what the passes make of a recording, with plans whose numbers can be exchanged.
 
-use kiln_aot::{GraphInput, Joint, Partition, Survivor};
-use kiln_inductor::{General, Layout as InputLayout, Numbers, Options, Wipe};
-use kiln_ir::{Graph, Shape, Strides, Ty};
-use kiln_runtime::threads;
+use std::sync::Arc;
+
+use kiln_aot::{GraphInput, Survivor};
+use kiln_inductor::{General, Numbers, Wipe};
+use kiln_ir::{Graph, Shape, Stage, Strides, Ty};
+use kiln_prims::Rounding;
 
 use crate::analysis::{self, Analysis};
-use crate::graph_cache::{Outline, PartFacts};
-use crate::kernels;
-use crate::pipeline::{self, Gradients, UsedUp};
+use crate::compiling;
+use crate::graph_cache::{Made as Lowered, Outline, PartFacts};
+use crate::leaving::Edges;
+use crate::pipeline::{self, Driver, Part};
 use crate::region::Site;
 use crate::trie::{Event, KeyArg, LiveSet, Made, ROOT, Trie};
+use crate::why::{self, NotCompiled};
 
 use super::shapes::with_slots;
 
@@ -24,13 +28,8 @@ pub(super) struct Drawn {
 /// See the [module](self).
 #[derive(Clone)]
 pub(super) struct Draft {
-    pub(super) inputs: Vec<GraphInput>,
-    pub(super) survivors: Vec<Survivor>,
-    pub(super) used_up: UsedUp,
-    pub(super) gradients: Option<Gradients>,
-    pub(super) forward: Drawn,
-    pub(super) forward_outputs: usize,
-    pub(super) parts: Vec<(PartFacts, Drawn)>,
+    pub(super) edges: Edges,
+    pub(super) made: Lowered<Drawn>,
 }
 
 /// What is left of a draft when numbers are not looked at.
@@ -48,54 +47,20 @@ impl Draft {
     /// The draft of the segment that ends at a node.
     pub(super) fn of(site: &Site, trie: &Trie, at: u32, live: &LiveSet) -> Result<Draft, String> {
         let (trace, tape) = (analysis::trace(trie, at), Analysis::of(trie, at));
-        pipeline::compilable(&trace)?;
-        let functional = kiln_aot::functionalise(&trace, &pipeline::variables(live)).map_err(text)?;
-        let (used_up, gradients) = pipeline::leaving(site, &trace, &tape, &functional)?;
-        let layouts = pipeline::layouts(&trace, &functional.inputs);
-        let prims = |graph: &Graph| kiln_prims::lower_rounding(graph, pipeline::rounding(site)).map_err(text);
-        let inputs = functional.inputs.clone();
-        let Some(gradients) = gradients else {
-            let forward = Drawn::of(site, &prims(&functional.graph)?, &layouts)?;
-            return Ok(Draft {
-                inputs,
-                forward_outputs: functional.graph.outputs.len(),
-                survivors: functional.survivors,
-                used_up,
-                gradients: None,
-                forward,
-                parts: Vec::new(),
-            });
-        };
-        let joint = gradients.joint(&functional).map_err(text)?;
-        let joint = Joint { graph: prims(&joint.graph)?, ..joint };
-        let Partition { forward: graph, forward_outputs, backward, report: _ } =
-            kiln_aot::partition(&joint).map_err(text)?;
-        let forward = Drawn::of(site, &graph, &layouts)?;
-        let mut parts = Vec::with_capacity(backward.len());
-        for (outputs, part) in gradients.outputs.iter().zip(backward) {
-            if outputs.len() > 1 {
-                return Err("several results leave with gradients".into());
-            }
-            let drawn = Drawn::of(site, &part.graph, &pipeline::backward_layouts(&layouts, &part))?;
-            let saved = part.saved.iter().map(|saved| saved.what).zip(pipeline::lines(&part.graph));
-            parts.push((PartFacts { saved: saved.collect(), grads: part.grads, partial: None }, drawn));
+        let mut drafting = Drafting { site };
+        let front = pipeline::front(site, (&trace, &tape, &compiling::variables(live)), &mut drafting);
+        let front = front.map_err(|why| why.to_string())?;
+        let parts = front.gradients.as_ref().map_or(&[][..], |gradients| &gradients.outputs);
+        if parts.iter().any(|outputs| outputs.len() > 1) {
+            return Err("several results leave with gradients".into());
         }
-        let survivors = functional.survivors;
-        let gradients = Some(gradients);
-        Ok(Draft { inputs, survivors, used_up, gradients, forward, forward_outputs, parts })
-    }
-
-    pub(super) fn drawn(&self) -> impl Iterator<Item = &Drawn> {
-        [&self.forward].into_iter().chain(self.parts.iter().map(|(_, drawn)| drawn))
-    }
-
-    fn drawn_mut(&mut self) -> impl Iterator<Item = &mut Drawn> {
-        [&mut self.forward].into_iter().chain(self.parts.iter_mut().map(|(_, drawn)| drawn))
+        let made = pipeline::back(&front, &mut drafting).map_err(|why| why.to_string())?;
+        Ok(Draft { edges: front.into(), made })
     }
 
     /// Drops what only people read.
     pub(super) fn without_text(mut self) -> Draft {
-        for drawn in self.drawn_mut() {
+        for drawn in self.made.codes_mut() {
             drawn.general = drawn.general.clone().without_text();
         }
         self
@@ -103,8 +68,8 @@ impl Draft {
 
     /// Calls for every number, in a fixed order.
     pub(super) fn each_number(&mut self, numbers: &mut dyn Numbers) {
-        each_survivor(&mut self.survivors, numbers);
-        for drawn in self.drawn_mut() {
+        each_survivor(&mut self.edges.survivors, numbers);
+        for drawn in self.made.codes_mut() {
             each_output(&mut drawn.outline, numbers);
             drawn.general.each_number(numbers);
         }
@@ -112,44 +77,52 @@ impl Draft {
 
     /// Works out what follows from the numbers.
     pub(super) fn settle(&mut self) {
-        self.drawn_mut().for_each(|drawn| drawn.general.settle());
+        self.made.codes_mut().for_each(|drawn| drawn.general.settle());
     }
 
     pub(super) fn form(&self) -> DraftForm {
-        let mut survivors = self.survivors.clone();
+        let mut survivors = self.edges.survivors.clone();
         each_survivor(&mut survivors, &mut Wipe);
-        let mut outlines: Vec<Outline> = self.drawn().map(|drawn| drawn.outline.clone()).collect();
+        let mut outlines: Vec<Outline> = self.made.codes().map(|drawn| drawn.outline.clone()).collect();
         outlines.iter_mut().for_each(|outline| each_output(outline, &mut Wipe));
         DraftForm {
-            inputs: self.inputs.clone(),
+            inputs: self.edges.inputs.clone(),
             survivors,
             outlines,
-            plans: self.drawn().map(|drawn| drawn.general.form()).collect(),
-            parts: self.parts.iter().map(|(facts, _)| facts.clone()).collect(),
-            forward_outputs: self.forward_outputs,
+            plans: self.made.codes().map(|drawn| drawn.general.form()).collect(),
+            parts: self.made.parts.iter().map(|(facts, _)| facts.clone()).collect(),
+            forward_outputs: self.made.forward_outputs,
         }
     }
 }
 
-impl Drawn {
-    fn of(site: &Site, graph: &Graph, layouts: &std::sync::Arc<[InputLayout]>) -> Result<Drawn, String> {
-        let settings = &site.options.settings;
-        let options = Options {
-            input_layouts: layouts.clone(),
-            isa: kernels::c_isa(settings.build().isa),
-            threads: threads::count(),
-            tuning: settings.tuning(),
-            // Every size has a plan of its own, and would keep things of its own.
-            constants: false,
-            general: true,
-        };
-        let general = General::lower(graph, &options).map_err(|error| format!("inductor: {error}"))?;
-        Ok(Drawn { outline: Outline::of(graph)?, general })
-    }
+/// The driver that drafts.
+struct Drafting<'a> {
+    site: &'a Site,
 }
 
-fn text(error: kiln_ir::Error) -> String {
-    error.to_string()
+impl Driver for Drafting<'_> {
+    type Code = Drawn;
+
+    fn pass<T>(&mut self, name: &'static str, pass: impl FnOnce() -> kiln_ir::Result<T>) -> why::Result<T> {
+        pass().map_err(|error| NotCompiled::pass(name, error))
+    }
+
+    fn look(&mut self, _: &'static str, _: &Arc<Graph>, _: Stage) -> why::Result<()> {
+        Ok(())
+    }
+
+    fn rounding(&self) -> Option<Rounding> {
+        Some(compiling::rounding(self.site))
+    }
+
+    fn lower(&mut self, part: &Part<'_>) -> why::Result<Drawn> {
+        // Every size has a plan of its own, and would keep things of its own.
+        let options = compiling::lowering(self.site, &part.layouts, false, true);
+        let failed = |error: String| NotCompiled::pass("inductor", error);
+        let general = General::lower(part.graph, &options).map_err(|error| failed(error.to_string()))?;
+        Ok(Drawn { outline: Outline::of(part.graph).map_err(failed)?, general })
+    }
 }
 
 fn each_size(shape: &mut Shape, strides: &mut Strides, numbers: &mut dyn Numbers) {

@@ -18,13 +18,12 @@ use smallvec::SmallVec;
 use kiln_inductor::Numbers;
 use kiln_runtime::Kernel;
 
-use super::draft::{Draft, DraftForm, recording_with};
+use super::draft::{Draft, DraftForm, Drawn, recording_with};
 use super::fit::{Fitter, Point, Polynomial};
 use super::shapes::Shapes;
 use super::{Came, Resized};
 use crate::analysis::Analysis;
 use crate::kernels;
-use crate::pipeline;
 use crate::region::Site;
 use crate::segment::{Code, Info, Plan, Segment};
 use crate::trie::{LiveSet, Trie};
@@ -343,7 +342,7 @@ impl Template {
         let (_, draft, _) = kept.swap_remove(0);
         let build = site.options.settings.build();
         let mut kernels = Vec::new();
-        for drawn in draft.drawn() {
+        for drawn in draft.made.codes() {
             let loading = kernels::load(drawn.general.plan(), build).map_err(Refusal::Never)?;
             if let Some((_, reason)) = loading.refused.first() {
                 return Err(Refusal::Never(reason.clone()));
@@ -401,25 +400,16 @@ impl Template {
         }
         draft.settle();
         let mode = site.options.mode;
-        let mut info = Info { nodes: self.draft.inputs.len(), ..Info::default() };
-        let mut programs = Vec::with_capacity(self.kernels.len());
-        for (drawn, kernels) in draft.drawn().zip(&self.kernels) {
+        let mut info = Info { nodes: self.draft.edges.inputs.len(), ..Info::default() };
+        let mut kernels = self.kernels.iter();
+        let bind = |drawn: Drawn| {
+            let kernels = kernels.next().ok_or("a draft without kernels")?;
             info.arena_bytes += drawn.general.plan().arena_bytes;
             info.kernels += kernels.len();
-            programs.push(Code::Program(kernels::bind(&drawn.outline, drawn.general.plan(), kernels, mode)?));
-        }
-        let mut programs = programs.into_iter();
-        let code = programs.next().ok_or("a draft without a graph")?;
-        let parts = draft.parts.into_iter().map(|(facts, _)| facts).zip(programs).collect();
-        let connect = |gradients| pipeline::connect(&self.tape, &gradients, draft.forward_outputs, parts);
-        let backward = draft.gradients.map(connect).unwrap_or_default();
-        let plan = Plan::Compiled {
-            code: Box::new(code),
-            inputs: draft.inputs,
-            survivors: draft.survivors,
-            backward,
-            used_up: draft.used_up,
+            kernels::bind(&drawn.outline, drawn.general.plan(), kernels, mode).map(Code::Program)
         };
+        let made = draft.made.map(bind)?;
+        let plan = Plan::compiled(&self.tape, made, draft.edges);
         Ok(Segment { plan, info })
     }
 }
@@ -472,7 +462,7 @@ fn rules(drafts: &mut [(Point, Draft, DraftForm)]) -> Result<Vec<(usize, Rule)>,
         };
         rules.push((position, rule.ok_or("a number of the program follows no rule of its sizes")?));
     }
-    let by: Vec<i64> = drafts[0].1.drawn().flat_map(|drawn| drawn.general.chunks()).collect();
+    let by: Vec<i64> = drafts[0].1.made.codes().flat_map(|drawn| drawn.general.chunks()).collect();
     for (position, values) in left {
         let found = lengths.iter().find_map(|of| {
             by.iter().find_map(|&by| {

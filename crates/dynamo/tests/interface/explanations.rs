@@ -143,7 +143,7 @@ fn stages_are_timed() -> Result<()> {
     region.run(|| w.exp()?.sum()?.backward())?;
     let explanation = region.explain();
     let stages: Vec<&str> = explanation.graphs[0].times().iter().map(|(name, _)| *name).collect();
-    match explanation.graphs[0].interpreted {
+    match &explanation.graphs[0].interpreted {
         None => assert_eq!(stages, ["capture", "aot", "prims", "inductor", "C compile"], "{explanation}"),
         Some(_) => assert_eq!(stages[..2], ["capture", "aot"], "{explanation}"),
     }
