@@ -71,7 +71,7 @@ pub fn child(case: Case, how: &How) -> Done {
 
 /// Compares this binary with `other`, case by case.
 pub fn run(cases: &[Case], how: &How, other: &Path, pairs: usize) -> Done {
-    let this = std::env::current_exe()?;
+    let (this, other) = (std::env::current_exe()?, &std::fs::canonicalize(other)?);
     let progress = Progress::bar(cases.len() * pairs);
     let mut table = Table::new(&["case", "eager", "compiled", "cold call", "warm call"]);
     let mut all: [Vec<f64>; 4] = Default::default();
@@ -159,17 +159,25 @@ impl Player {
     fn answer(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         match self.answers.read_line(&mut line)? {
-            0 => Err(child::failed(
-                self.case,
-                "it has ended; is the other binary as new as this command?".into(),
-            )),
+            0 => Err(self.ended()),
             _ => Ok(line.trim().to_owned()),
         }
     }
 
+    /// What a child leaves behind that has ended; why, it has said itself.
+    fn ended(&mut self) -> Failure {
+        let status = self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        child::failed(
+            self.case,
+            format!("it has ended ({status}); builds without this command can't take turns"),
+        )
+    }
+
     /// Seconds of a step.
     fn turn(&mut self, way: &str) -> Result<f64, Failure> {
-        writeln!(self.asks, "{way}")?;
+        if writeln!(self.asks, "{way}").is_err() {
+            return Err(self.ended());
+        }
         let answer = self.answer()?;
         answer.parse().map_err(|_| child::failed(self.case, format!("`{answer}` is not a time")))
     }

@@ -246,7 +246,7 @@ fn positive(text: &str) -> Result<usize, String> {
 
 fn several(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0 | 1) => Err("must be at least 2".into()),
+        Ok(0..5) => Err("must be at least 5".into()),
         Ok(number) => Ok(number),
         Err(error) => Err(format!("{error}")),
     }

@@ -133,7 +133,7 @@ fn choose_plan(
             for (number, (_, plan)) in plans.iter().enumerate() {
                 let loading = kernels::load(plan, build)?;
                 if let Some((_, reason)) = loading.refused.first() {
-                    return Err(reason.clone());
+                    return Err(format!("compile: {reason}"));
                 }
                 *compiled += loading.compiled;
                 let kernels = loading.find(plan)?;
@@ -264,7 +264,7 @@ fn steps(
     let build = Build { level, ..settings.build() };
     let loading = kernels::load(&other, build)?;
     if let Some((_, reason)) = loading.refused.first() {
-        return Err(reason.clone());
+        return Err(format!("compile: {reason}"));
     }
     tuned.compiled += loading.compiled;
     let first = tuned.kernels.len();

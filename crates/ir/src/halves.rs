@@ -31,10 +31,10 @@ fn holds_half(ty: &Ty) -> bool {
     }
 }
 
-/// Whether a list has both integers and floats.
+/// Whether a list has several of truth values, integers and floats.
 fn is_mixed(ty: &Ty) -> bool {
     let Ty::List(items) = ty else { return false };
-    let mut kinds = items.kinds().map(|t| t.dtype.is_float());
+    let mut kinds = items.kinds().map(|t| t.dtype.kind());
     let first = kinds.next();
     kinds.any(|kind| Some(kind) != first)
 }

@@ -158,7 +158,7 @@ pub struct Row {
     pub prim: Option<fn(&Op, &[Ty]) -> bool>,
     /// Whether eager mode has a kernel of its own for it, besides scalar functions, although it has a decomposition.
     pub kernel: bool,
-    /// What that kernel may refuse.
+    /// What its eager kernel may refuse.
     pub refuses: Refuses,
     /// Names of the attributes that are sizes, not ways to compute: graphs for other sizes are the same.
     pub sizes: &'static [&'static str],
@@ -340,5 +340,25 @@ impl Op {
         let op = if list { format!("foreach_{}", self.name()) } else { self.name().to_string() };
         let operands = args.iter().take(6).map(Ty::to_string).collect();
         Error::Op(Box::new(OpError { op, operands, why, module: None, loc }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A size that its row does not name would make another graph for every size.
+    #[test]
+    fn sizes_are_named_and_there() {
+        let names = ["shape", "start", "end", "len", "size", "offset", "input", "output", "view"];
+        for row in Op::ROWS {
+            let known = |name: &&str| row.sizes.contains(name) || row.places.contains(name);
+            for name in row.attributes.iter().filter(|name| names.contains(name)) {
+                assert!(known(name), "{}: {name} is neither in sizes nor in places", row.name);
+            }
+            for name in row.sizes.iter().chain(row.places) {
+                assert!(row.attributes.contains(name), "{} has no attribute {name}", row.name);
+            }
+        }
     }
 }

@@ -92,7 +92,9 @@ impl Graph {
         }
         let tys: Vec<Ty> = node.args.iter().map(|&v| self.ty(v).clone()).collect();
         let outs: Vec<&Ty> = node.outs.iter().map(|&v| self.ty(v)).collect();
-        match node.op.infer(&tys) {
+        let inferred = node.op.infer(&tys);
+        let is_typed = inferred.is_ok();
+        match inferred {
             Err(why) => fail(why.to_string()),
             Ok(_) if node.in_place => {
                 if stage != Stage::Captured {
@@ -105,6 +107,7 @@ impl Graph {
             Ok(_) => {}
         }
         if stage == Stage::Prims
+            && is_typed
             && let Err(message) = self.prim_form(node)
         {
             fail(message);

@@ -469,3 +469,12 @@ fn wide_random_integers() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_step_that_fails_is_the_error_of_its_op() {
+    let x = Tensor::zeros([1, 1], (DType::I64, Device::Cpu)).unwrap().expand([3usize, 1 << 40]).unwrap();
+    let error = x.logsumexp(1, false).unwrap_err().to_string();
+    assert!(error.contains("logsumexp"), "{error}");
+    let x = x.to_dtype(DType::F32);
+    assert!(x.is_err(), "no such memory");
+}

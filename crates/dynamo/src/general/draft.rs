@@ -52,7 +52,7 @@ impl Draft {
         let front = front.map_err(|why| why.to_string())?;
         let parts = front.gradients.as_ref().map_or(&[][..], |gradients| &gradients.outputs);
         if parts.iter().any(|outputs| outputs.len() > 1) {
-            return Err("several results leave with gradients".into());
+            return Err(NotCompiled::SeveralResults.to_string());
         }
         let made = pipeline::back(&front, &mut drafting).map_err(|why| why.to_string())?;
         Ok(Draft { edges: front.into(), made })

@@ -27,6 +27,7 @@ use crate::kernels;
 use crate::region::Site;
 use crate::segment::{Code, Info, Plan, Segment};
 use crate::trie::{LiveSet, Trie};
+use crate::why::NotCompiled;
 
 /// Where ranges of sizes meet.
 const BORDERS: [i64; 9] = [3, 13, 61, 251, 1021, 4093, 16381, 65521, 1_048_573];
@@ -341,13 +342,14 @@ impl Template {
         let rules = rules(&mut kept).map_err(never)?;
         let (_, draft, _) = kept.swap_remove(0);
         let build = site.options.settings.build();
+        let never = |reason: String| Refusal::Never(NotCompiled::Compiler(reason).to_string());
         let mut kernels = Vec::new();
         for drawn in draft.made.codes() {
-            let loading = kernels::load(drawn.general.plan(), build).map_err(Refusal::Never)?;
+            let loading = kernels::load(drawn.general.plan(), build).map_err(never)?;
             if let Some((_, reason)) = loading.refused.first() {
-                return Err(Refusal::Never(reason.clone()));
+                return Err(never(reason.clone()));
             }
-            kernels.push(loading.find(drawn.general.plan()).map_err(Refusal::Never)?);
+            kernels.push(loading.find(drawn.general.plan()).map_err(never)?);
         }
         let tape = Analysis::of(trie, at);
         let kept = Mutex::new(Vec::new());

@@ -232,7 +232,7 @@ fn check_compiled(rows: &[&'static Row], dtype: DType) -> Result<Vec<String>> {
         for row in rows {
             // The first samples are small or empty, the last are large.
             let count = row.sample_calls().iter().filter(|s| s.dtypes.contains(&dtype)).count();
-            for i in (0..count).rev().take(if whole() { usize::MAX } else { 2 }) {
+            for i in (0..count).rev().take(if whole() { usize::MAX } else { 1 }) {
                 for magnitude in MAGNITUDES {
                     cases.extend(scaled(row, i, dtype, wide, magnitude)?.map(|case| (case, magnitude)));
                 }

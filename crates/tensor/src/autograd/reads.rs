@@ -1,6 +1,7 @@
 //! Which values of a call are saved: those that its rule reads, for the gradients that are wanted.
 //!
-//! A rule is asked once for each kind of call (op, types, wanted gradients), and the answer is remembered.
+//! A rule is asked once for each kind of call, and the answer is remembered: by thread for each op, types and wanted
+//! gradients, and by process for calls whose tensors are all of one type.
 
 use std::cell::RefCell;
 use std::hash::{Hash, Hasher};
@@ -32,7 +33,7 @@ thread_local! {
     static KNOWN: RefCell<FxHashMap<u64, Known>> = RefCell::default();
 }
 
-/// Answers for ops without attributes on a few operands of one type, by row, by the operands that want a gradient and
+/// Answers for ops without attributes and optional operands on a few tensors of one type, by row, by the operands that want a gradient and
 /// by those that are numbers: such rules look at nothing else. Zero is none yet.
 static OF_ONE_TYPE: [[AtomicU16; 256]; Op::ROWS.len()] =
     [const { [const { AtomicU16::new(0) }; 256] }; Op::ROWS.len()];
@@ -43,7 +44,8 @@ const THERE: u16 = 1 << 15;
 /// [`reads`] for a call whose tensors are all of the result's type, which is most calls.
 #[inline]
 pub(super) fn reads_of_one_type(call: &Call<'_>, edges: &[Edge]) -> Result<Reads> {
-    if call.args.len() > 4 || !call.op.row().attributes.is_empty() {
+    let row = call.op.row();
+    if row.args.len() > 4 || call.args.len() != row.args.len() || !row.attributes.is_empty() {
         return reads(call, edges);
     }
     let mut kind = 0;
