@@ -2,8 +2,7 @@
 
 use std::f64::consts;
 
-use crate::decompose::one as result;
-use crate::formula::Term;
+use crate::formula::{Term, steps};
 use crate::gradient::{Cx, Grads, g};
 use crate::types::{Rule, arithmetic_not_bool, broadcast_all};
 use crate::{DType, EmitExt, GradCall, Op, Result, Ty, Value, Values};
@@ -221,16 +220,6 @@ pub(crate) fn logit_samples() -> Vec<crate::Sample> {
     samples
 }
 
-/// Integers as f32, floats as they are.
-pub(crate) fn float(cx: Cx<'_>, x: Value) -> Result<Value> {
-    let whole = match cx.ty(x) {
-        Ty::Tensor(t) => !t.dtype.is_float(),
-        Ty::Scalar(_) => false,
-        Ty::List(items) => items.kinds().all(|t| !t.dtype.is_float()),
-    };
-    if whole { cx.to(x, DType::F32) } else { Ok(x) }
-}
-
 /// Truth values are squared as integers, as PyTorch's powers of 2 are.
 pub(crate) fn square_type(op: &Op, args: &[Ty]) -> Rule {
     match &args[0] {
@@ -257,17 +246,12 @@ pub(crate) fn promoted(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Vec<Value>
 }
 
 pub(crate) fn logit_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let unit = cx.number(1.0)?;
-    let mut x = float(cx, args[0])?;
-    if let Some(&eps) = args.get(1) {
+    steps!(cx, args, |x; eps| {
+        let x = x.float();
         // Not clamp: with an eps above one half the lower limit comes first.
-        let (most, below) = (cx.sub(unit, eps)?, cx.lt(x, eps)?);
-        let lowered = cx.minimum(x, most)?;
-        x = cx.where_(below, eps, lowered)?;
-    }
-    let rest = cx.sub(unit, x)?;
-    let odds = cx.div(x, rest)?;
-    result(cx.log(odds))
+        let x = eps.fold(x, |x, eps| x.lt(eps).where_(eps, x.minimum(1.0 - eps)));
+        (x / (1.0 - x)).log()
+    })
 }
 
 pub(crate) fn logit(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
