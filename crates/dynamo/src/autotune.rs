@@ -5,9 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-use kiln_inductor::{Plan as Lowered, Step, Tuning};
+use kiln_inductor::{Lowered, Tuning};
 use kiln_ir::{DType, Graph, Layout, Scalar, Ty};
-use kiln_runtime::{Kernel, KernelCache, threads};
+use kiln_plan::{Arguments, Place, Plan, Step};
+use kiln_runtime::{Callable, KernelCache, threads};
 use kiln_tensor::{Device, Ready, Tensor};
 
 use crate::graph_cache::Outline;
@@ -35,10 +36,11 @@ enum Form {
     /// Another number of vectors at a time in loops over independent elements.
     Unroll(usize),
     /// Larger pieces for each thread.
-    Grain(i64),
-    /// On one thread.
-    Serial,
+    Coarser(i64),
 }
+
+/// Pieces so large that one thread gets everything.
+const SERIAL: i64 = i64::MAX;
 
 impl Form {
     fn name(self) -> String {
@@ -49,16 +51,16 @@ impl Form {
             Form::Stages(false) => "without stages".into(),
             Form::Unroll(1) => "one vector at a time".into(),
             Form::Unroll(vectors) => format!("{vectors} vectors at a time"),
-            Form::Grain(factor) => format!("{factor} times larger pieces for each thread"),
-            Form::Serial => "on one thread".into(),
+            Form::Coarser(SERIAL) => "on one thread".into(),
+            Form::Coarser(factor) => format!("{factor} times larger pieces for each thread"),
         }
     }
 }
 
 /// A plan with the forms that were chosen.
 pub(crate) struct Tuned {
-    pub(crate) plan: Lowered,
-    pub(crate) kernels: Vec<Kernel>,
+    pub(crate) plan: Plan,
+    pub(crate) kernels: Vec<Callable>,
     /// How many kernels had to be compiled for it.
     pub(crate) compiled: usize,
     /// What was chosen, in words.
@@ -70,7 +72,7 @@ const PRODUCTS: [usize; 3] = [0, 16, 64];
 
 /// A plan, and how it was chosen if there was a choice.
 pub(crate) struct Chosen {
-    pub(crate) plan: Lowered,
+    pub(crate) lowered: Lowered,
     /// Up to which size products are parts of its kernels.
     pub(crate) products: usize,
     pub(crate) compiled: usize,
@@ -87,17 +89,17 @@ pub(crate) fn choose_products(
     let (mut compiled, products) = (0, settings.max_inline_product);
     if settings.numerics == Numerics::Strict {
         // A product adds up in another order than the library's.
-        return Chosen { plan: usual, products, compiled, note: None };
+        return Chosen { lowered: usual, products, compiled, note: None };
     }
     let chosen = choose_plan(graph, &usual, settings, lower, &mut compiled);
     match chosen {
-        Ok(Some((plan, products))) => {
+        Ok(Some((lowered, products))) => {
             let note = format!("matrix products up to {products} are parts of kernels");
-            Chosen { plan, products, compiled, note: Some(note) }
+            Chosen { lowered, products, compiled, note: Some(note) }
         }
-        Ok(None) => Chosen { plan: usual, products, compiled, note: None },
+        Ok(None) => Chosen { lowered: usual, products, compiled, note: None },
         Err(reason) => {
-            Chosen { plan: usual, products, compiled, note: Some(format!("no other products: {reason}")) }
+            Chosen { lowered: usual, products, compiled, note: Some(format!("no other products: {reason}")) }
         }
     }
 }
@@ -131,17 +133,17 @@ fn choose_plan(
             let build = settings.build();
             let mut programs = Vec::new();
             for (number, (_, plan)) in plans.iter().enumerate() {
-                let loading = kernels::load(plan, build)?;
+                let loading = kernels::load(&plan.code, build)?;
                 if let Some((_, reason)) = loading.refused.first() {
                     return Err(format!("compile: {reason}"));
                 }
                 *compiled += loading.compiled;
-                let kernels = loading.find(plan)?;
-                let mut program = kernels::bind(&Outline::of(graph)?, plan, &kernels, Mode::Default)?;
+                let kernels = loading.find(&plan.code)?;
+                let mut program = kernels::bind(&Outline::of(graph)?, &plan.plan, &kernels, Mode::Default)?;
                 program.executable = program.executable.timed();
                 programs.push((number, program));
             }
-            let timed = rounds(graph, usual, &programs, settings)?;
+            let timed = rounds(graph, &usual.plan, &programs, settings)?;
             let total = |(_, times): &(usize, Vec<Duration>)| times.iter().sum::<Duration>();
             let least = timed.iter().min_by_key(|times| total(times));
             let worth = total(&timed[0]).mul_f64(WORTH);
@@ -155,27 +157,27 @@ fn choose_plan(
     }
     let (products, plan) = plans.swap_remove(best);
     // What was remembered may be of another process.
-    *compiled += kernels::load(&plan, settings.build())?.compiled;
+    *compiled += kernels::load(&plan.code, settings.build())?.compiled;
     Ok(Some((plan, products)))
 }
 
 /// How many steps are products of the library's.
-fn library_steps(plan: &Lowered) -> usize {
-    plan.steps.iter().filter(|step| !matches!(step, Step::Kernel { .. })).count()
+fn library_steps(lowered: &Lowered) -> usize {
+    lowered.plan.steps.iter().filter(|step| !matches!(step, Step::Launch(_))).count()
 }
 
 /// Chooses the form of each kernel of a plan. `lower` makes the plan anew with another tuning.
 pub(crate) fn tune(
     graph: &Graph,
     usual: &Lowered,
-    kernels: Vec<Kernel>,
+    kernels: Vec<Callable>,
     settings: &Settings,
     lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
 ) -> Tuned {
-    let mut tuned = Tuned { plan: usual.clone(), kernels, compiled: 0, notes: Vec::new() };
+    let mut tuned = Tuned { plan: usual.plan.clone(), kernels, compiled: 0, notes: Vec::new() };
     let forms = forms(usual, settings);
     let key = key(usual, &forms, settings);
-    let remembered = KernelCache::global().remark(&key).and_then(|text| parse(&text, usual, &forms));
+    let remembered = KernelCache::global().remark(&key).and_then(|text| parse(&text, &usual.plan, &forms));
     let mut candidates = Vec::new();
     for &form in &forms {
         let is_wanted = remembered.as_ref().is_none_or(|chosen| chosen.iter().any(|&f| forms[f] == form));
@@ -208,13 +210,24 @@ pub(crate) fn tune(
             && forms[form] != Form::Usual
         {
             tuned.plan.steps[i] = steps[i].clone();
-            tuned.notes.push(format!("{}: {}", usual.report.steps[i].name, forms[form].name()));
+            tuned.notes.push(format!("{}: {}", usual.plan.report.steps[i].name, forms[form].name()));
         }
     }
     if tuned.notes.is_empty() {
         tuned.notes.push("the usual forms are the quickest".into());
     }
     tuned
+}
+
+/// What each launch of a plan passes; others pass nothing.
+fn arguments(lowered: &Lowered) -> impl Iterator<Item = Option<Arguments>> {
+    lowered.plan.steps.iter().map(|step| match step {
+        Step::Launch(launch) => {
+            let (kernel, source) = (&lowered.plan.kernels[launch.kernel], &lowered.code[launch.kernel]);
+            Some(source.signature.arguments(kernel, launch, threads::count()))
+        }
+        Step::Call(_) | Step::OneByOne(_) => None,
+    })
 }
 
 /// The forms that may differ for some kernel of the plan.
@@ -224,9 +237,8 @@ fn forms(usual: &Lowered, settings: &Settings) -> Vec<Form> {
     forms.extend(levels.filter(|level| *level != settings.opt_level).map(Form::Level));
     forms.push(Form::Stages(!settings.stages));
     forms.extend([1, 2, 4].into_iter().filter(|vectors| *vectors != settings.unroll).map(Form::Unroll));
-    let splits = |step: &Step| matches!(step, Step::Kernel { items, grain, .. } if items > grain);
-    if threads::count() > 1 && usual.steps.iter().any(splits) {
-        forms.extend([Form::Grain(4), Form::Serial]);
+    if threads::count() > 1 && arguments(usual).flatten().any(|passed| passed.items > passed.grain) {
+        forms.extend([Form::Coarser(4), Form::Coarser(SERIAL)]);
     }
     forms
 }
@@ -241,13 +253,12 @@ fn steps(
     tuned: &mut Tuned,
 ) -> Result<Option<Vec<Step>>, String> {
     let (other, level) = match form {
-        Form::Usual => return Ok(Some(usual.steps.clone())),
-        Form::Grain(_) | Form::Serial => {
-            let mut steps = usual.steps.clone();
+        Form::Usual => return Ok(Some(usual.plan.steps.clone())),
+        Form::Coarser(factor) => {
+            let mut steps = usual.plan.steps.clone();
             for step in &mut steps {
-                if let Step::Kernel { items, grain, .. } = step {
-                    *grain =
-                        if let Form::Grain(factor) = form { grain.saturating_mul(factor) } else { *items };
+                if let Step::Launch(launch) = step {
+                    launch.coarser = factor;
                 }
             }
             return Ok(Some(steps));
@@ -256,23 +267,25 @@ fn steps(
         Form::Stages(stages) => (lower(Tuning { stages, ..settings.tuning() })?, settings.opt_level),
         Form::Unroll(unroll) => (lower(Tuning { unroll, ..settings.tuning() })?, settings.opt_level),
     };
-    let same_text = other.kernels.iter().map(|k| &k.name).eq(usual.kernels.iter().map(|k| &k.name));
-    let aligned = other.steps.len() == usual.steps.len() && other.buffers == usual.buffers;
+    let same_text = other.code.iter().map(|k| &k.name).eq(usual.code.iter().map(|k| &k.name));
+    let aligned =
+        other.plan.steps.len() == usual.plan.steps.len() && other.plan.buffers == usual.plan.buffers;
     if !aligned || (same_text && level == settings.opt_level) {
         return Ok(None);
     }
     let build = Build { level, ..settings.build() };
-    let loading = kernels::load(&other, build)?;
+    let loading = kernels::load(&other.code, build)?;
     if let Some((_, reason)) = loading.refused.first() {
         return Err(format!("compile: {reason}"));
     }
     tuned.compiled += loading.compiled;
     let first = tuned.kernels.len();
-    tuned.kernels.extend(loading.find(&other)?);
-    let mut steps = other.steps;
+    tuned.kernels.extend(loading.find(&other.code)?);
+    tuned.plan.kernels.extend(other.plan.kernels);
+    let mut steps = other.plan.steps;
     for step in &mut steps {
-        if let Step::Kernel { kernel, .. } = step {
-            *kernel += first;
+        if let Step::Launch(launch) = step {
+            launch.kernel += first;
         }
     }
     Ok(Some(steps))
@@ -291,15 +304,15 @@ fn key(usual: &Lowered, forms: &[Form], settings: &Settings) -> String {
     for form in forms {
         key += &format!(", {}", form.name());
     }
-    for step in &usual.steps {
-        if let Step::Kernel { kernel, ints, items, grain, .. } = step {
-            key += &format!("\n{} {items} {grain} {ints:?}", usual.kernels[*kernel].name);
+    for (step, passed) in usual.plan.steps.iter().zip(arguments(usual)) {
+        if let (Step::Launch(launch), Some(Arguments { ints, items, grain, .. })) = (step, passed) {
+            key += &format!("\n{} {items} {grain} {ints:?}", usual.code[launch.kernel].name);
         }
     }
     key
 }
 
-fn parse(text: &str, usual: &Lowered, forms: &[Form]) -> Option<Vec<usize>> {
+fn parse(text: &str, usual: &Plan, forms: &[Form]) -> Option<Vec<usize>> {
     let chosen: Vec<usize> = text.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
     let fits = chosen.len() == usual.steps.len() && chosen.iter().all(|form| *form < forms.len());
     fits.then_some(chosen)
@@ -315,7 +328,7 @@ fn measure(
     let mut programs: Vec<(usize, Program)> = Vec::new();
     for (form, steps) in candidates.iter().enumerate() {
         let Some(steps) = steps else { continue };
-        let plan = Lowered { steps: steps.clone(), ..tuned.plan.clone() };
+        let plan = Plan { steps: steps.clone(), ..tuned.plan.clone() };
         let mut program = kernels::bind(&Outline::of(graph)?, &plan, &tuned.kernels, Mode::Default)?;
         program.executable = program.executable.timed();
         programs.push((form, program));
@@ -327,7 +340,7 @@ fn measure(
     for (step, best) in chosen.iter_mut().enumerate() {
         let usual = timed[0].1[step];
         let quickest = timed.iter().min_by_key(|(_, times)| times[step]);
-        let is_kernel = matches!(tuned.plan.steps[step], Step::Kernel { .. });
+        let is_kernel = matches!(tuned.plan.steps[step], Step::Launch(_));
         let (form, time) = match quickest {
             Some((form, times)) if is_kernel && times[step].as_secs_f64() < usual.as_secs_f64() * WORTH => {
                 (*form, times[step])
@@ -347,7 +360,7 @@ type Times = Vec<(usize, Vec<Duration>)>;
 
 fn rounds(
     graph: &Graph,
-    plan: &Lowered,
+    plan: &Plan,
     programs: &[(usize, Program)],
     settings: &Settings,
 ) -> Result<Times, String> {
@@ -357,7 +370,7 @@ fn rounds(
 
 fn run_rounds(
     graph: &Graph,
-    plan: &Lowered,
+    plan: &Plan,
     programs: &[(usize, Program)],
     settings: &Settings,
     integer: i64,
@@ -374,7 +387,7 @@ fn run_rounds(
         progress::tell("measuring forms of kernels", round, MOST_ROUNDS);
         for ((_, program), (_, least)) in programs.iter().zip(&mut least) {
             let mut scalars = Vec::new();
-            program.numbers.fill(&number, &mut scalars).map_err(|error| error.to_string())?;
+            program.executable.numbers().fill(&number, &mut scalars).map_err(|error| error.to_string())?;
             let mut results = Vec::new();
             let run = program.executable.run(inputs.iter().map(Option::as_ref), &scalars, &mut results);
             run.map_err(|_| "the program does not run on made-up inputs".to_string())?;
@@ -394,11 +407,11 @@ fn run_rounds(
 }
 
 /// Tensors that lie as the program's inputs do.
-fn inputs(graph: &Graph, plan: &Lowered, integer: i64) -> Result<Vec<Option<Tensor>>, String> {
+fn inputs(graph: &Graph, plan: &Plan, integer: i64) -> Result<Vec<Option<Tensor>>, String> {
     let mut bytes = 0;
     let mut made: Vec<Option<Tensor>> = vec![None; graph.inputs.len()];
     for buffer in &plan.buffers {
-        let kiln_inductor::Place::Input(i) = buffer.place else { continue };
+        let Place::Input(i) = buffer.place else { continue };
         let buffer = &buffer.ty;
         let layout = Layout { shape: buffer.shape.clone(), strides: buffer.strides.clone(), offset: 0 };
         let last = buffer.shape.iter().zip(buffer.strides.iter());

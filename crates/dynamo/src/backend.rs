@@ -8,10 +8,10 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use kiln_ir::{Error, Graph, Loc, Result, Strides, TensorTy, Why};
+use kiln_tensor::graph::GraphValue;
 use kiln_tensor::hook::Scope;
 use kiln_tensor::{Ready, Tensor, no_grad};
 
-use crate::interpret::GraphValue;
 use crate::options::{Mode, named};
 use crate::settings::Settings;
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_aot::trace::Variable;
-use kiln_inductor::{Options, Plan as Lowered, Tuning};
+use kiln_inductor::{Lowered, Options, Tuning};
 use kiln_ir::{Graph, Op, Stage, Ty, Value};
 use kiln_prims::Rounding;
-use kiln_runtime::{Kernel, threads, warn};
+use kiln_runtime::{Callable, threads, warn};
 use kiln_tensor::hook::Scope;
 
 use crate::analysis::{self, Analysis};
@@ -89,7 +89,6 @@ pub(crate) fn lowering(
     Options {
         input_layouts: layouts.clone(),
         isa: kernels::c_isa(site.options.settings.build().isa),
-        threads: threads::count(),
         tuning: site.options.settings.tuning(),
         constants,
         general,
@@ -174,7 +173,7 @@ impl Compiling<'_> {
             };
             checked.inspect_err(tell).is_ok()
         });
-        if let Some(made) = found.and_then(|entry| self.run_entry(entry)) {
+        if let Some(made) = found.and_then(|entry| self.run_entry(front, entry)) {
             self.texts_again(front);
             return Ok(made);
         }
@@ -222,7 +221,6 @@ impl Compiling<'_> {
                 &options.settings,
                 &options.mode,
                 &options.settings.build(),
-                &threads::count(),
                 layouts,
                 &gradients.as_ref(),
                 &recorded,
@@ -245,7 +243,7 @@ impl Compiling<'_> {
         };
         let lower = |tuning: Tuning| lower_without(tuning, &[]).map_err(|error| error.to_string());
         let mut lowered = self.timed("inductor", || lower_without(lowering.tuning, &[]))?;
-        let loaded = self.timed("compile", || kernels::load(&lowered, build));
+        let loaded = self.timed("compile", || kernels::load(&lowered.code, build));
         let refused = loaded.as_ref().map_or(&[][..], |loaded| &loaded.refused);
         if !refused.is_empty() {
             let names: Vec<String> = refused.iter().map(|(name, _)| name.clone()).collect();
@@ -253,7 +251,7 @@ impl Compiling<'_> {
         }
         self.describe(&lowered, refused);
         let loading = loaded.map_err(NotCompiled::Compiler)?;
-        let mut kernels = loading.find(&lowered).map_err(NotCompiled::Compiler)?;
+        let mut kernels = loading.find(&lowered.code).map_err(NotCompiled::Compiler)?;
         let Loading { compiled, refused, .. } = loading;
         self.info.compiled_kernels += compiled;
         // Forms are compared step by step, so all must be kernels.
@@ -262,41 +260,44 @@ impl Compiling<'_> {
             let chosen = self.timed("autotune", choose);
             self.info.compiled_kernels += chosen.compiled;
             self.info.tuned.extend(chosen.note);
-            lowered = chosen.plan;
-            let loading = kernels::load(&lowered, build).map_err(NotCompiled::Compiler)?;
-            kernels = loading.find(&lowered).map_err(NotCompiled::Compiler)?;
+            lowered = chosen.lowered;
+            let loading = kernels::load(&lowered.code, build).map_err(NotCompiled::Compiler)?;
+            kernels = loading.find(&lowered.code).map_err(NotCompiled::Compiler)?;
             // Forms replace each other step by step, so they are those of the plan that was chosen.
             let settings = Settings { max_inline_product: chosen.products, ..options.settings.clone() };
             let tuned =
                 self.timed("autotune", || autotune::tune(graph, &lowered, kernels, &settings, &lower));
             self.info.compiled_kernels += tuned.compiled;
             self.info.tuned.extend(tuned.notes);
-            (lowered, kernels) = (tuned.plan, tuned.kernels);
+            (lowered.plan, kernels) = (tuned.plan, tuned.kernels);
         }
         let outline = Outline::of(graph).map_err(|error| NotCompiled::pass("bind", error))?;
-        let program = self.timed("bind", || kernels::bind(&outline, &lowered, &kernels, options.mode));
+        let program = self.timed("bind", || kernels::bind(&outline, &lowered.plan, &kernels, options.mode));
         let code = Code::Program(program.map_err(|error| NotCompiled::pass("bind", error))?);
         self.info.stages.push(("total", self.started.elapsed()));
-        Ok(Built { code, planned: refused.is_empty().then_some(Planned { outline, plan: lowered }) })
+        Ok(Built { code, planned: refused.is_empty().then_some(Planned { outline, plan: lowered.plan }) })
     }
 
     /// Makes an entry of the graph cache run; `None` if it does not: what it says of kernels may no longer hold.
-    fn run_entry(&mut self, entry: Entry) -> Option<Made<Code>> {
+    fn run_entry(&mut self, front: &Front, entry: Entry) -> Option<Made<Code>> {
+        let options = lowering(self.site, &front.layouts, false, self.general);
         let build = self.site.options.settings.build();
         let load = |planned: Planned| {
-            let loading = self.timed("compile", || kernels::load(&planned.plan, build))?;
+            let Planned { outline, plan } = planned;
+            let lowered = self.timed("inductor", || Lowered::again(plan, &options));
+            lowered.plan.check_signatures(lowered.code.iter().map(|source| &*source.signature))?;
+            let loading = self.timed("compile", || kernels::load(&lowered.code, build))?;
             match loading.refused.first() {
                 Some((_, reason)) => Err(reason.clone()),
-                None => Ok((loading.find(&planned.plan)?, loading.compiled, planned)),
+                None => Ok((loading.find(&lowered.code)?, loading.compiled, outline, lowered)),
             }
         };
         let loaded = entry.map(load).ok()?;
-        let bind = |(kernels, compiled, planned): (Vec<Kernel>, usize, Planned)| {
+        let bind = |(kernels, compiled, outline, lowered): (Vec<Callable>, usize, Outline, Lowered)| {
             self.info.compiled_kernels += compiled;
-            self.describe(&planned.plan, &[]);
+            self.describe(&lowered, &[]);
             let mode = self.site.options.mode;
-            self.timed("bind", || kernels::bind(&planned.outline, &planned.plan, &kernels, mode))
-                .map(Code::Program)
+            self.timed("bind", || kernels::bind(&outline, &lowered.plan, &kernels, mode)).map(Code::Program)
         };
         let made = loaded.map(bind).ok()?;
         self.saved(&made);
@@ -367,11 +368,12 @@ impl Compiling<'_> {
 
     /// Tells what a plan does; `refused` are the kernels that it does without, and why.
     fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)]) {
-        for kernel in &lowered.kernels {
-            logs::write(Log::Loops, &kernel.name, &|| kernel.loops.clone());
-            logs::write(Log::Code, &kernel.name, &|| kernel.source(lowered.isa));
+        let isa = kernels::c_isa(self.site.options.settings.build().isa);
+        for (number, (kernel, source)) in lowered.plan.kernels.iter().zip(&lowered.code).enumerate() {
+            logs::write(Log::Loops, &source.name, &|| kernel.to_string());
+            logs::write(Log::Code, &source.name, &|| source.source(isa, lowered.plan.ops_of(number)));
         }
-        logs::write(Log::Fusion, "fusion", &|| lowered.report.to_string());
+        logs::write(Log::Fusion, "fusion", &|| lowered.plan.report.to_string());
         self.info.describe(lowered, refused, self.site.options.settings.keep_text);
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use kiln_inductor::Refusal;
 use kiln_ir::{Line, Loc, Result, Shape, Strides};
+use kiln_plan::Refusal;
 use kiln_tensor::{DType, Tensor};
 
 use crate::general::Generals;

@@ -7,9 +7,10 @@
 //! [checked](Entry::check) before it is run.
 
 use kiln_aot::{BackwardPart, Report, Source};
-use kiln_inductor::codec::{Code as _, Reader, Writer};
-use kiln_inductor::{Given, Options, Plan as Lowered, Surroundings};
+use kiln_inductor::Options;
 use kiln_ir::{Def, Graph, Loc, Stage, TensorTy};
+use kiln_plan::codec::{Code as _, Reader, Writer};
+use kiln_plan::{Given, Plan, Surroundings};
 use kiln_runtime::KernelCache;
 
 /// What a program has to know of the graph it was made from.
@@ -39,7 +40,7 @@ impl Outline {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Planned {
     pub(crate) outline: Outline,
-    pub(crate) plan: Lowered,
+    pub(crate) plan: Plan,
 }
 
 /// What a part of a backward takes and gives, beside its plan.
@@ -134,7 +135,8 @@ impl Entry {
         holds(outputs.get(..results) == Some(&own.outputs[..]) && *writes == own.writes, "other results")?;
         holds(!tangents.is_empty() || outputs.len() == results, "results that nobody takes")?;
         holds(self.parts.len() == tangents.len(), "another number of parts")?;
-        let forward = Surroundings { outputs: outputs.clone(), ..Surroundings::of(graph, options) };
+        let strides = options.input_layouts.iter().map(|layout| &layout.strides);
+        let forward = Surroundings { outputs: outputs.clone(), ..Surroundings::of(graph, strides) };
         self.code.plan.check(&forward)?;
         let dense = |ty: &TensorTy| Given::tensor(ty, &ty.shape.contiguous_strides());
         let mut expected: Vec<&TensorTy> =
@@ -166,7 +168,7 @@ impl Entry {
                 let same = results.is_some_and(|results| results.into_iter().eq(outputs));
                 holds(same && partial.inputs.len() == inputs.len(), "a backward of other values")?;
             }
-            let around = Surroundings { inputs, outputs: outputs.clone(), writes: writes.clone(), options };
+            let around = Surroundings { inputs, outputs: outputs.clone(), writes: writes.clone() };
             part.plan.check(&around)?;
             expected.extend(arriving);
         }
@@ -236,7 +238,7 @@ fn put(entry: &Entry, to: &mut Writer<'_>) {
 fn take(from: &mut Reader<'_>) -> Option<Entry> {
     let planned = |from: &mut Reader<'_>| -> Option<Planned> {
         let outline = Outline { outputs: Vec::take(from)?, writes: Vec::take(from)? };
-        Some(Planned { outline, plan: Lowered::take(from)? })
+        Some(Planned { outline, plan: Plan::take(from)? })
     };
     let code = planned(from)?;
     let mut number = || usize::take(from);
@@ -249,7 +251,7 @@ fn take(from: &mut Reader<'_>) -> Option<Entry> {
         let saved = saved.into_iter().map(|(numbers, loc)| Some((source(numbers)?, loc)));
         let saved = saved.collect::<Option<_>>()?;
         let grads = Vec::take(from)?;
-        let partial = match kiln_inductor::codec::Code::take(from)? {
+        let partial = match kiln_plan::codec::Code::take(from)? {
             Some::<String>(text) => Some(text.parse().ok()?),
             None => None,
         };

@@ -66,8 +66,8 @@ pub use backend::{
 pub use compile::{Call, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
 pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, StepInfo, explain};
-pub use interpret::{GraphValue, run_graph, run_graph_with, run_node};
-pub use kiln_inductor::Refusal;
+pub use kiln_plan::Refusal;
+pub use kiln_tensor::graph::{GraphValue, run_graph, run_graph_with, run_node};
 pub use options::{Compile, Mode, OptimizationLevel};
 pub use progress::{Progress, on_progress};
 pub use region::Region;

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use kiln_inductor::{Bands, Plan as Lowered, Refusal, Step};
+use kiln_inductor::Lowered;
+use kiln_ir::Op;
+use kiln_plan::{Bands, Refusal, Step};
 
 use crate::explain::{Break, Explanation, GraphInfo, GuardInfo, SizesInfo, StepInfo};
 use crate::segment::{Info, Text};
@@ -366,34 +368,39 @@ impl fmt::Display for Explanation {
 impl Info {
     /// Takes in what a plan does; `refused` are the kernels that it does without, and why.
     pub(crate) fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)], keep_text: bool) {
-        let info = self;
+        let (info, Lowered { plan, code }) = (self, lowered);
         if keep_text {
-            for kernel in &lowered.kernels {
-                info.texts.push(("loops", Text::Source(kernel.loops.clone())));
-                info.texts.push(("code", Text::Source(kernel.code.clone())));
+            for (number, (kernel, source)) in plan.kernels.iter().zip(code).enumerate() {
+                info.texts.push(("loops", Text::Source(kernel.to_string())));
+                info.texts.push(("code", Text::Source(source.told(plan.ops_of(number)))));
             }
         }
-        info.arena_bytes += lowered.arena_bytes;
-        for (index, (step, report)) in lowered.steps.iter().zip(&lowered.report.steps).enumerate() {
+        info.arena_bytes += plan.arena_bytes;
+        for (index, (step, report)) in plan.steps.iter().zip(&plan.report.steps).enumerate() {
             match step {
-                Step::Kernel { .. } => info.kernels += 1,
-                Step::Fallback { op, loc, .. } => info.fallbacks.push(format!("{} at {loc}", op.name())),
-                Step::Eager { .. } => {
+                Step::Launch(_) => info.kernels += 1,
+                Step::Call(call) => match call.op {
+                    Op::Mm {}
+                    | Op::Bmm {}
+                    | Op::Convolution { .. }
+                    | Op::Rand { .. }
+                    | Op::Randn { .. }
+                    | Op::Clone {} => {
+                        info.library_calls += 1;
+                    }
+                    _ => info.fallbacks.push(format!("{} at {}", call.op.name(), call.loc)),
+                },
+                Step::OneByOne(_) => {
                     let reason = refused.first().map_or("", |(_, reason)| reason);
                     let reason = reason.lines().next().unwrap_or_default();
                     info.fallbacks.push(format!("{}: {reason}", by_line(&report.ops)));
                 }
-                Step::Gemm { .. }
-                | Step::Bmm { .. }
-                | Step::Convolution { .. }
-                | Step::Random { .. }
-                | Step::Copy { .. } => info.library_calls += 1,
             }
             info.bytes_read += report.bytes_read;
             info.bytes_written += report.bytes_written;
             let follows = |bands: &&Bands| (bands.first + 1..bands.first + bands.steps).contains(&index);
-            let is_epilogue = index > 0 && lowered.steps[index - 1].has_epilogue();
-            let joined = match lowered.bands.iter().find(follows) {
+            let is_epilogue = index > 0 && plan.steps[index - 1].has_epilogue();
+            let joined = match plan.bands.iter().find(follows) {
                 Some(bands) => Some(format!("on {} rows at a time with the step before", bands.rows)),
                 None => is_epilogue.then(|| "together with the step before".into()),
             };
@@ -405,7 +412,7 @@ impl Info {
                 joined,
             });
         }
-        info.why_not.extend(lowered.report.why_not.iter().cloned());
+        info.why_not.extend(plan.report.why_not.iter().cloned());
     }
 }
 

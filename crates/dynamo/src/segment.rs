@@ -10,9 +10,10 @@ use smallvec::SmallVec;
 
 use kiln_aot::trace::Variable;
 use kiln_aot::{GraphInput, Home, Source, Survivor, View};
-use kiln_inductor::{Refusal, ScalarOp, ScalarRef};
 use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Result, Scalar, Why};
+use kiln_plan::Refusal;
 use kiln_tensor::autograd::{self, TapeFunction};
+use kiln_tensor::graph::{self, GraphValue};
 use kiln_tensor::program::{Executable, Failure};
 use kiln_tensor::{Ready, Tensor};
 
@@ -20,7 +21,7 @@ use crate::analysis::{Analysis, Reach, TapeCall};
 use crate::backend::Custom;
 use crate::explain::StepInfo;
 use crate::graph_cache::Made;
-use crate::interpret::{self, GraphValue};
+use crate::interpret;
 use crate::leaving::{self, Edges};
 use crate::region::Site;
 use crate::state::{Held, State};
@@ -39,49 +40,8 @@ pub(crate) enum Code {
 /// A graph lowered and loaded.
 pub(crate) struct Program {
     pub(crate) executable: Executable,
-    pub(crate) numbers: Numbers,
     /// The element types of the results, in order.
     pub(crate) outputs: Vec<(DType, Device)>,
-}
-
-/// The numbers a program takes: graph inputs, constants, and what is computed from them on the host.
-#[derive(Default)]
-pub(crate) struct Numbers {
-    pub(crate) table: Vec<ScalarRef>,
-    pub(crate) computed: Vec<ScalarOp>,
-}
-
-impl Numbers {
-    /// The position of a number in the table.
-    pub(crate) fn position(&mut self, number: ScalarRef) -> usize {
-        match self.table.iter().position(|&n| n == number) {
-            Some(i) => i,
-            None => {
-                self.table.push(number);
-                self.table.len() - 1
-            }
-        }
-    }
-
-    /// Works out all numbers as bit patterns.
-    pub(crate) fn fill(&self, input: &dyn Fn(usize) -> Scalar, bits: &mut Vec<u64>) -> Result<()> {
-        let mut computed: SmallVec<[Scalar; 16]> = SmallVec::new();
-        let value = |number: &ScalarRef, computed: &[Scalar]| match number {
-            ScalarRef::Input(i) => input(*i),
-            ScalarRef::Constant(x) => *x,
-            ScalarRef::Computed(i) => computed[*i],
-        };
-        for step in &self.computed {
-            let args: SmallVec<[Scalar; 4]> = step.args.iter().map(|n| value(n, &computed)).collect();
-            let result = step.op.fold(&args).ok_or_else(|| {
-                Error::op(step.op.name(), Why::Other("is not defined for numbers alone".into()), Loc::UNKNOWN)
-            })?;
-            computed.push(result.to_kind(step.kind));
-        }
-        bits.clear();
-        bits.extend(self.table.iter().map(|n| value(n, &computed).to_bits()));
-        Ok(())
-    }
 }
 
 /// The compiled backward of a segment whose results leave with gradients, or a part of it (see `kiln_aot::Joint`).
@@ -282,7 +242,7 @@ fn execute(
     };
     match code {
         Code::Program(program) => {
-            program.numbers.fill(&number, scalars)?;
+            program.executable.numbers().fill(&number, scalars)?;
             program.executable.run(inputs.iter().map(tensor), scalars, results).map_err(Stop::from)
         }
         Code::Graph(_) | Code::Custom(_) => {
@@ -303,7 +263,7 @@ fn execute(
                 Code::Program(_) => return Ok(()),
             };
             // Nothing is written before everything is computed: the interpreter gives the very error.
-            let outputs = interpret::graph(graph, &values).map_err(|_| Stop::Retry)?;
+            let outputs = graph::run_functional(graph, &values).map_err(|_| Stop::Retry)?;
             for output in outputs {
                 results.push(output.ready()?.clone());
             }
@@ -514,7 +474,7 @@ impl TapeFunction for CompiledBackward {
             },
         };
         if let Some(graph) = self.backward.partial.as_ref().filter(|_| wanted.len() < tapes.len()) {
-            let results = interpret::sparse_graph(graph, saved.len(), &read, grads)?;
+            let results = graph::run_sparse(graph, saved.len(), &read, grads)?;
             // An input that only other results were computed from gets no gradient, rather than zeros.
             let reached = |variable: &Variable| wanted.iter().any(|tape| tape.inputs.contains(variable));
             let gradient = |(variable, result): &(Variable, usize)| {
@@ -535,7 +495,7 @@ impl TapeFunction for CompiledBackward {
 
 fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
     match code {
-        Code::Graph(graph) => interpret::graph(graph, values),
+        Code::Graph(graph) => graph::run_functional(graph, values),
         Code::Custom(custom) => Ok(custom.run(values)?.into_iter().map(Tensor::from_ready).collect()),
         Code::Program(program) => {
             let number = |i: usize| match &values[i] {
@@ -543,7 +503,7 @@ fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
                 _ => Scalar::Int(0),
             };
             let mut scalars = Vec::new();
-            program.numbers.fill(&number, &mut scalars)?;
+            program.executable.numbers().fill(&number, &mut scalars)?;
             let inputs = values.iter().map(|value| match value {
                 GraphValue::Tensor(t) => Some(t),
                 _ => None,

@@ -2,32 +2,30 @@
 
 mod library;
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use kiln_ir::{DType, Def, Op, ScalarKind, Strides, TensorTy, Value};
-use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+use kiln_ir::{DType, Def, Loc, Op, ScalarKind, Strides, TensorTy, Value};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::bands;
-use crate::c;
+use crate::c::{self, KernelSource};
 use crate::eager::{Cone, Of};
 use crate::elements::Elements;
 use crate::epilogue;
 use crate::fuse::{Fusion, Target, Unit};
-use crate::index::Index;
-use crate::loops::{ExprKind, Kernel, Operation, Store};
 use crate::lower::{Lowered, LoweredRoot};
 use crate::options::Options;
 use crate::order::{Order, reads_only_where_it_writes};
-use crate::plan::{BufferId, BufferPlan, BufferRef, BufferTy, KernelSource, Place, Plan, Step, ViewRef};
-use crate::report::{Report, StepReport};
 use crate::scalars::Scalars;
 use crate::schedule::finish;
 use crate::table::TableKernel;
 use crate::temporaries::{InPlace, place_temporaries};
-
-/// Elements per item of a table kernel.
-const TABLE_CHUNK: i64 = 16384;
+use kiln_plan::index::Index;
+use kiln_plan::loops::{ExprKind, Kernel, Operation, Store};
+use kiln_plan::{
+    BufferId, BufferPlan, BufferRef, BufferTy, Call, Launch, OneByOne, Place, Plan, Report, Signature, Step,
+    StepReport, ViewRef,
+};
 
 struct Assembler<'f, 'g> {
     fusion: &'f Fusion<'g>,
@@ -44,8 +42,11 @@ struct Assembler<'f, 'g> {
     list_gets: FxHashMap<(Value, usize), Value>,
     /// Values read by some unit.
     read: FxHashSet<Value>,
-    kernels: Vec<KernelSource>,
-    known: FxHashMap<String, usize>,
+    kernels: Vec<Kernel>,
+    /// By kernel, its text.
+    code: Vec<KernelSource>,
+    /// By name, the kernels of that text.
+    known: FxHashMap<String, Vec<usize>>,
     steps: Vec<Step>,
     reports: Vec<StepReport>,
     copies: Vec<(BufferId, BufferId)>,
@@ -76,16 +77,18 @@ impl<'a> Column<'a> {
     }
 }
 
-/// The loops of a step, and how its arguments follow from them.
+/// The loops of a step, and how they are called.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Loops {
     pub kernel: Kernel,
-    pub arguments: Arc<c::Arguments>,
+    pub signature: Arc<Signature>,
 }
 
 /// A plan, and what it takes to work it out again for other sizes.
 pub(crate) struct Assembled {
     pub plan: Plan,
+    /// By kernel, its text.
+    pub code: Vec<KernelSource>,
     /// By step, the loops of its kernel (not those of tables).
     pub loops: Vec<Option<Loops>>,
     pub in_place: Vec<InPlace>,
@@ -113,6 +116,7 @@ pub(crate) fn assemble(
         list_gets: FxHashMap::default(),
         read: FxHashSet::default(),
         kernels: Vec::new(),
+        code: Vec::new(),
         known: FxHashMap::default(),
         steps: Vec::new(),
         reports: Vec::new(),
@@ -154,18 +158,9 @@ pub(crate) fn assemble(
         }
     }
     for (src, dst) in std::mem::take(&mut this.copies) {
-        let bytes = this.buffers[src.index()].ty.bytes;
-        this.step(Step::Copy { src, dst }, "copy", vec![], bytes, bytes);
+        this.copy(src, dst);
     }
     this.finish()
-}
-
-pub(crate) fn name_of(code: &str) -> String {
-    let mut hasher = FxHasher::default();
-    code.hash(&mut hasher);
-    let first = hasher.finish();
-    code.len().hash(&mut hasher);
-    format!("kiln_{:016x}", first.rotate_left(17) ^ hasher.finish())
 }
 
 impl<'f, 'g> Assembler<'f, 'g> {
@@ -290,6 +285,22 @@ impl<'f, 'g> Assembler<'f, 'g> {
         self.reports.push(StepReport { name: name.into(), ops, bytes_read, bytes_written });
     }
 
+    /// Copies what waits in a temporary to the input it is for.
+    fn copy(&mut self, src: BufferId, dst: BufferId) {
+        let [from, to] = [src, dst].map(|id| self.buffers[id.index()].ty.clone());
+        let ty = TensorTy::new(from.dtype, from.shape.clone());
+        let at = |buffer| BufferRef { buffer, offset: 0 };
+        // Behind a reshape: only dense targets get there.
+        let out = if from.shape == to.shape {
+            ViewRef { at: at(dst), ty: ty.clone(), strides: to.strides.clone() }
+        } else {
+            ViewRef::dense(at(dst), ty.clone())
+        };
+        let src = ViewRef { at: at(src), ty, strides: from.strides.clone() };
+        let call = Call::new(Op::Clone {}, vec![src], out, Loc::UNKNOWN);
+        self.step(Step::Call(call), "copy", vec![], from.bytes, from.bytes);
+    }
+
     /// Where a root of a kernel is stored: buffers, first elements, strides.
     fn places(&mut self, root: &LoweredRoot) -> Vec<(BufferId, i64, Strides)> {
         let fusion = self.fusion;
@@ -369,12 +380,12 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let mut value = root.expr;
                 if kernel.exprs[value].dtype != dtype.computing() {
                     let kind = ExprKind::Apply(Operation::Convert, smallvec::smallvec![value]);
-                    kernel.exprs.push(crate::loops::Expr { dtype: dtype.computing(), kind });
+                    kernel.exprs.push(kiln_plan::loops::Expr { dtype: dtype.computing(), kind });
                     value = kernel.exprs.len() - 1;
                 }
                 written += shape.numel() * dtype.size();
                 let at = BufferRef { buffer, offset };
-                views.push((r, ViewRef { at, shape: shape.clone(), strides }));
+                views.push((r, ViewRef { at, ty: TensorTy::new(dtype, shape.clone()), strides }));
                 let offset = offset + std::mem::take(&mut index.constant);
                 slots.push(BufferRef { buffer, offset });
                 kernel.buffers.push(dtype);
@@ -439,9 +450,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
         (bytes_read, bytes_written): (usize, usize),
     ) {
         let (parts, partial) = finish(kernel);
-        let emitted: Vec<c::Emitted> = parts.iter().map(|part| c::emit(&part.kernel, self.options)).collect();
+        let sources: Vec<KernelSource> =
+            parts.iter().map(|part| c::emit(&part.kernel, self.options)).collect();
         let scatters = lowered.roots.iter().any(|root| root.place.is_some());
-        let is_refused = emitted.iter().any(|emitted| self.is_refused(emitted));
+        let is_refused = sources.iter().any(|source| self.is_refused(source));
         self.refused_scatters |= is_refused && scatters;
         if is_refused && !scatters {
             let roots: Vec<Value> = lowered.roots.iter().map(|root| root.value).collect();
@@ -458,25 +470,21 @@ impl<'f, 'g> Assembler<'f, 'g> {
         if last == 0 {
             self.find_in_place(lowered);
         }
-        for (p, (part, emitted)) in parts.into_iter().zip(emitted).enumerate() {
-            let ops = self.ops(&lowered.nodes);
-            let kernel = self.source(&part.kernel, &emitted, &ops);
-            let c::Launch { ints, items, grain, scratch_bytes } = emitted.launch;
-            let step = Step::Kernel {
-                kernel,
+        for (p, (part, source)) in parts.into_iter().zip(sources).enumerate() {
+            let (name, signature) = (source.name.clone(), source.signature.clone());
+            let launch = Launch {
+                numbers: part.kernel.numbers(),
+                kernel: self.number(&part.kernel, source),
                 bufs: part.buffers.iter().map(|&b| slots[b]).collect(),
-                ints,
+                rows: Vec::new(),
                 scalars: part.scalars.iter().map(|&s| self.scalar(lowered.scalars[s])).collect(),
-                items,
-                grain,
-                scratch_bytes,
                 checks: lowered.checks.clone(),
+                coarser: 1,
             };
-            let name = self.kernels[kernel].name.clone();
             let (read, written) = if p == last && p > 0 { (0, 0) } else { (bytes_read, bytes_written) };
-            self.step(step, &name, ops, read, written);
+            self.step(Step::Launch(launch), &name, self.ops(&lowered.nodes), read, written);
             if let Some(loops) = self.loops.last_mut() {
-                *loops = Some(Loops { kernel: part.kernel, arguments: Arc::new(emitted.arguments) });
+                *loops = Some(Loops { kernel: part.kernel, signature });
             }
         }
     }
@@ -508,32 +516,21 @@ impl<'f, 'g> Assembler<'f, 'g> {
         }
     }
 
-    fn scalar(&mut self, (value, kind): (Value, ScalarKind)) -> crate::plan::ScalarRef {
+    fn scalar(&mut self, (value, kind): (Value, ScalarKind)) -> kiln_plan::ScalarRef {
         self.scalars.get(value, kind)
     }
 
-    /// The kernel with this text, new or known.
-    fn source(&mut self, kernel: &Kernel, emitted: &c::Emitted, ops: &[String]) -> usize {
-        if let Some(&known) = self.known.get(&emitted.code) {
-            return known;
+    /// The number of a kernel: of a known one, if its text was written for these loops, too.
+    fn number(&mut self, kernel: &Kernel, source: KernelSource) -> usize {
+        let numbers = kernel.numbers();
+        let known = self.known.entry(source.name.clone()).or_default();
+        let fits = |&&number: &&usize| source.signature.fits(&self.kernels[number], &numbers);
+        if let Some(&number) = known.iter().find(fits) {
+            return number;
         }
-        let name = name_of(&emitted.code);
-        let mut code = String::from("/*\n");
-        for op in ops.iter().take(40) {
-            code.push_str(&format!(" * {op}\n"));
-        }
-        code.push_str(" */\n");
-        code.push_str(&emitted.code.replace("KERNEL", &name));
-        self.kernels.push(KernelSource {
-            name,
-            lanes: emitted.lanes,
-            code,
-            functions: emitted.functions.clone(),
-            needs_libm: emitted.functions.iter().any(|(f, _)| f.calls_library()),
-            ops: ops.to_vec(),
-            loops: kernel.to_string(),
-        });
-        self.known.insert(emitted.code.clone(), self.kernels.len() - 1);
+        known.push(self.kernels.len());
+        self.kernels.push(kernel.clone());
+        self.code.push(source);
         self.kernels.len() - 1
     }
 
@@ -544,21 +541,19 @@ impl<'f, 'g> Assembler<'f, 'g> {
         for lowered in table.lower(graph) {
             let mut kernel = lowered.kernel.clone();
             let (columns, scalars) = kernel.prune();
-            let emitted = c::emit(&kernel, self.options);
+            let source = c::emit(&kernel, self.options);
             let ops = self.ops(&lowered.nodes);
-            if self.is_refused(&emitted) && self.eager_rows(t, &lowered, &ops) {
+            if self.is_refused(&source) && self.eager_rows(t, &lowered, &ops) {
                 continue;
             }
-            let number = self.source(&kernel, &emitted, &ops);
-            let mut ints = emitted.launch.ints;
-            let first_chunk = ints.len();
+            let (name, number) = (source.name.clone(), self.number(&kernel, source));
             let mut bufs = Vec::with_capacity(lowered.rows.len() * columns.len());
             let (mut bytes_read, mut bytes_written) = (0, 0);
-            let mut elements = 0;
+            let mut rows = Vec::with_capacity(lowered.rows.len());
             let columns: Vec<Column<'_>> =
                 columns.iter().map(|&c| Column::of(fusion, t, &lowered, c)).collect();
             let sizes: Vec<usize> = kernel.buffers.iter().map(|dtype| dtype.size()).collect();
-            for (r, &row) in lowered.rows.iter().enumerate() {
+            for &row in &lowered.rows {
                 let count = table.count(row) as i64;
                 for (column, size) in columns.iter().zip(&sizes) {
                     match column {
@@ -573,35 +568,17 @@ impl<'f, 'g> Assembler<'f, 'g> {
                         }
                     }
                 }
-                elements += count;
-                let pieces = (count + TABLE_CHUNK - 1) / TABLE_CHUNK;
-                let piece = ((count + pieces - 1) / pieces.max(1) + 63) / 64 * 64;
-                let mut at = 0;
-                while at < count {
-                    ints.extend([r as i64, at, piece.min(count - at)]);
-                    at += piece;
-                }
+                rows.push(count);
             }
-            let items = (ints.len() - first_chunk) as i64 / 3;
-            let grain = (TABLE_CHUNK * 2 / (elements / items.max(1)).max(1)).max(1);
             let scalars = scalars.iter().map(|&s| self.scalar(lowered.scalars[s])).collect();
-            let step = Step::Kernel {
-                kernel: number,
-                bufs,
-                ints,
-                scalars,
-                items,
-                grain,
-                scratch_bytes: emitted.launch.scratch_bytes,
-                checks: Vec::new(),
-            };
-            let name = self.kernels[number].name.clone();
-            self.step(step, &name, ops, bytes_read, bytes_written);
+            let (numbers, checks) = (kernel.numbers(), Vec::new());
+            let launch = Launch { kernel: number, numbers, bufs, rows, scalars, checks, coarser: 1 };
+            self.step(Step::Launch(launch), &name, ops, bytes_read, bytes_written);
         }
     }
 
-    fn is_refused(&self, emitted: &c::Emitted) -> bool {
-        !self.refused.is_empty() && self.refused.contains(&name_of(&emitted.code))
+    fn is_refused(&self, source: &KernelSource) -> bool {
+        self.refused.contains(&source.name)
     }
 
     /// A step that runs the ops behind these roots one by one. False if there is no such step.
@@ -616,24 +593,25 @@ impl<'f, 'g> Assembler<'f, 'g> {
         let Ok(cone) = Cone::new(self.fusion, roots, of) else { return false };
         let args = cone.tensors.iter().map(|&value| self.operand(value, of)).collect();
         let scalars = cone.numbers.iter().map(|&number| self.scalar(number)).collect();
-        self.step(Step::Eager { graph: cone.graph, args, scalars, outs }, "eager", ops, read, written);
+        let ops_alone = OneByOne { graph: cone.graph, args, scalars, outs };
+        self.step(Step::OneByOne(ops_alone), "eager", ops, read, written);
         true
     }
 
     /// What a kernel, or a table, loads.
     fn operand(&mut self, value: Value, of: Of) -> ViewRef {
-        let shape = self.tensor(value).shape;
+        let ty = self.tensor(value);
         let (at, strides) = match (of, self.fusion.graph.def(value)) {
             (_, Def::Input(number)) => {
                 let at = BufferRef { buffer: self.home(value), offset: 0 };
                 (at, self.fusion.layouts[number as usize].strides.clone())
             }
             (Of::Kernel, _) => {
-                (BufferRef { buffer: self.home(value), offset: 0 }, shape.contiguous_strides())
+                (BufferRef { buffer: self.home(value), offset: 0 }, ty.shape.contiguous_strides())
             }
             (Of::Row(_), _) => (self.packed(value), self.fusion.element(value).strides),
         };
-        ViewRef { at, shape, strides }
+        ViewRef { at, ty, strides }
     }
 
     /// Steps that run a table's ops one by one, row after row. False if there are no such steps.
@@ -650,12 +628,14 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let buffer = self.row(list, fusion.elements.rows(list), row);
                 let there = self.buffers[buffer.index()].ty.clone();
                 let items = fusion.graph.ty(list).as_list();
-                let shape =
-                    items.and_then(|items| items.get(row)).map(|ty| ty.shape.clone()).unwrap_or_default();
+                let Some(ty) = items.and_then(|items| items.get(row)).cloned() else { continue };
                 // Behind a reshape: only dense targets get there.
-                let strides =
-                    if there.shape == shape { there.strides.clone() } else { shape.contiguous_strides() };
-                outs.push((r, ViewRef { at: BufferRef { buffer, offset: 0 }, shape, strides }));
+                let strides = if there.shape == ty.shape {
+                    there.strides.clone()
+                } else {
+                    ty.shape.contiguous_strides()
+                };
+                outs.push((r, ViewRef { at: BufferRef { buffer, offset: 0 }, ty, strides }));
             }
             let bytes: usize = outs.iter().map(|(_, out)| self.buffers[out.at.buffer.index()].ty.bytes).sum();
             self.eager(roots, Of::Row(row), outs, ops.to_vec(), (bytes, bytes));
@@ -755,11 +735,11 @@ impl<'f, 'g> Assembler<'f, 'g> {
             bands,
             arena_bytes,
             outputs: self.outputs,
-            isa: self.options.isa,
             report: Report { steps: self.reports, why_not },
         };
         Assembled {
             plan,
+            code: self.code,
             loops: self.loops,
             in_place: self.in_place,
             refused_scatters: self.refused_scatters,

@@ -8,13 +8,15 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use kiln_ir::{DType, Shape, Strides};
+use kiln_ir::{DType, Op};
 
 use crate::WhyNot;
 use crate::assemble::Loops;
 use crate::epilogue;
-use crate::plan::{Bands, BufferId, BufferPlan, BufferRef, Epilogue, MatrixRef, Place, Step};
-use crate::temporaries::{InPlace, touched};
+use crate::temporaries::InPlace;
+use kiln_plan::{
+    Bands, BufferId, BufferPlan, BufferRef, Epilogue, Launch, Place, Product, Step, ViewRef, signature,
+};
 
 /// Less than this between the products stays in the caches anyhow.
 const SMALLEST: usize = 1 << 20;
@@ -44,84 +46,41 @@ fn refusal(reason: &'static str) -> WhyNot {
     WhyNot::Bands { reason }
 }
 
-/// A product, if its result is a whole buffer.
-struct Product {
-    batch: usize,
-    m: usize,
-    n: usize,
-    k: usize,
-    lhs: BufferId,
-    /// Whether the left operands are a whole buffer in order.
-    in_order: bool,
-    rhs: BufferId,
-    dst: BufferId,
-    dtype: DType,
+/// A product that runs in bands: of floats.
+fn product(step: &Step) -> Option<Product<'_>> {
+    step.product().filter(|product| matches!(product.out.ty.dtype, DType::F32 | DType::F64))
 }
 
-fn product(step: &Step) -> Option<Product> {
-    match step {
-        Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: false, dtype, constant: _, epilogue: _ } => {
-            let whole = dst.at.offset == 0 && dst.row == *n as i64 && dst.column == 1;
-            (whole && matches!(dtype, DType::F32 | DType::F64)).then_some(Product {
-                batch: 1,
-                m: *m,
-                n: *n,
-                k: *k,
-                lhs: lhs.at.buffer,
-                in_order: is_in_order(lhs, &Shape::default(), &Strides::default(), *m, *k),
-                rhs: rhs.at.buffer,
-                dst: dst.at.buffer,
-                dtype: *dtype,
-            })
-        }
-        Step::Bmm { batch, m, n, k, lhs, rhs, dst, dtype } => Some(Product {
-            batch: *batch,
-            m: *m,
-            n: *n,
-            k: *k,
-            lhs: lhs.matrix.at.buffer,
-            in_order: is_in_order(&lhs.matrix, &lhs.sizes, &lhs.strides, *m, *k),
-            rhs: rhs.matrix.at.buffer,
-            dst: *dst,
-            dtype: *dtype,
-        }),
-        _ => None,
-    }
+fn is_batched(step: &Step) -> bool {
+    matches!(step, Step::Call(call) if matches!(call.op, Op::Bmm {}))
 }
 
-/// Whether matrices of `m × k` lie one after the other, row by row, from the beginning of their buffer.
-fn is_in_order(first: &MatrixRef, sizes: &Shape, strides: &Strides, m: usize, k: usize) -> bool {
-    let mut step = (m * k) as i64;
-    let batches = sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
-        let fits = size == 1 || stride as i64 == step;
-        step *= size as i64;
+/// Whether a tensor is a whole buffer in order.
+fn is_in_order(view: &ViewRef) -> bool {
+    let mut step = 1;
+    let dense = view.ty.shape.iter().zip(&view.strides).rev().all(|(&size, &stride)| {
+        let fits = size == 1 || stride == step;
+        step *= size as isize;
         fits
     });
-    let rows = m == 1 || first.row == k as i64;
-    batches && rows && (k == 1 || first.column == 1) && first.at.offset == 0
+    dense && view.at.offset == 0
 }
 
 /// What a step reads, and what it writes.
 fn accesses(step: &Step, loops: Option<&Loops>) -> (Vec<BufferId>, Vec<BufferId>) {
     match (step, loops) {
-        (Step::Kernel { bufs, .. }, Some(loops)) => {
-            let writes = loops.kernel.stores.iter().map(|store| bufs[store.buffer].buffer).collect();
-            (bufs.iter().map(|slot| slot.buffer).collect(), writes)
+        (Step::Launch(launch), Some(loops)) => {
+            let writes = loops.kernel.stores.iter().map(|store| launch.bufs[store.buffer].buffer).collect();
+            (launch.bufs.iter().map(|slot| slot.buffer).collect(), writes)
         }
-        (Step::Gemm { lhs, rhs, dst, .. }, _) => {
-            (vec![lhs.at.buffer, rhs.at.buffer, dst.at.buffer], vec![dst.at.buffer])
-        }
-        (Step::Bmm { lhs, rhs, dst, .. }, _) => {
-            (vec![lhs.matrix.at.buffer, rhs.matrix.at.buffer], vec![*dst])
-        }
-        (Step::Convolution { x, weight, dst, .. }, _) => (vec![x.at.buffer, weight.at.buffer], vec![*dst]),
-        (Step::Fallback { args, outs, .. }, _) => {
-            (args.iter().map(|view| view.at.buffer).collect(), outs.clone())
+        (Step::Call(call), _) => {
+            let ids = |views: &[ViewRef]| views.iter().map(|view| view.at.buffer).collect();
+            (ids(&call.args), ids(&call.outs))
         }
         // Whatever is not known to be read only.
         (step, _) => {
             let mut all = Vec::new();
-            touched(step, &mut |buffer| all.push(buffer));
+            step.touched(&mut |buffer| all.push(buffer));
             (all.clone(), all)
         }
     }
@@ -201,38 +160,39 @@ impl Group {
         if let Some(product) = product(step) {
             return self.join_product(s, &product);
         }
-        let Step::Kernel { bufs, items, checks, .. } = step else { return Joined::Apart };
+        let Step::Launch(Launch { bufs, checks, .. }) = step else { return Joined::Apart };
         if !bufs.iter().any(|slot| self.written.contains(&slot.buffer)) {
             return Joined::Apart;
         }
         match loops {
-            Some(loops) if checks.is_empty() => self.join_kernel(s, loops, bufs, *items),
+            Some(loops) if checks.is_empty() => self.join_kernel(s, loops, bufs),
             Some(_) => Joined::No("a kernel between them checks indices"),
             None => Joined::No("a kernel of lists reads what lies between"),
         }
     }
 
-    fn join_product(&mut self, s: usize, product: &Product) -> Joined {
+    fn join_product(&mut self, s: usize, product: &Product<'_>) -> Joined {
+        let [lhs, rhs, dst] = [product.lhs, product.rhs, product.out].map(|view| view.at.buffer);
         let is_first = self.members.is_empty();
         let fits = (product.batch, product.m) == (self.batch, self.m);
-        let continues = self.written.contains(&product.lhs);
-        if self.written.contains(&product.rhs) {
+        let continues = self.written.contains(&lhs);
+        if self.written.contains(&rhs) {
             return Joined::No("a product has all of it as its right operand");
         }
         if continues {
-            let columns = self.banded.get(&product.lhs).map(|(columns, _)| *columns);
-            if !fits || !product.in_order || columns != Some(product.k) {
+            let columns = self.banded.get(&lhs).map(|(columns, _)| *columns);
+            if !fits || !is_in_order(product.lhs) || columns != Some(product.k) {
                 return Joined::No("a product reads it in another order");
             }
-        } else if !fits || !is_first && self.touched.contains(&product.dst) {
+        } else if !fits || !is_first && self.touched.contains(&dst) {
             return Joined::Apart;
         }
-        if self.touched.contains(&product.dst) {
+        if self.touched.contains(&dst) {
             return Joined::No("a product writes what another step reads");
         }
-        self.touched.extend([product.lhs, product.rhs, product.dst]);
-        self.written.insert(product.dst);
-        self.banded.insert(product.dst, (product.n, s));
+        self.touched.extend([lhs, rhs, dst]);
+        self.written.insert(dst);
+        self.banded.insert(dst, (product.n, s));
         if continues {
             self.readers.push(s);
         }
@@ -240,7 +200,7 @@ impl Group {
         Joined::Yes
     }
 
-    fn join_kernel(&mut self, s: usize, loops: &Loops, bufs: &[BufferRef], items: i64) -> Joined {
+    fn join_kernel(&mut self, s: usize, loops: &Loops, bufs: &[BufferRef]) -> Joined {
         let kernel = &loops.kernel;
         let mut columns = None;
         for slot in bufs.iter().filter(|slot| self.written.contains(&slot.buffer)) {
@@ -251,7 +211,7 @@ impl Group {
             }
         }
         let Some(columns) = columns.filter(|columns| *columns > 0) else { return Joined::Apart };
-        let Some((per, span)) = epilogue::stride(kernel, items) else {
+        let Some((per, span)) = signature::stride(kernel) else {
             return Joined::No("the loops of a kernel don't go along the rows");
         };
         let rows = match epilogue::rows(per, span, columns as i64) {
@@ -300,7 +260,7 @@ impl<'a> Judge<'a> {
     fn new(steps: &'a [Step], buffers: &'a [BufferPlan], in_place: &'a [InPlace]) -> Judge<'a> {
         let mut users = vec![Vec::new(); buffers.len()];
         for (s, step) in steps.iter().enumerate() {
-            touched(step, &mut |buffer| {
+            step.touched(&mut |buffer| {
                 if users[buffer.index()].last() != Some(&s) {
                     users[buffer.index()].push(s);
                 }
@@ -383,9 +343,9 @@ impl<'a> Judge<'a> {
         let operands: usize = members
             .iter()
             .filter_map(|&s| product(&self.steps[s]))
-            .map(|product| product.k * product.n * product.dtype.size())
+            .map(|product| product.k * product.n * product.out.ty.dtype.size())
             .sum();
-        let is_batched = matches!(self.steps[members[0]], Step::Bmm { .. });
+        let is_batched = is_batched(&self.steps[members[0]]);
         let is_kept = operands <= if is_batched { KEPT } else { KEPT_WEIGHTS };
         if !(is_kept || is_batched && operands <= PASSES * rows * row) {
             return Err(refusal("the right operands are large, and would be read again for each band"));
@@ -470,7 +430,7 @@ pub(crate) fn connect(
             }
             Err(why) => {
                 // Of a single product nobody expects more than an epilogue.
-                if matches!(steps[s], Step::Bmm { .. }) && (group.end.is_some() || group.members.len() > 1) {
+                if is_batched(&steps[s]) && (group.end.is_some() || group.members.len() > 1) {
                     why_not.push(why);
                 }
                 s += 1;
@@ -482,8 +442,8 @@ pub(crate) fn connect(
             buffers[buffer.index()].place = place;
         }
         for step in &mut steps[bands.first..bands.first + bands.steps] {
-            if let Step::Gemm { epilogue, .. } = step {
-                *epilogue = None;
+            if let Step::Call(call) = step {
+                call.then = None;
             }
         }
     }

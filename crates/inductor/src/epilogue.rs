@@ -6,15 +6,16 @@
 //! which items belong to which rows. Whoever runs them one after the other gets the same result, and so it is done
 //! with products too small to be cut into bands.
 
-use kiln_ir::{DType, Op, TensorTy, Ty};
+use kiln_ir::{DType, Op};
 
 use crate::WhyNot;
 use crate::assemble::Loops;
-use crate::c;
-use crate::index::{Index, Term};
-use crate::loops::{ExprKind, Kernel, Mode};
-use crate::plan::{BufferId, BufferPlan, BufferRef, Epilogue, OnPlanes, Place, Step, ViewRef};
 use crate::temporaries::InPlace;
+use kiln_plan::index::{Index, Term};
+use kiln_plan::loops::{ExprKind, Kernel, Mode};
+use kiln_plan::{
+    BufferId, BufferPlan, BufferRef, Call, Epilogue, Launch, OnPlanes, Place, Step, Then, ViewRef, signature,
+};
 
 /// What keeps a kernel from being the epilogue of the product before it.
 fn refusal(reason: &'static str) -> WhyNot {
@@ -27,30 +28,33 @@ pub(crate) fn connect(steps: &mut [Step], loops: &[Option<Loops>]) -> Vec<WhyNot
     let mut why_not = Vec::new();
     for s in 1..steps.len() {
         let (before, after) = steps.split_at_mut(s);
-        let (Step::Kernel { bufs, items, checks, .. }, Some(loops)) = (&after[0], &loops[s]) else {
+        let (Step::Call(call), Step::Launch(Launch { bufs, checks, .. }), Some(loops)) =
+            (&mut before[s - 1], &after[0], &loops[s])
+        else {
             continue;
         };
-        let may_follow =
-            |operands: [BufferId; 2], result| may_follow(bufs, !checks.is_empty(), operands, result);
-        match &mut before[s - 1] {
-            Step::Gemm { m, n, lhs, rhs, dst, epilogue, .. } => {
-                let (result, size) = (dst.at.buffer, [*m as i64, *n as i64]);
-                let found = may_follow([lhs.at.buffer, rhs.at.buffer], result);
-                let found =
-                    found.map(|may| may.and_then(|()| by_rows(&loops.kernel, *items, bufs, result, size)));
-                *epilogue = found.and_then(|found| found.map_err(|why| why_not.push(why)).ok());
-            }
-            Step::Convolution { op, x, weight, dst, dtype, epilogue, .. } => {
-                let found = may_follow([x.at.buffer, weight.at.buffer], *dst);
-                let found = found.map(|may| {
-                    may.and_then(|()| on_planes(loops, bufs, *dst, planes(op, x, weight, *dtype)))
-                });
-                *epilogue = found.and_then(|found| found.map_err(|why| why_not.push(why)).ok());
-            }
-            _ => {}
-        }
+        let ([x, y], [out]) = (&call.args[..], &call.outs[..]) else { continue };
+        let found = || {
+            let result = out.at.buffer;
+            let may = may_follow(bufs, !checks.is_empty(), [x.at.buffer, y.at.buffer], result)?;
+            Some(may.and_then(|()| match call.op {
+                Op::Mm {} => by_rows(&loops.kernel, bufs, out).map(Then::Rows),
+                _ => on_planes(loops, bufs, out).map(Then::Planes),
+            }))
+        };
+        let is_followed = matches!(call.op, Op::Mm {}) || is_own_convolution(call);
+        let then = is_followed.then(found).flatten();
+        call.then = then.and_then(|then| then.map_err(|why| why_not.push(why)).ok());
     }
     why_not
+}
+
+/// Whether a convolution is computed where its operands are, in their type.
+fn is_own_convolution(call: &Call) -> bool {
+    let is_float = |view: &ViewRef| matches!(view.ty.dtype, DType::F32 | DType::F64);
+    matches!(call.op, Op::Convolution { .. })
+        && call.args.len() == 2
+        && call.args.iter().all(|arg| arg.is_dense() && is_float(arg))
 }
 
 /// Whether a kernel may run on parts of a result that is not there as a whole; `None` if it has nothing to do with it.
@@ -70,51 +74,29 @@ fn may_follow(
 }
 
 /// How a kernel goes on with the rows of a product.
-fn by_rows(
-    kernel: &Kernel,
-    items: i64,
-    slots: &[BufferRef],
-    product: BufferId,
-    [m, n]: [i64; 2],
-) -> Result<Epilogue, WhyNot> {
-    let Some((items, span)) = stride(kernel, items) else {
+fn by_rows(kernel: &Kernel, slots: &[BufferRef], product: &ViewRef) -> Result<Epilogue, WhyNot> {
+    let Some((items, span)) = signature::stride(kernel) else {
         return Err(refusal("its loops don't go along the product's rows"));
     };
-    if !reads_in_order(kernel, slots, product, span, m * n) {
+    if !reads_in_order(kernel, slots, product.at.buffer, span, product.ty.shape.numel() as i64) {
         return Err(refusal("it reads the product in another order"));
     }
-    rows(items, span, n)
-}
-
-/// The planes of a convolution's result, and the pixels of each.
-fn planes(op: &Op, x: &ViewRef, weight: &ViewRef, dtype: DType) -> [i64; 2] {
-    let ty = |view: &ViewRef| Ty::Tensor(TensorTy::new(dtype, view.shape.clone()));
-    let made = op.infer(&[ty(x), ty(weight)]).ok();
-    let shape =
-        made.and_then(|made| made.first()?.as_tensor().map(|ty| ty.shape.clone())).unwrap_or_default();
-    let count = |dims: &[usize]| dims.iter().product::<usize>() as i64;
-    let (planes, pixels) = shape.split_at(2.min(shape.rank()));
-    [count(planes), count(pixels)]
+    rows(items, span, product.ty.shape[1] as i64)
 }
 
 /// How a kernel goes on with pixels of some planes of a convolution's result.
-fn on_planes(
-    loops: &Loops,
-    slots: &[BufferRef],
-    result: BufferId,
-    [planes, pixels]: [i64; 2],
-) -> Result<OnPlanes, WhyNot> {
+fn on_planes(loops: &Loops, slots: &[BufferRef], out: &ViewRef) -> Result<OnPlanes, WhyNot> {
+    let (planes, pixels) = out.ty.shape.split_at(2.min(out.ty.shape.rank()));
+    let [planes, pixels] = [planes, pixels].map(|dims| dims.iter().product::<usize>() as i64);
     let kernel = &loops.kernel;
     let vector = kernel.vector_axis();
     let length = kernel.axes[vector].extent;
     let is_one_loop = kernel.outer() == 1;
-    let Some([length_at, width, blocks]) = loops.arguments.blocks(vector) else {
-        return Err(refusal("its loops don't go along planes"));
-    };
-    if kernel.mode != Mode::Map || length != if is_one_loop { planes * pixels } else { pixels } {
+    let is_cut = loops.signature.blocks(vector).is_some();
+    if !is_cut || kernel.mode != Mode::Map || length != if is_one_loop { planes * pixels } else { pixels } {
         return Err(refusal("its loops don't go along planes"));
     }
-    if !reads_in_order(kernel, slots, result, length, planes * pixels) {
+    if !reads_in_order(kernel, slots, out.at.buffer, length, planes * pixels) {
         return Err(refusal("it reads the planes in another order"));
     }
     // What lies a number of elements further with every pixel can begin at any of them.
@@ -137,7 +119,7 @@ fn on_planes(
         }
     }
     let steps = steps.into_iter().map(Option::unwrap_or_default).collect();
-    Ok(OnPlanes { pixels: pixels as usize, is_one_loop, steps, length: length_at, width, blocks })
+    Ok(OnPlanes { pixels: pixels as usize, is_one_loop, steps })
 }
 
 /// Which items belong to which rows of `n` elements, if `items` of them cover `span` elements.
@@ -147,31 +129,6 @@ pub(crate) fn rows(items: i64, span: i64, n: i64) -> Result<Epilogue, WhyNot> {
         (_, 0) => Ok(Epilogue { rows: 1, items: items * (n / span) }),
         _ => Err(refusal("its items end inside of rows")),
     }
-}
-
-/// So many items in a row, and the elements of a dense matrix they would cover together.
-pub(crate) fn stride(kernel: &Kernel, items: i64) -> Option<(i64, i64)> {
-    if kernel.chunk.is_some() || kernel.parts.is_some() {
-        return None;
-    }
-    match kernel.mode {
-        Mode::Map => {
-            let length = kernel.axes[kernel.vector_axis()].extent;
-            let blocks = (length + c::CHUNK - 1) / c::CHUNK;
-            match kernel.outer() {
-                // A single loop is cut into pieces of the same length.
-                1 if blocks > 1 => Some((1, c::CHUNK)),
-                _ => Some((blocks, length)),
-            }
-        }
-        Mode::Rows => {
-            let length = kernel.axes[kernel.vector_axis()].extent;
-            let inner = kernel.axes.iter().filter(|axis| axis.inner).count();
-            (inner == 1 && items > 0).then_some((1, length))
-        }
-        Mode::Columns | Mode::Table => None,
-    }
-    .filter(|(items, span)| *items > 0 && *span > 0)
 }
 
 /// Whether all loads and stores of the product's memory go through it from front to back with the loops, all of
@@ -226,13 +183,13 @@ pub(crate) fn keep_memory(
     let mut why_not = Vec::new();
     for s in 0..steps.len().saturating_sub(1) {
         let (before, after) = steps.split_at_mut(s + 1);
-        let product = &mut before[s];
-        let (operands, dst) = match product {
-            Step::Gemm { lhs, rhs, dst, .. } => ([lhs.at.buffer, rhs.at.buffer], dst.at.buffer),
-            Step::Convolution { x, weight, dst, .. } => ([x.at.buffer, weight.at.buffer], *dst),
-            _ => continue,
+        let (Step::Call(call), Step::Launch(Launch { bufs, .. })) = (&mut before[s], &after[0]) else {
+            continue;
         };
-        let (true, Step::Kernel { bufs, .. }) = (product.has_epilogue(), &after[0]) else { continue };
+        if call.then.is_none() {
+            continue;
+        }
+        let (mut operands, dst) = (call.args.iter().map(|arg| arg.at.buffer), call.outs[0].at.buffer);
         let life = |buffer: BufferId| lives[buffer.index()].unwrap_or_default();
         let dies = |buffer: BufferId| is_temporary(buffer) && life(buffer).1 == s;
         let takes_place =
@@ -248,12 +205,8 @@ pub(crate) fn keep_memory(
             dies(operand)
                 && fresh.iter().any(|&result| is_temporary(result) || bytes(operand) <= bytes(result))
         };
-        if !goes_there && operands.into_iter().any(is_in_the_way) {
-            match product {
-                Step::Gemm { epilogue, .. } => *epilogue = None,
-                Step::Convolution { epilogue, .. } => *epilogue = None,
-                _ => {}
-            }
+        if !goes_there && operands.any(is_in_the_way) {
+            call.then = None;
             why_not.push(refusal("the product's operands would be in memory together with its results"));
         }
     }

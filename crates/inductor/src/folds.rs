@@ -14,9 +14,9 @@ use kiln_ir::Value;
 use rustc_hash::FxHashSet;
 
 use crate::fuse::{Fusion, Group};
-use crate::loops::{ExprKind, Kernel};
 use crate::lower::{LoweredRoot, Space};
 use crate::schedule::goes_along_rows;
+use kiln_plan::loops::{ExprKind, Kernel};
 
 /// Operands of fewer bytes are still in the cache when they are read again, which costs less than sums for every
 /// part.

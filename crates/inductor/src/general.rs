@@ -10,17 +10,16 @@ use std::sync::Arc;
 
 use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 
-use crate::assemble::{Assembled, Loops, name_of};
+use crate::assemble::{Assembled, Loops};
 use crate::bands;
-use crate::c;
+use crate::c::{self, KernelSource};
 use crate::epilogue;
 use crate::options::Options;
-use crate::plan::{
-    BatchRef, BufferPlan, BufferRef, BufferTy, CheckText, MatrixRef, Place, Plan, ScalarRef, Step, ViewRef,
-};
-use crate::report::Report;
 use crate::temporaries::{InPlace, place_temporaries};
 use crate::{LowerError, assembled};
+use kiln_plan::{
+    BufferPlan, BufferRef, BufferTy, Call, Launch, OneByOne, Place, Plan, Report, ScalarRef, Step, ViewRef,
+};
 
 /// What becomes of the numbers of a plan: each is passed, in a fixed order, and replaced by what is returned.
 pub trait Numbers {
@@ -37,8 +36,8 @@ pub struct General {
     /// By step, the loops of its kernel.
     loops: Vec<Option<Loops>>,
     in_place: Arc<[InPlace]>,
-    /// By kernel, its name.
-    names: Arc<[String]>,
+    /// By kernel, its text.
+    code: Arc<[KernelSource]>,
     options: Options,
 }
 
@@ -48,7 +47,7 @@ pub struct Form {
     plan: Plan,
     loops: Vec<Option<Loops>>,
     in_place: Arc<[InPlace]>,
-    names: Arc<[String]>,
+    code: Arc<[KernelSource]>,
 }
 
 /// Takes all numbers away, so that what is left can be compared.
@@ -67,9 +66,13 @@ impl General {
     /// Lowers a graph of prims for any sizes: no size is part of a kernel's text.
     pub fn lower(graph: &Graph, options: &Options) -> Result<General, LowerError> {
         let options = Options { general: true, ..options.clone() };
-        let Assembled { plan, loops, in_place, refused_scatters: _ } = assembled(graph, &options, &[])?;
-        let names = plan.kernels.iter().map(|kernel| kernel.name.clone()).collect();
-        Ok(General { plan, loops, in_place: in_place.into(), names, options })
+        let Assembled { plan, code, loops, in_place, refused_scatters: _ } = assembled(graph, &options, &[])?;
+        Ok(General { plan, loops, in_place: in_place.into(), code: code.into(), options })
+    }
+
+    /// The text of its kernels.
+    pub fn code(&self) -> &[KernelSource] {
+        &self.code
     }
 
     /// The plan for the sizes it has now.
@@ -82,16 +85,15 @@ impl General {
         self.loops.iter().flatten().filter_map(|loops| loops.kernel.chunk)
     }
 
-    /// Drops the text of kernels and the report, which no other sizes need.
-    pub fn without_text(mut self) -> General {
-        self.plan.kernels.clear();
+    /// Drops the report, which no other sizes need.
+    pub fn without_report(mut self) -> General {
         self.plan.report = Report::default();
         self
     }
 
     /// What is left when numbers are not looked at. Plans of equal forms differ in their numbers alone.
     pub fn form(&self) -> Form {
-        let General { mut plan, mut loops, in_place, names, .. } = self.clone().without_text();
+        let General { mut plan, mut loops, in_place, code, .. } = self.clone().without_report();
         each_number(&mut plan, &mut loops, &mut Wipe);
         plan.arena_bytes = 0;
         plan.bands.clear();
@@ -101,19 +103,16 @@ impl General {
             }
             Arc::make_mut(&mut buffer.ty).bytes = 0;
         }
+        // What a kernel's first use has is as good as any.
+        plan.kernels.clear();
         for (step, loops) in plan.steps.iter_mut().zip(&loops) {
             match step {
-                Step::Kernel { ints, items, grain, scratch_bytes, .. } if loops.is_some() => {
-                    ints.clear();
-                    (*items, *grain, *scratch_bytes) = (0, 0, 0);
-                }
-                Step::Fallback { free, .. } => *free = 0..0,
-                Step::Gemm { epilogue, .. } => *epilogue = None,
-                Step::Convolution { free, epilogue, .. } => (*free, *epilogue) = (0..0, None),
-                _ => {}
+                Step::Launch(launch) if loops.is_some() => launch.numbers.clear(),
+                Step::Call(call) => (call.free, call.then) = (0..0, None),
+                Step::Launch(_) | Step::OneByOne(_) => {}
             }
         }
-        Form { plan, loops, in_place, names }
+        Form { plan, loops, in_place, code }
     }
 
     /// Exchanges the numbers.
@@ -123,19 +122,11 @@ impl General {
 
     /// Works out what follows from the numbers.
     pub fn settle(&mut self) {
-        let General { plan, loops, in_place, names, options } = self;
+        let General { plan, loops, in_place, code, options } = self;
         for (step, loops) in plan.steps.iter_mut().zip(&*loops) {
-            let (Step::Kernel { kernel, ints, items, grain, scratch_bytes, .. }, Some(loops)) = (step, loops)
-            else {
-                continue;
-            };
-            let launch = loops.arguments.of(&loops.kernel, options.threads);
-            if cfg!(debug_assertions) {
-                let emitted = c::emit(&loops.kernel, options);
-                assert_eq!((&name_of(&emitted.code), &emitted.launch), (&names[*kernel], &launch));
-            }
-            (*ints, *items, *grain, *scratch_bytes) =
-                (launch.ints, launch.items, launch.grain, launch.scratch_bytes);
+            let (Step::Launch(launch), Some(loops)) = (step, loops) else { continue };
+            debug_assert_eq!(c::emit(&loops.kernel, options), code[launch.kernel]);
+            launch.numbers = loops.kernel.numbers();
         }
         epilogue::connect(&mut plan.steps, loops);
         (plan.bands, _) = bands::connect(&mut plan.steps, loops, &mut plan.buffers, in_place);
@@ -152,47 +143,25 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
     }
     for (step, loops) in plan.steps.iter_mut().zip(loops) {
         match step {
-            Step::Kernel { kernel: _, bufs, ints, scalars, items, grain, scratch_bytes: _, checks } => {
+            Step::Launch(Launch { kernel: _, numbers: own, bufs, rows, scalars, checks, coarser: _ }) => {
                 bufs.iter_mut().for_each(|at| change_place(at, numbers));
                 scalars.iter_mut().for_each(|scalar| change_scalar(scalar, numbers));
-                for CheckText { op: _, size, loc: _ } in checks {
-                    *size = numbers.int(*size);
-                }
+                checks.iter_mut().for_each(|check| check.size = numbers.int(check.size));
                 match loops {
                     Some(loops) => loops.kernel.change_numbers(&mut |number| numbers.int(number)),
-                    None => {
-                        ints.iter_mut().chain([items, grain]).for_each(|n| *n = numbers.int(*n));
-                    }
+                    None => own.iter_mut().chain(rows).for_each(|n| *n = numbers.int(*n)),
                 }
             }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate: _, dtype: _, constant: _, epilogue: _ } => {
-                [m, n, k].into_iter().for_each(|size| change_size(size, numbers));
-                [lhs, rhs, dst].into_iter().for_each(|matrix| change_matrix(matrix, numbers));
-            }
-            Step::Bmm { batch, m, n, k, lhs, rhs, dst: _, dtype: _ } => {
-                [batch, m, n, k].into_iter().for_each(|size| change_size(size, numbers));
-                for BatchRef { matrix, sizes, strides } in [lhs, rhs] {
-                    change_matrix(matrix, numbers);
-                    change_shape(sizes, strides, numbers);
-                }
-            }
-            Step::Convolution { op, x, weight, dst: _, dtype: _, constant: _, free: _, epilogue: _ } => {
+            Step::Call(Call { op, args, scalars, outs, free: _, constant: _, then: _, loc: _ }) => {
                 change_op(op, numbers);
-                [x, weight].into_iter().for_each(|operand| change_view(operand, numbers));
-            }
-            Step::Random { distribution: _, buffer: _, seed, offset } => {
-                [seed, offset].into_iter().for_each(|scalar| change_scalar(scalar, numbers));
-            }
-            Step::Copy { src: _, dst: _ } => {}
-            Step::Fallback { op, args, outs: _, free: _, loc: _ } => {
-                change_op(op, numbers);
-                args.iter_mut().for_each(|arg| change_view(arg, numbers));
+                args.iter_mut().chain(outs).for_each(|view| change_view(view, numbers));
+                scalars.iter_mut().for_each(|scalar| change_scalar(scalar, numbers));
             }
             // There are none: nothing was refused.
-            Step::Eager { graph: _, args, scalars, outs } => {
-                args.iter_mut().for_each(|arg| change_view(arg, numbers));
+            Step::OneByOne(OneByOne { graph: _, args, scalars, outs }) => {
+                let outs = outs.iter_mut().map(|(_, out)| out);
+                args.iter_mut().chain(outs).for_each(|view| change_view(view, numbers));
                 scalars.iter_mut().for_each(|scalar| change_scalar(scalar, numbers));
-                outs.iter_mut().for_each(|(_, out)| change_view(out, numbers));
             }
         }
     }
@@ -221,14 +190,9 @@ fn change_place(at: &mut BufferRef, numbers: &mut dyn Numbers) {
     at.offset = numbers.int(at.offset);
 }
 
-fn change_matrix(MatrixRef { at, row, column }: &mut MatrixRef, numbers: &mut dyn Numbers) {
-    change_place(at, numbers);
-    [row, column].into_iter().for_each(|n| *n = numbers.int(*n));
-}
-
 fn change_view(view: &mut ViewRef, numbers: &mut dyn Numbers) {
     change_place(&mut view.at, numbers);
-    change_shape(&mut view.shape, &mut view.strides, numbers);
+    change_shape(&mut view.ty.shape, &mut view.strides, numbers);
 }
 
 fn change_scalar(scalar: &mut ScalarRef, numbers: &mut dyn Numbers) {

@@ -1,14 +1,14 @@
 //! Prims to fused loops to C.
 //!
-//! [`lower`] turns a graph of prims into a [`Plan`]: kernels as C text, library calls, and where everything
-//! lies in memory. In order:
+//! [`lower`] turns a graph of prims into a [`Plan`]: kernels as loops, library calls, and where everything
+//! lies in memory; and writes the kernels as C. In order:
 //!
 //! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
 //!    `windows`: what is put into windows is set apart, or goes straight into an input; `products`: small matrix
 //!    products as sums; `extremes`: argmax as two reductions; `pooling/adaptive`: adaptive averages as plain ones;
 //!    `scatters`: what goes where an index says; all by `rewrite`);
 //! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
-//!    expressions, `views`, `positions`, `pooling`, `scans`, [`index`]; `table`: lists; `reach`: what waits for what);
+//!    expressions, `views`, `positions`, `pooling`, `scans`; `table`: lists; `reach`: what waits for what);
 //! 3. `order`: write-backs, and the order of steps (`sequence`);
 //! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `epilogue` and `bands` (what
 //!    runs together), `temporaries` (`memory`), `scalars`; `eager`: ops of
@@ -26,17 +26,14 @@
 //!   %2 = sum(%1) {dims: [1], keepdim: false} : f32[4]
 //!   return %2
 //! }".parse()?;
-//! let plan = lower(&graph, &Options::dense(&graph, CIsa::Avx2, 2)).expect("prims");
-//! assert_eq!(plan.steps.len(), 1);
+//! let lowered = lower(&graph, &Options::dense(&graph, CIsa::Avx2)).expect("prims");
+//! assert_eq!(lowered.plan.steps.len(), 1);
 //! # Ok::<(), kiln_ir::Error>(())
 //! ```
 
 mod assemble;
 mod bands;
 mod c;
-mod check;
-mod check_kernels;
-pub mod codec;
 mod eager;
 mod elements;
 mod epilogue;
@@ -44,20 +41,15 @@ mod extremes;
 mod folds;
 mod fuse;
 mod general;
-pub mod index;
 mod lists;
-pub mod loops;
 mod lower;
 mod memory;
 mod options;
 mod order;
-pub mod parse;
-mod plan;
 mod pooling;
 mod positions;
 mod products;
 mod reach;
-mod report;
 mod rewrite;
 mod scalars;
 mod scans;
@@ -72,19 +64,15 @@ mod why_not;
 mod windows;
 
 use kiln_ir::{Graph, Ty};
+use kiln_plan::{Plan, Surroundings};
 use rustc_hash::FxHashMap;
 
 use fuse::Fusion;
 
-pub use check::{Given, Surroundings};
+pub use c::{KernelSource, emit};
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
-pub use plan::{
-    Bands, BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue,
-    KernelSource, MatrixRef, OnPlanes, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
-};
-pub use report::{Report, StepReport};
-pub use why_not::{Refusal, WhyNot};
+pub use why_not::WhyNot;
 
 /// Why a graph can't be lowered.
 #[derive(Debug, thiserror::Error)]
@@ -119,20 +107,39 @@ pub enum LowerError {
     },
 }
 
+/// A graph as a plan, and the text of the plan's kernels.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Lowered {
+    /// The plan.
+    pub plan: Plan,
+    /// By kernel of the plan, its text.
+    pub code: Vec<KernelSource>,
+}
+
+impl Lowered {
+    /// A plan that was made before with such options: its kernels' text is written again.
+    pub fn again(plan: Plan, options: &Options) -> Lowered {
+        let code = plan.kernels.iter().map(|kernel| emit(kernel, options)).collect();
+        Lowered { plan, code }
+    }
+}
+
 /// Lowers a graph of prims.
-pub fn lower(graph: &Graph, options: &Options) -> Result<Plan, LowerError> {
+pub fn lower(graph: &Graph, options: &Options) -> Result<Lowered, LowerError> {
     lower_without(graph, options, &[])
 }
 
 /// Lowers a graph of prims; instead of the kernels with these names there are steps that run their ops one by
-/// one ([`Step::Eager`]).
-pub fn lower_without(graph: &Graph, options: &Options, refused: &[String]) -> Result<Plan, LowerError> {
-    let plan = assembled(graph, options, refused)?.plan;
+/// one ([`kiln_plan::OneByOne`]).
+pub fn lower_without(graph: &Graph, options: &Options, refused: &[String]) -> Result<Lowered, LowerError> {
+    let assemble::Assembled { plan, code, .. } = assembled(graph, options, refused)?;
     if cfg!(debug_assertions) && refused.is_empty() {
-        let checked = plan.check(&Surroundings::of(graph, options));
+        let strides = options.input_layouts.iter().map(|layout| &layout.strides);
+        let checked = plan.check(&Surroundings::of(graph, strides));
+        let checked = checked.and_then(|()| plan.check_signatures(code.iter().map(|code| &*code.signature)));
         assert!(checked.is_ok(), "{checked:?}\n{graph}\n{plan:#?}");
     }
-    Ok(plan)
+    Ok(Lowered { plan, code })
 }
 
 fn assembled(

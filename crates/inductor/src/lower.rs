@@ -17,13 +17,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use crate::folds;
-use crate::index::{ExprId, Index, Split};
-use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan};
-use crate::plan::CheckText;
 use crate::pooling;
 use crate::scans::Running;
 use crate::scatters::Scatters;
 use crate::{Layout, WhyNot};
+use kiln_plan::CheckText;
+use kiln_plan::index::{ExprId, Index, Split};
+use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan};
 
 /// Kernels of more operations than this are not made.
 pub(crate) const MOST_EXPRS: usize = 600;

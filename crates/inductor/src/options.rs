@@ -51,8 +51,6 @@ pub struct Options {
     pub input_layouts: Arc<[Layout]>,
     /// The instruction set to write for.
     pub isa: CIsa,
-    /// Threads that will run the plan. Results never depend on it.
-    pub threads: usize,
     /// Sizes of kernels.
     pub tuning: Tuning,
     /// Whether inputs that the graph does not change are likely to be the same in the next call: it is not one step
@@ -64,9 +62,9 @@ pub struct Options {
 
 impl Options {
     /// Options for a graph whose inputs are all dense.
-    pub fn dense(graph: &Graph, isa: CIsa, threads: usize) -> Options {
+    pub fn dense(graph: &Graph, isa: CIsa) -> Options {
         let strides = |&v| graph.ty(v).as_tensor().map(|t| t.shape.contiguous_strides()).unwrap_or_default();
         let input_layouts = graph.inputs.iter().map(|v| Layout { strides: strides(v) }).collect();
-        Options { input_layouts, isa, threads, tuning: Tuning::DEFAULT, constants: false, general: false }
+        Options { input_layouts, isa, tuning: Tuning::DEFAULT, constants: false, general: false }
     }
 }

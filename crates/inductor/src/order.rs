@@ -8,10 +8,10 @@ use smallvec::SmallVec;
 use crate::WhyNot;
 use crate::elements::Elements;
 use crate::fuse::{Fusion, Group, Target, Unit};
-use crate::index::{ExprId, Index};
-use crate::loops::{ExprKind, Kernel};
 use crate::lower::{Lowered, LoweredRoot, is_library};
 use crate::sequence::{Needs, sequence};
+use kiln_plan::index::{ExprId, Index};
+use kiln_plan::loops::{ExprKind, Kernel};
 
 /// By input, the row of a table in which it is read.
 struct RowsRead(Vec<u32>);

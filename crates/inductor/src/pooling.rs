@@ -21,9 +21,9 @@ use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};
 use smallvec::smallvec;
 
 use crate::fuse::behind_reshapes;
-use crate::index::{ExprId, Index};
-use crate::loops::{ExprKind, Operation};
 use crate::lower::{Lowering, Stop, operation};
+use kiln_plan::index::{ExprId, Index};
+use kiln_plan::loops::{ExprKind, Operation};
 
 /// Windows of more taps are not written out: compilers take their time, and averages have no use for it.
 const MOST_TAPS: usize = 49;

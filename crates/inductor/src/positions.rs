@@ -3,9 +3,9 @@
 use kiln_ir::{DType, Op, Scalar, Value};
 use smallvec::SmallVec;
 
-use crate::index::{ExprId, Index};
-use crate::loops::{ExprKind, Operation};
 use crate::lower::Lowering;
+use kiln_plan::index::{ExprId, Index};
+use kiln_plan::loops::{ExprKind, Operation};
 
 /// Whole numbers up to this are exact in single precision.
 const EXACT: i64 = 1 << 24;

@@ -1,9 +1,9 @@
 //! Ops on numbers: run on the host before the steps, in f64, i64 or bool ([`Op::fold`]).
 
-use kiln_ir::{Def, Graph, Op, Scalar, ScalarKind, Ty, Value};
+use kiln_ir::{Def, Graph, Op, ScalarKind, Ty, Value};
 use rustc_hash::FxHashMap;
 
-use crate::plan::{Plan, ScalarOp, ScalarRef};
+use kiln_plan::{ScalarOp, ScalarRef};
 
 /// Collects the numbers that steps need.
 pub(crate) struct Scalars<'g> {
@@ -73,30 +73,5 @@ fn operand_kinds(graph: &Graph, op: &Op, args: &[Value], result: ScalarKind) -> 
         Op::Where {} => vec![ScalarKind::Bool, result, result],
         Op::To { .. } => own,
         _ => vec![result; args.len()],
-    }
-}
-
-impl Plan {
-    /// Runs the ops on numbers. `inputs` gives the number that is the graph input of a number; `results` must
-    /// have the length of [`Plan::scalars`].
-    pub fn eval_scalars(&self, inputs: &dyn Fn(usize) -> Scalar, results: &mut [Scalar]) {
-        for (i, step) in self.scalars.iter().enumerate() {
-            let mut args = [Scalar::Int(0); 4];
-            for (slot, arg) in args.iter_mut().zip(&step.args) {
-                *slot = Plan::scalar(*arg, inputs, &results[..i]);
-            }
-            let folded = step.op.fold(&args[..step.args.len().min(4)]);
-            // Only ops that are defined for numbers become scalar steps.
-            results[i] = folded.unwrap_or(args[0]).to_kind(step.kind);
-        }
-    }
-
-    /// The number that a step needs.
-    pub fn scalar(scalar: ScalarRef, inputs: &dyn Fn(usize) -> Scalar, results: &[Scalar]) -> Scalar {
-        match scalar {
-            ScalarRef::Input(number) => inputs(number),
-            ScalarRef::Constant(value) => value,
-            ScalarRef::Computed(at) => results[at],
-        }
     }
 }

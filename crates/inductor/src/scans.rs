@@ -16,9 +16,9 @@ use kiln_ir::{Class, DType, Op, Value};
 use smallvec::smallvec;
 
 use crate::WhyNot;
-use crate::index::{ExprId, Index};
-use crate::loops::{ExprKind, Operation, Scan};
 use crate::lower::{Lowering, Part, Refusal, Space, Stop, is_inlined};
+use kiln_plan::index::{ExprId, Index};
+use kiln_plan::loops::{ExprKind, Operation, Scan};
 
 /// A scan along a dim.
 #[derive(Copy, Clone)]

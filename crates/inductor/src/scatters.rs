@@ -30,12 +30,12 @@ use kiln_ir::{Class, DType, Def, Graph, Node, Op, Scalar, ScalarKind, Shape, Ten
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::fuse::live_nodes;
-use crate::index::Index;
-use crate::loops::ExprKind;
 use crate::lower::{Lowering, Space, Stop, apart, is_library};
 use crate::rewrite::replace;
 use crate::windows::into_inputs;
 use crate::{Layout, WhyNot};
+use kiln_plan::index::Index;
+use kiln_plan::loops::ExprKind;
 
 /// Of so many elements a thread is worth its start.
 const LARGE: usize = 32768;

@@ -4,8 +4,8 @@
 use kiln_ir::DType;
 
 use crate::folds;
-use crate::index::{AxisId, ExprId, Index};
-use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
+use kiln_plan::index::{AxisId, ExprId, Index};
+use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
 
 /// Elements of a chunk of a tall reduction. Fixed, so that results don't depend on the number of threads.
 const CHUNK: i64 = 65536;

@@ -4,6 +4,7 @@
 //! [`MANY`]; values are looked at in the order of the graph, so that what lies before is decided. A layer is
 //! therefore treated like its neighbours, however many there are, and layers share their kernels.
 
+use kiln_ir::math::Function;
 use kiln_ir::{Class, Def, Op, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -174,12 +175,7 @@ impl Fusion<'_> {
         }
         let n = &self.graph.nodes[node as usize];
         let elements = self.graph.ty(value).as_tensor().map_or(0, |t| t.shape.numel() as i64);
-        let own = match &n.op {
-            Op::Exp {} | Op::Log {} | Op::Tanh {} | Op::Erf {} | Op::Sigmoid {} => 3 * elements,
-            Op::Div {} | Op::Sqrt {} => elements,
-            Op::Pow {} => 60 * elements,
-            _ => 0,
-        };
+        let own = n.op.row().function.map_or(0, Function::cost) * elements;
         own + n.args.iter().map(|&a| self.cost(a, seen)).sum::<i64>()
     }
 }

@@ -6,9 +6,9 @@ use kiln_ir::{DType, Def, Graph, ListTy, Op, ScalarKind, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::fuse::Fusion;
-use crate::index::{ExprId, Index};
-use crate::loops::{Axis, ExprKind, Kernel, Mode, Store};
 use crate::lower::{Builder, operand_dtype};
+use kiln_plan::index::{ExprId, Index};
+use kiln_plan::loops::{Axis, ExprKind, Kernel, Mode, Store};
 
 /// List values over equal shapes that are computed together.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use crate::WhyNot;
 use crate::epilogue;
 use crate::memory::{Lifetime, Room, Spot, place, widest_gap};
-use crate::plan::{Bands, BufferId, BufferPlan, Place, Step};
+use kiln_plan::{Bands, BufferId, BufferPlan, Place, Step};
 
 /// A step whose result may lie where this operand does, if that is not needed any more.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -15,34 +15,11 @@ pub(crate) struct InPlace {
     pub to: BufferId,
 }
 
-/// Calls for every buffer that a step touches, once or several times.
-pub(crate) fn touched(step: &Step, touch: &mut dyn FnMut(BufferId)) {
-    match step {
-        Step::Kernel { bufs, .. } => bufs.iter().for_each(|b| touch(b.buffer)),
-        Step::Gemm { lhs, rhs, dst, .. } => [lhs, rhs, dst].into_iter().for_each(|m| touch(m.at.buffer)),
-        Step::Bmm { lhs, rhs, dst, .. } => {
-            [lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst].into_iter().for_each(touch)
-        }
-        Step::Convolution { x, weight, dst, .. } => {
-            [x.at.buffer, weight.at.buffer, *dst].into_iter().for_each(touch)
-        }
-        Step::Random { buffer, .. } => touch(*buffer),
-        Step::Copy { src, dst } => [src, dst].into_iter().for_each(|b| touch(*b)),
-        Step::Fallback { args, outs, .. } => {
-            args.iter().for_each(|a| touch(a.at.buffer));
-            outs.iter().for_each(|b| touch(*b));
-        }
-        Step::Eager { args, outs, .. } => {
-            args.iter().chain(outs.iter().map(|(_, out)| out)).for_each(|v| touch(v.at.buffer));
-        }
-    }
-}
-
 /// By buffer, the steps that use it first and last.
 fn lives(buffers: usize, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; buffers];
     for (s, step) in steps.iter().enumerate() {
-        touched(step, &mut |id| lives[id.index()].get_or_insert((s, s)).1 = s);
+        step.touched(&mut |id| lives[id.index()].get_or_insert((s, s)).1 = s);
     }
     lives
 }
@@ -65,10 +42,10 @@ pub(crate) fn place_temporaries(
     let taken_back = epilogue::keep_memory(steps, &lives, in_place, buffers);
     // An epilogue's buffers are in use while the product runs.
     for (s, pair) in steps.windows(2).enumerate() {
-        if let [product, Step::Kernel { bufs, .. }] = pair
+        if let [product, Step::Launch(launch)] = pair
             && product.has_epilogue()
         {
-            for slot in bufs {
+            for slot in &launch.bufs {
                 if let Some(life) = &mut lives[slot.buffer.index()] {
                     life.0 = life.0.min(s);
                 }
@@ -79,7 +56,7 @@ pub(crate) fn place_temporaries(
     for Bands { first, steps: count, .. } in bands {
         let last = first + count - 1;
         for step in &steps[*first..=last] {
-            touched(step, &mut |buffer| {
+            step.touched(&mut |buffer| {
                 if let Some(life) = &mut lives[buffer.index()] {
                     *life = (life.0.min(*first), life.1.max(last));
                 }
@@ -134,13 +111,15 @@ pub(crate) fn place_temporaries(
     }
     // Library steps may use what is free of the arena while they run.
     for (s, step) in steps.iter_mut().enumerate() {
-        if let Step::Fallback { free, .. } | Step::Convolution { free, .. } = step {
+        if let Step::Call(call) = step
+            && call.product().is_none()
+        {
             let taken = buffers.iter().zip(&lives).filter_map(|(buffer, life)| {
                 let (first, last) = (*life)?;
                 let Place::Arena { offset } = buffer.place else { return None };
                 (first <= s && s <= last).then_some((offset, offset + buffer.ty.bytes))
             });
-            *free = widest_gap(taken.collect(), arena_bytes);
+            call.free = widest_gap(taken.collect(), arena_bytes);
         }
     }
     (arena_bytes, taken_back)

@@ -1,27 +1,7 @@
 //! Why two things were not fused. Each refusal is one of these, and explain shows it.
 
-use std::fmt;
-
 use kiln_ir::{Graph, Ty, Value};
-
-/// A refused fusion, as it is told.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Refusal {
-    /// What refusals of this kind have in common: `kernels iterate different spaces`.
-    pub reason: String,
-    /// This one, by the names of the graph: `%26 and %35 iterate different spaces`.
-    pub text: String,
-    /// What it is about, with the user's lines: `sum at model.rs:12`.
-    pub ops: Vec<String>,
-    /// Bytes of the values it is about.
-    pub bytes: usize,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
+use kiln_plan::Refusal;
 
 /// The reason a fusion was refused.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, thiserror::Error)]

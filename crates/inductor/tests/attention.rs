@@ -4,16 +4,21 @@
 
 mod support;
 
-use kiln_inductor::{BatchRef, Place, Plan, Step};
+use kiln_ir::Op;
+use kiln_plan::{Call, Place, Plan, Step, ViewRef};
 use support::{check_strided, check_text};
 
 /// The operands of a plan's batched products.
-fn operands(plan: &Plan) -> Vec<BatchRef> {
+fn operands(plan: &Plan) -> Vec<ViewRef> {
     let of = |step: &'_ Step| match step {
-        Step::Bmm { lhs, rhs, .. } => vec![lhs.clone(), rhs.clone()],
+        Step::Call(call) if is_batched(step) => call.args.clone(),
         _ => vec![],
     };
     plan.steps.iter().flat_map(of).collect()
+}
+
+fn is_batched(step: &Step) -> bool {
+    matches!(step, Step::Call(Call { op: Op::Bmm {}, .. }))
 }
 
 #[test]
@@ -26,7 +31,7 @@ fn batched_products_are_steps() {
   return %2
 }}"
             ));
-            assert!(matches!(plan.steps[..], [Step::Bmm { .. }]), "{:?}", plan.steps);
+            assert!(plan.steps.len() == 1 && is_batched(&plan.steps[0]), "{:?}", plan.steps);
         }
     }
     // Nothing to compute.
@@ -62,12 +67,15 @@ fn heads_are_read_where_they_lie() {
   return %16
 }",
     );
-    assert!(matches!(plan.steps[..], [Step::Gemm { .. }, Step::Bmm { .. }]), "{:?}", plan.steps);
+    assert!(
+        plan.steps.len() == 2 && !is_batched(&plan.steps[0]) && is_batched(&plan.steps[1]),
+        "{:?}",
+        plan.steps
+    );
     let [queries, keys] = &operands(&plan)[..] else { panic!("{:?}", plan.steps) };
-    assert_eq!((&queries.sizes[..], &queries.strides[..]), (&[2, 4][..], &[264, 4][..]));
-    assert_eq!((queries.matrix.row, queries.matrix.column), (24, 1));
-    assert_eq!((&keys.sizes[..], &keys.strides[..]), (&[2, 2, 2][..], &[264, 4, 0][..]));
-    assert_eq!((keys.matrix.row, keys.matrix.column, keys.matrix.at.offset), (1, 24, 16));
+    assert_eq!((&queries.ty.shape[..2], &queries.strides[..]), (&[2, 4][..], &[264, 4, 24, 1][..]));
+    assert_eq!((&keys.ty.shape[..3], &keys.strides[..]), (&[2, 2, 2][..], &[264, 4, 0, 1, 24][..]));
+    assert_eq!(keys.at.offset, 16);
     // Neither rows nor columns of neighbours: a copy is better.
     let text = "graph(%0: f32[2, 3, 6, 5], %1: f32[6, 5, 4]) {
   %2 = reshape(%0) {shape: [6, 6, 5]} : f32[6, 6, 5]
@@ -76,7 +84,7 @@ fn heads_are_read_where_they_lie() {
   %5 = bmm(%2, %1) : f32[6, 6, 4]
   return %4, %5
 }";
-    let steps = |plan: Plan| plan.steps.iter().map(|s| matches!(s, Step::Bmm { .. })).collect::<Vec<_>>();
+    let steps = |plan: Plan| plan.steps.iter().map(is_batched).collect::<Vec<_>>();
     assert_eq!(steps(check_text(text)), [true, true]);
     // Permuted batches are two dims; elements that lie far apart are brought together.
     assert_eq!(steps(check_strided(text, &[(0, &[30, 60, 5, 1])])), [true, true]);
@@ -166,7 +174,7 @@ fn attention(
 fn between(plan: &Plan, elements: usize) -> (usize, usize) {
     let is_band = |place| matches!(place, Place::Band { .. });
     let banded = plan.buffers.iter().filter(|b| is_band(b.place)).map(|b| b.ty.bytes).sum();
-    let whole = |b: &&kiln_inductor::BufferPlan| {
+    let whole = |b: &&kiln_plan::BufferPlan| {
         matches!(b.place, Place::Arena { .. } | Place::BeforeOutput { .. }) && b.ty.shape.numel() == elements
     };
     (banded, plan.buffers.iter().filter(whole).count())
@@ -208,8 +216,8 @@ fn scores_are_never_there_as_a_whole() {
     let sizes = Sizes { b: 8, t: 2048, s: 2048, d: 64, v: 64 };
     for mask in [Mask::None, Mask::Causal, Mask::Given] {
         let graph: kiln_ir::Graph = attention("f32", sizes, mask, "", "%90").parse().unwrap();
-        let options = kiln_inductor::Options::dense(&graph, kiln_ir::math::c::CIsa::Avx512, 2);
-        let plan = kiln_inductor::lower(&graph, &options).unwrap();
+        let options = kiln_inductor::Options::dense(&graph, kiln_ir::math::c::CIsa::Avx512);
+        let plan = kiln_inductor::lower(&graph, &options).unwrap().plan;
         assert!(plan.arena_bytes < sizes.t * sizes.s, "{mask:?}: {} bytes", plan.arena_bytes);
         assert!(plan.bands[0].bytes <= 512 << 10, "{} bytes", plan.bands[0].bytes);
     }
@@ -320,6 +328,6 @@ fn products_of_products_run_in_bands() {
   return %5
 }";
     let graph: kiln_ir::Graph = wide.replace("8]", "400]").replace("[8,", "[400,").parse().unwrap();
-    let options = kiln_inductor::Options::dense(&graph, kiln_ir::math::c::CIsa::Avx512, 2);
-    assert!(kiln_inductor::lower(&graph, &options).unwrap().bands.is_empty());
+    let options = kiln_inductor::Options::dense(&graph, kiln_ir::math::c::CIsa::Avx512);
+    assert!(kiln_inductor::lower(&graph, &options).unwrap().plan.bands.is_empty());
 }

@@ -4,10 +4,11 @@
 
 mod support;
 
-use kiln_inductor::{BufferId, BufferRef, Epilogue, Options, Place, Step, lower};
+use kiln_inductor::{Options, lower};
 use kiln_ir::math::c::CIsa;
-use kiln_ir::{DType, Graph, Scalar, Shape};
-use support::naive::{Tensor, Val};
+use kiln_ir::{DType, Graph, Op, Scalar};
+use kiln_plan::{BufferId, BufferRef, Call, Epilogue, Launch, Place, Step, Then};
+use kiln_testkit::{Argument, Array, Data};
 use support::{Random, Run, best_isa, check_run, check_strided, check_text, compile};
 
 #[test]
@@ -114,7 +115,7 @@ fn singles_among_doubles() {
         );
         let graph: Graph = text.parse().unwrap();
         for isa in [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain] {
-            check_run(&graph, &Options::dense(&graph, isa, 2), &Random(4).inputs(&graph));
+            check_run(&graph, &Options::dense(&graph, isa), &Random(4).inputs(&graph));
         }
     }
 }
@@ -145,13 +146,11 @@ fn golden_graphs() {
         let mut inputs = Random(5).inputs(&graph);
         for input in &mut inputs {
             // Integers are class numbers there.
-            if let support::naive::Val::Tensor(t) = input {
-                for x in t.data.iter_mut().filter(|_| t.dtype == kiln_ir::DType::I64) {
-                    *x = kiln_ir::Scalar::Int(x.as_i64().abs());
-                }
+            if let Argument::Tensor(Array { dtype: DType::I64, data: Data::Int(data), .. }) = input {
+                data.iter_mut().for_each(|x| *x = x.abs());
             }
         }
-        check_run(&graph, &Options::dense(&graph, isa, 2), &inputs);
+        check_run(&graph, &Options::dense(&graph, isa), &inputs);
     }
 }
 
@@ -205,7 +204,7 @@ fn an_index_out_of_range_is_an_error_and_touches_nothing() {
         .as_str(),
     );
     assert!(
-        matches!(&plan.steps[0], Step::Kernel { checks, .. } if checks[0].op == "gather" && checks[0].size == 5)
+        matches!(&plan.steps[0], Step::Launch(Launch { checks, .. }) if checks[0].op == "gather" && checks[0].size == 5)
     );
     check_text(
         "graph(%0: f32[0, 3], %1: i64[2, 3]) {
@@ -257,7 +256,7 @@ fn write_backs_in_place_and_not() {
   return %1
 }",
     );
-    assert!(matches!(plan.steps.last(), Some(Step::Copy { .. })));
+    assert!(matches!(plan.steps.last(), Some(Step::Call(Call { op: Op::Clone {}, .. }))));
     // Read by a product as well: the product comes first.
     let plan = check_text(
         "graph(%0: f32[6, 6], %1: f32[6, 6]) {
@@ -267,7 +266,7 @@ fn write_backs_in_place_and_not() {
   return %3
 }",
     );
-    assert!(matches!(plan.steps[..], [Step::Gemm { .. }, Step::Kernel { .. }]));
+    assert!(matches!(plan.steps[..], [Step::Call(Call { op: Op::Mm {}, .. }), Step::Launch(_)]));
     // A normalised row that overwrites its input.
     check_text(
         "graph(%0: f32[6, 40]) {
@@ -406,7 +405,7 @@ fn narrow_dtypes() {
         let graph: Graph = text.parse().unwrap();
         for isa in [CIsa::Plain, CIsa::Avx2] {
             if isa == CIsa::Plain || best_isa() != CIsa::Plain {
-                check_run(&graph, &Options::dense(&graph, isa, 2), &Random(5).inputs(&graph));
+                check_run(&graph, &Options::dense(&graph, isa), &Random(5).inputs(&graph));
             }
         }
         for (dims, left) in [("[1]", "[40]"), ("[0]", "[70]"), ("[0, 1]", "[]")] {
@@ -479,7 +478,10 @@ fn conversions() {
             false => ints.iter().map(|&x| Scalar::Int(x).to_dtype(from)).collect(),
         };
         let n = data.len();
-        let input = Val::Tensor(Tensor { dtype: from, shape: Shape::from([n]), data: data.clone() });
+        let input: Argument = match from.is_float() {
+            true => Array::floats(from, [n], |i| data[i].as_f64()).into(),
+            false => Array::ints(from, [n], |i| data[i].as_i64()).into(),
+        };
         let others: Vec<DType> = DType::ALL.into_iter().filter(|&to| to != from).collect();
         let (mut nodes, mut results) = (String::new(), Vec::new());
         for (i, to) in others.iter().enumerate() {
@@ -493,10 +495,10 @@ fn conversions() {
             if isa == CIsa::Avx2 && best_isa() == CIsa::Plain {
                 continue;
             }
-            let options = Options::dense(&graph, isa, 2);
-            let plan = kiln_inductor::lower(&graph, &options).unwrap();
-            let Some(compiled) = compile(&plan) else { return };
-            let mut run = Run::new(&plan, &graph, &options, std::slice::from_ref(&input));
+            let options = Options::dense(&graph, isa);
+            let lowered = lower(&graph, &options).unwrap();
+            let Some(compiled) = compile(&lowered.code, isa) else { return };
+            let mut run = Run::new(&lowered, &graph, &options, std::slice::from_ref(&input));
             run.run(&compiled).unwrap();
             for (k, &to) in others.iter().enumerate() {
                 for (i, &x) in data.iter().enumerate() {
@@ -540,10 +542,10 @@ fn small_products_are_loops() {
     for text in texts {
         let graph: Graph = text.parse().unwrap();
         for (products, is_loops) in [(0, false), (2, false), (64, true)] {
-            let mut options = Options::dense(&graph, best_isa(), 2);
+            let mut options = Options::dense(&graph, best_isa());
             options.tuning.products = products;
             let plan = check_run(&graph, &options, &Random(3).inputs(&graph));
-            assert_eq!(plan.steps.iter().all(|step| matches!(step, Step::Kernel { .. })), is_loops, "{text}");
+            assert_eq!(plan.steps.iter().all(|step| matches!(step, Step::Launch(_))), is_loops, "{text}");
         }
     }
     // Of no rows, and of integers, which wrap.
@@ -561,7 +563,8 @@ fn epilogue(text: &str) -> (Option<Epilogue>, String) {
     let epilogues: Vec<_> = plan
         .steps
         .iter()
-        .filter_map(|step| if let Step::Gemm { epilogue, .. } = step { Some(*epilogue) } else { None })
+        .filter(|step| step.product().is_some())
+        .map(|step| if let Some(Then::Rows(epilogue)) = step.then() { Some(*epilogue) } else { None })
         .collect();
     assert_eq!(epilogues.len(), 1);
     (epilogues[0], plan.report.why_not.iter().map(|why| format!("{why}\n")).collect())
@@ -670,7 +673,7 @@ fn windows_of_inputs_are_filled_in_place() {
         assert!(plan.report.bytes() < 2 * 3 * 9 * 4 * 4 + 3 * 2 * 4 * 4 * 2, "{text}");
         plan.steps
             .iter()
-            .filter(|s| matches!(s, Step::Kernel { bufs, .. } if bufs.iter().any(is_cache)))
+            .filter(|s| matches!(s, Step::Launch(launch) if launch.bufs.iter().any(is_cache)))
             .count()
     };
     assert_eq!(stores(&cache("  %6 = sum(%5) {dims: [2], keepdim: false} : f32[3, 5]", "%6")), 2);
@@ -693,10 +696,10 @@ fn windows_of_inputs_are_filled_in_place() {
     .parse()
     .unwrap();
     let mut inputs = Random(1).inputs(&graph);
-    if let Val::Tensor(at) = &mut inputs[2] {
-        at.data[1] = Scalar::Int(7);
+    if let Argument::Tensor(Array { data: Data::Int(at), .. }) = &mut inputs[2] {
+        at[1] = 7;
     }
-    check_run(&graph, &Options::dense(&graph, best_isa(), 2), &inputs);
+    check_run(&graph, &Options::dense(&graph, best_isa()), &inputs);
 }
 
 /// The first of several extremes, NaN before all, along rows and columns; with what comes before and after in one
@@ -722,19 +725,18 @@ fn places_of_extremes() {
         assert_eq!(check_text(&text).steps.len(), 1, "{text}");
         let graph: Graph = text.parse().unwrap();
         let mut inputs = Random(5).inputs(&graph);
-        if let Val::Tensor(x) = &mut inputs[0] {
-            let few = |(n, x): (usize, &mut Scalar)| {
-                *x = match (dtype, n % 11) {
-                    ("f32" | "f64", 7) if n % 3 == 0 => Scalar::Float(f64::NAN),
-                    ("f32" | "f64", 5) => Scalar::Float(f64::NEG_INFINITY),
-                    ("f32" | "f64", n) => Scalar::Float((n % 4) as f64),
-                    (_, n) => Scalar::Int((n % 4) as i64),
-                }
+        if let Argument::Tensor(x) = &mut inputs[0] {
+            *x = match x.dtype.is_float() {
+                true => Array::floats(x.dtype, x.shape.clone(), |n| match n % 11 {
+                    7 if n % 3 == 0 => f64::NAN,
+                    5 => f64::NEG_INFINITY,
+                    n => (n % 4) as f64,
+                }),
+                false => Array::ints(x.dtype, x.shape.clone(), |n| (n % 11 % 4) as i64),
             };
-            x.data.iter_mut().enumerate().for_each(few);
         }
         for isa in [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain] {
-            check_run(&graph, &Options::dense(&graph, isa, 2), &inputs);
+            check_run(&graph, &Options::dense(&graph, isa), &inputs);
         }
     }
 }
@@ -756,9 +758,9 @@ fn rows_by_an_index_go_into_inputs() {
 }}"
         );
         let graph: Graph = text.parse().unwrap();
-        let plan = lower(&graph, &Options::dense(&graph, best_isa(), 2)).unwrap();
-        let is_input = |b: &BufferId| matches!(plan.buffers[b.index()].place, Place::Input(_));
-        let in_place = |s: &&Step| matches!(s, Step::Fallback { outs, .. } if outs.iter().all(is_input));
+        let plan = lower(&graph, &Options::dense(&graph, best_isa())).unwrap().plan;
+        let is_input = |b: BufferId| matches!(plan.buffers[b.index()].place, Place::Input(_));
+        let in_place = |s: &&Step| matches!(s, Step::Call(call) if !matches!(call.op, Op::Clone {}) && is_input(call.outs[0].at.buffer));
         (plan.steps.iter().filter(in_place).count(), plan.steps.len())
     };
     assert_eq!(rows("%2"), (2, 4));

@@ -10,11 +10,11 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kiln_inductor::codec::{Code, Reader, Writer};
-use kiln_inductor::loops::Kernel;
-use kiln_inductor::{Bands, Epilogue, KernelSource, Options, Plan, ScalarRef, Step, lower};
+use kiln_inductor::{KernelSource, Lowered, Options, lower};
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{Graph, Stage};
+use kiln_plan::Plan;
+use kiln_plan::codec::{Code, Reader, Writer};
 
 const RULE: &str = "\n; ----\n";
 
@@ -36,86 +36,17 @@ fn check_bytes(plan: &Plan) {
     }
 }
 
-fn show(plan: &Plan, with_c: bool) -> String {
-    let mut out = String::new();
-    for (s, step) in plan.steps.iter().enumerate() {
-        if let Some(bands) = plan.bands.iter().find(|bands| bands.first == s) {
-            let Bands { steps, rows, count, bytes, .. } = bands;
-            writeln!(out, "{steps} steps in {count} bands of {rows} rows, {bytes} bytes:").unwrap();
-        }
-        match step {
-            Step::Kernel { kernel, bufs, scalars, items, .. } => {
-                let at = |b: &kiln_inductor::BufferRef| {
-                    let place = format!("{:?}", plan.buffers[b.buffer.index()].place);
-                    let place = place
-                        .replace(" { offset: ", "(")
-                        .replace(" { output: ", "(")
-                        .replace(", offset: ", "+");
-                    let place = place.replace(", row_bytes: ", " by ").replace(" }", ")");
-                    if b.offset == 0 { place } else { format!("{place}+{}", b.offset) }
-                };
-                let bufs: Vec<String> = bufs.iter().map(at).collect();
-                let scalars: Vec<String> = scalars
-                    .iter()
-                    .map(|s| match s {
-                        ScalarRef::Input(i) => format!("input {i}"),
-                        ScalarRef::Constant(c) => c.to_string(),
-                        ScalarRef::Computed(i) => format!("computed {i}"),
-                    })
-                    .collect();
-                writeln!(out, "kernel {kernel} over {items}: {} [{}]", bufs.join(", "), scalars.join(", "))
-                    .unwrap();
-            }
-            Step::Gemm { m, n, k, lhs, rhs, accumulate, epilogue, .. } => {
-                let sign = if *accumulate { "+=" } else { "=" };
-                writeln!(
-                    out,
-                    "gemm {m} x {n} {sign} {k}: lhs strides {} {}, rhs strides {} {}{}",
-                    lhs.row,
-                    lhs.column,
-                    rhs.row,
-                    rhs.column,
-                    epilogue.map_or(String::new(), |Epilogue { rows, items }| {
-                        format!("; the next step on every {rows} rows: {items} items")
-                    })
-                )
-                .unwrap();
-            }
-            Step::Bmm { batch, m, n, k, lhs, rhs, .. } => {
-                let show = |b: &kiln_inductor::BatchRef| {
-                    format!("{:?} by {:?}, strides {} {}", b.sizes, b.strides, b.matrix.row, b.matrix.column)
-                };
-                writeln!(out, "bmm {batch} of {m} x {n} = {k}: lhs {}, rhs {}", show(lhs), show(rhs))
-                    .unwrap();
-            }
-            Step::Random { distribution, .. } => writeln!(out, "random {distribution:?}").unwrap(),
-            Step::Copy { .. } => writeln!(out, "copy").unwrap(),
-            Step::Convolution { x, weight, constant, epilogue, .. } => {
-                let constant = if *constant { ", constant kernels" } else { "" };
-                let then = epilogue.as_ref().map_or(String::new(), |on| {
-                    let loops = if on.is_one_loop { "in one loop" } else { "plane by plane" };
-                    format!(
-                        "; the next step on planes of {} pixels, {loops}, steps {:?}",
-                        on.pixels, on.steps
-                    )
-                });
-                writeln!(out, "convolution {:?} by {:?}{constant}{then}", x.shape, weight.shape).unwrap();
-            }
-            Step::Fallback { op, .. } => writeln!(out, "library {}", op.name()).unwrap(),
-            Step::Eager { .. } => writeln!(out, "eager").unwrap(),
-        }
-    }
-    writeln!(out, "arena {} bytes, {} bytes moved", plan.arena_bytes, plan.report.bytes()).unwrap();
+fn show(Lowered { plan, code }: &Lowered, with_c: bool) -> String {
+    let mut out = plan.to_string();
+    let mut again: Plan = out.parse().unwrap();
+    again.report = plan.report.clone();
+    assert_eq!(again.to_string(), out);
+    writeln!(out, "{} bytes moved", plan.report.bytes()).unwrap();
     for why in &plan.report.why_not {
         writeln!(out, "not fused: {why}").unwrap();
     }
-    for kernel in &plan.kernels {
-        writeln!(out, "\n{}", kernel.loops.trim_end()).unwrap();
-        let parsed: Kernel = kernel.loops.parse().unwrap();
-        assert_eq!(parsed.to_string(), kernel.loops);
-        if with_c {
-            writeln!(out, "\n{}", kernel.code.trim_end()).unwrap();
-        }
+    for (number, source) in code.iter().enumerate().filter(|_| with_c) {
+        writeln!(out, "\n{}", source.told(plan.ops_of(number)).trim_end()).unwrap();
     }
     out
 }
@@ -127,13 +58,13 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
-/// The plan of a golden file's graph.
-fn plan(input: &str, isa: CIsa) -> Plan {
+/// A golden file's graph, lowered.
+fn lowered(input: &str, isa: CIsa) -> Lowered {
     let header = input.lines().next().unwrap();
     assert!(header.starts_with("; test"), "no header: {header}");
     let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
     graph.verify(Stage::Prims, "the golden file").unwrap();
-    let mut options = Options::dense(&graph, isa, 2);
+    let mut options = Options::dense(&graph, isa);
     if let Some((_, vectors)) = header.split_once(" unroll ") {
         options.tuning.unroll = vectors.parse().unwrap();
     }
@@ -153,7 +84,7 @@ fn clang_compiles_every_text() {
         let mut by_lanes: BTreeMap<usize, BTreeMap<String, KernelSource>> = BTreeMap::new();
         for file in files() {
             let text = std::fs::read_to_string(&file).unwrap();
-            for kernel in plan(text.split_once(RULE).unwrap().0, isa).kernels {
+            for kernel in lowered(text.split_once(RULE).unwrap().0, isa).code {
                 by_lanes.entry(kernel.lanes).or_default().insert(kernel.name.clone(), kernel);
             }
         }
@@ -178,9 +109,9 @@ fn golden_files() {
         let text = std::fs::read_to_string(&file).unwrap();
         let (input, expected) = text.split_once(RULE).unwrap_or((&text, ""));
         let header = input.lines().next().unwrap();
-        let plan = plan(input, CIsa::Avx512);
-        check_bytes(&plan);
-        let got = show(&plan, header.contains(" c"));
+        let lowered = lowered(input, CIsa::Avx512);
+        check_bytes(&lowered.plan);
+        let got = show(&lowered, header.contains(" c"));
         if got != expected {
             if std::env::var("BLESS").is_ok() {
                 std::fs::write(&file, format!("{}{RULE}{got}", input.trim_end())).unwrap();

@@ -363,7 +363,6 @@ fn check_seed(seed: u64, isa: CIsa) {
     let options = Options {
         input_layouts: layouts.into(),
         isa,
-        threads: 2,
         tuning: Tuning { unroll: [1, 2, 1, 4][seed as usize % 4], ..Tuning::DEFAULT },
         constants: false,
         general: false,

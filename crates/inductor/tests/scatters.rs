@@ -1,13 +1,14 @@
 //! Scatters that no compiler wants are library steps again; what a product makes is what surrounds one.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use kiln_inductor::{Options, Plan, Step, lower, lower_without};
+use kiln_inductor::{Options, lower, lower_without};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{Graph, Op};
+use kiln_plan::{Plan, Step};
 
 fn library(plan: &Plan) -> Vec<&'static str> {
     let name = |step: &Step| match step {
-        Step::Fallback { op, .. } => Some(op.name()),
+        Step::Call(call) if call.product().is_none() => Some(call.op.name()),
         _ => None,
     };
     plan.steps.iter().filter_map(name).collect()
@@ -24,15 +25,18 @@ fn a_refused_kernel_that_scatters_is_a_library_step() {
 }"
     .parse()
     .unwrap();
-    let options = Options::dense(&graph, CIsa::Avx2, 2);
-    let plan = lower(&graph, &options).unwrap();
-    assert_eq!(library(&plan), Vec::<&str>::new());
+    let options = Options::dense(&graph, CIsa::Avx2);
+    let lowered = lower(&graph, &options).unwrap();
+    let plan = &lowered.plan;
+    assert_eq!(library(plan), Vec::<&str>::new());
     // The product goes where the scatter adds to it: a product, a scatter, what comes after.
     assert_eq!(plan.steps.len(), 3);
-    let scatters = plan.kernels.iter().find(|kernel| kernel.loops.contains("+=")).unwrap();
+    let scatters =
+        plan.kernels.iter().position(|kernel| kernel.stores.iter().any(|store| store.adds)).unwrap();
+    let scatters = &lowered.code[scatters];
     let without = lower_without(&graph, &options, std::slice::from_ref(&scatters.name)).unwrap();
-    assert_eq!(library(&without), [Op::IndexAdd { dim: 0 }.name()]);
-    assert!(without.kernels.iter().all(|kernel| kernel.name != scatters.name));
+    assert_eq!(library(&without.plan), [Op::IndexAdd { dim: 0 }.name()]);
+    assert!(without.code.iter().all(|kernel| kernel.name != scatters.name));
 }
 
 #[test]
@@ -43,7 +47,7 @@ fn many_elements_in_few_columns_stay_with_the_library() {
 }"
     .parse()
     .unwrap();
-    let plan = lower(&graph, &Options::dense(&graph, CIsa::Avx2, 2)).unwrap();
+    let plan = lower(&graph, &Options::dense(&graph, CIsa::Avx2)).unwrap().plan;
     assert_eq!(library(&plan), ["index_add"]);
     let why: Vec<String> = plan.report.why_not.iter().map(ToString::to_string).collect();
     assert!(why.iter().any(|why| why.contains("too few for threads to share")), "{why:?}");

@@ -4,10 +4,10 @@
 
 mod support;
 
-use kiln_inductor::{Options, lower};
+use kiln_inductor::{Lowered, Options, lower};
+use kiln_ir::Graph;
 use kiln_ir::math::c::CIsa;
-use kiln_ir::{Graph, Scalar};
-use support::naive::Val;
+use kiln_testkit::{Argument, Array, Data};
 use support::{Random, Run, best_isa, check_run, compile};
 
 /// Some graphs of an odd number of columns: pointwise in one loop and in stages, rows with sums of dear values, columns,
@@ -71,10 +71,10 @@ fn graphs(n: usize) -> Vec<String> {
 }
 
 /// The bits of everything that a plan gives and writes back.
-fn bits(graph: &Graph, options: &Options, inputs: &[Val]) -> Option<Vec<u64>> {
-    let plan = lower(graph, options).unwrap();
-    let compiled = compile(&plan)?;
-    let mut run = Run::new(&plan, graph, options, inputs);
+fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64>> {
+    let lowered = lower(graph, options).unwrap();
+    let compiled = compile(&lowered.code, options.isa)?;
+    let mut run = Run::new(&lowered, graph, options, inputs);
     run.run(&compiled).unwrap();
     let mut bits = Vec::new();
     let values = graph.outputs.iter().zip(&run.outputs);
@@ -94,18 +94,17 @@ fn several_vectors_give_the_bits_of_one() {
             let graph: Graph = text.parse().unwrap();
             let mut inputs = Random(n as u64).inputs(&graph);
             for input in &mut inputs {
-                let Val::Tensor(t) = input else { continue };
-                for x in t.data.iter_mut().filter(|x| matches!(x, Scalar::Int(_))) {
-                    *x = Scalar::Int(x.as_i64().rem_euclid(4));
+                if let Argument::Tensor(Array { data: Data::Int(data), .. }) = input {
+                    data.iter_mut().for_each(|x| *x = x.rem_euclid(4));
                 }
             }
-            let mut options = Options::dense(&graph, isa, 2);
+            let mut options = Options::dense(&graph, isa);
             let one = bits(&graph, &options, &inputs);
             for vectors in [2, 4] {
                 options.tuning.unroll = vectors;
-                let plan = lower(&graph, &options).unwrap();
+                let code = lower(&graph, &options).unwrap().code;
                 let by = format!("_by{vectors}(j, KILN_LANES");
-                assert!(plan.kernels.iter().any(|kernel| kernel.code.contains(&by)), "{text}");
+                assert!(code.iter().any(|kernel| kernel.code.contains(&by)), "{text}");
                 assert_eq!(bits(&graph, &options, &inputs), one, "{vectors} on {isa:?}: {text}");
             }
             check_run(&graph, &options, &inputs);
@@ -129,12 +128,12 @@ fn ordered_loops_take_one_vector() {
     ];
     for text in texts {
         let graph: Graph = text.parse().unwrap();
-        let mut options = Options::dense(&graph, best_isa(), 2);
+        let mut options = Options::dense(&graph, best_isa());
         options.tuning.unroll = 4;
-        let plan = lower(&graph, &options).unwrap();
-        let ordered = |loops: &str| loops.contains("scan_sum") || loops.contains("+=");
-        let kernels: Vec<_> = plan.kernels.iter().filter(|kernel| ordered(&kernel.loops)).collect();
-        assert_eq!(kernels.len(), 1, "{}", plan.kernels.last().unwrap().loops);
-        assert!(!kernels[0].code.contains("_by4"), "{}", kernels[0].code);
+        let Lowered { plan, code } = lower(&graph, &options).unwrap();
+        let ordered: Vec<_> =
+            plan.kernels.iter().zip(&code).filter(|(kernel, _)| kernel.is_ordered()).collect();
+        assert_eq!(ordered.len(), 1, "{plan}");
+        assert!(!ordered[0].1.code.contains("_by4"), "{}", ordered[0].1.code);
     }
 }

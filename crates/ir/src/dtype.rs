@@ -304,6 +304,15 @@ impl Scalar {
         }
     }
 
+    /// The number of a kind with these bits: what [`Scalar::to_bits`] gives for it.
+    pub const fn from_bits(bits: u64, kind: ScalarKind) -> Scalar {
+        match kind {
+            ScalarKind::Float => Scalar::Float(f64::from_bits(bits)),
+            ScalarKind::Int => Scalar::Int(bits as i64),
+            ScalarKind::Bool => Scalar::Bool(bits != 0),
+        }
+    }
+
     /// The 64 bits a kernel receives: the integer or the double's bit pattern.
     pub const fn to_bits(self) -> u64 {
         match self {

@@ -183,8 +183,8 @@ impl CustomBackend for Planner {
     }
 
     fn compile(&self, graph: &Graph, _: &GraphContext<'_>) -> Result<CompiledGraph> {
-        let plan = lower(graph, &Options::dense(graph, CIsa::Avx2, 2)).expect("prims");
-        let mut names: Vec<String> = plan.kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        let lowered = lower(graph, &Options::dense(graph, CIsa::Avx2)).expect("prims");
+        let mut names: Vec<String> = lowered.code.iter().map(|kernel| kernel.name.clone()).collect();
         names.sort();
         *self.0.lock().unwrap() = names;
         Err(kiln::Error::State("planned, not built".into()))

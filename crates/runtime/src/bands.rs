@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kiln_plan::{Bands, Epilogue, Place};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -15,26 +16,9 @@ use crate::kept::{Contents, Made};
 use crate::kernel::Args;
 use crate::panel::Float;
 use crate::pool::AllocError;
-use crate::program::{self, Element, MatrixAt, Place, Program, Step};
+use crate::program::{self, Element, MatrixAt, Program, Task};
 use crate::scratch;
 use crate::threads::{Shared, parallel_for};
-
-/// Steps that run together.
-#[derive(Debug, Clone)]
-pub struct Bands {
-    /// The first of them: a product, whose matrices and rows are those of all.
-    pub first: usize,
-    /// How many, one after the other: products and kernels.
-    pub steps: usize,
-    /// Rows of a band.
-    pub rows: usize,
-    /// Bands of a matrix; the last one has all rows that are left.
-    pub count: usize,
-    /// By kernel among the steps: so many rows, counted through all matrices, are so many items.
-    pub kernels: Vec<(usize, i64)>,
-    /// What a thread needs for the buffers that are there for one band only.
-    pub bytes: usize,
-}
 
 /// Why bands stopped.
 pub(crate) enum Failed {
@@ -104,17 +88,17 @@ impl Run<'_> {
     /// As for [`Program::run`]; bands are independent of each other.
     pub(crate) unsafe fn run(&self) -> Result<(), Failed> {
         let Bands { first, rows, count, bytes, .. } = *self.bands;
-        let (batch, m) = match &self.program.steps[first] {
-            Step::Gemm { shape, .. } => (1, shape.m),
-            Step::Bmm { batch, shape, .. } => (*batch, shape.m),
-            Step::Kernel { .. } | Step::Convolution(_) | Step::Random { .. } | Step::Host(_) => return Ok(()),
+        let (batch, m) = match &self.program.tasks[first] {
+            Task::Gemm { shape, .. } => (1, shape.m),
+            Task::Bmm { batch, shape, .. } => (*batch, shape.m),
+            Task::Kernel { .. } | Task::Convolution(_) | Task::Random { .. } | Task::Host => return Ok(()),
         };
         // SAFETY: the caller's promise is passed on.
         let kept = unsafe { self.kept() };
         let (turned, turned_end) = self.turned(&kept, bytes.next_multiple_of(64));
         // Kernels' tables of pointers and numbers come last.
         let table = self.members().map(|(_, step)| match step {
-            Step::Kernel { bufs, scalars, .. } => bufs.len() + scalars.len(),
+            Task::Kernel { bufs, scalars, .. } => bufs.len() + scalars.len(),
             _ => 0,
         });
         let table = table.max().unwrap_or(0) * size_of::<u64>();
@@ -149,7 +133,7 @@ impl Run<'_> {
     /// As for [`Run::run`].
     unsafe fn kept(&self) -> KeptCopies {
         let copies = self.members().filter_map(|(index, step)| match step {
-            Step::Gemm { shape, rhs, element, constant, .. } => {
+            Task::Gemm { shape, rhs, element, constant, .. } => {
                 let pointers = self.pointers.get();
                 // SAFETY: the caller's promise is passed on. A constant is no band's.
                 let copy =
@@ -168,9 +152,9 @@ impl Run<'_> {
         let mut places = found.iter_mut();
         for (step, member) in self.members().filter(|_| self.bands.count > 1) {
             let (shape, rhs, element) = match member {
-                Step::Gemm { shape, rhs, element, .. } => (shape, rhs, element),
-                Step::Bmm { shape, rhs, element, .. } => (shape, &rhs.matrix, element),
-                Step::Kernel { .. } | Step::Convolution(_) | Step::Random { .. } | Step::Host(_) => continue,
+                Task::Gemm { shape, rhs, element, .. } => (shape, rhs, element),
+                Task::Bmm { shape, rhs, element, .. } => (shape, &rhs.matrix, element),
+                Task::Kernel { .. } | Task::Convolution(_) | Task::Random { .. } | Task::Host => continue,
             };
             let bytes = match element {
                 Element::F64 => gemm::turned_once::<f64>(*shape, rhs.row, rhs.column),
@@ -185,9 +169,9 @@ impl Run<'_> {
         (found, end)
     }
 
-    fn members(&self) -> impl Iterator<Item = (usize, &Step)> {
+    fn members(&self) -> impl Iterator<Item = (usize, &Task)> {
         let Bands { first, steps, .. } = *self.bands;
-        self.program.steps.iter().enumerate().skip(first).take(steps)
+        self.program.tasks.iter().enumerate().skip(first).take(steps)
     }
 
     /// All steps on one band; `table` has room for the pointers and numbers of any of the kernels.
@@ -207,8 +191,8 @@ impl Run<'_> {
             let copy = copy.map(|turned| band.memory.wrapping_add(turned.offset));
             let kept = kept.iter().find(|(product, _)| *product == index).map(|(_, copy)| copy.as_ptr());
             match step {
-                Step::Kernel { kernel, bufs, ints, scalars, items, grain: _, scratch_bytes } => {
-                    let Some(&(rows, per)) = kernels.next() else { continue };
+                Task::Kernel { kernel, bufs, ints, scalars, items, grain: _, scratch_bytes } => {
+                    let Some(&Epilogue { rows, items: per }) = kernels.next() else { continue };
                     let pointers = table.cast::<*mut u8>();
                     let numbers = pointers.wrapping_add(bufs.len()).cast::<u64>();
                     // SAFETY: the table has room for them; nobody else knows it.
@@ -236,18 +220,18 @@ impl Run<'_> {
                         return Err(Failed::Status { step: index, code });
                     }
                 }
-                Step::Gemm { shape, dst, lhs, rhs, element, .. } => {
+                Task::Gemm { shape, dst, lhs, rhs, element, .. } => {
                     let rows = Rows { shape: *shape, dst: dst.buffer, lhs: *lhs, rhs: *rhs, copy, kept };
                     // SAFETY: the caller's promise is passed on.
                     unsafe { self.product(band, rows, *element) }
                 }
-                Step::Bmm { shape, dst, lhs, rhs, element, .. } => {
+                Task::Bmm { shape, dst, lhs, rhs, element, .. } => {
                     let (lhs, rhs) = (lhs.at(band.matrix), rhs.at(band.matrix));
                     let rows = Rows { shape: *shape, dst: *dst, lhs, rhs, copy, kept };
                     // SAFETY: the caller's promise is passed on.
                     unsafe { self.product(band, rows, *element) }
                 }
-                Step::Convolution(_) | Step::Random { .. } | Step::Host(_) => {}
+                Task::Convolution(_) | Task::Random { .. } | Task::Host => {}
             }
         }
         Ok(())
@@ -302,7 +286,9 @@ impl Run<'_> {
             Place::Band { offset, row_bytes } => {
                 band.memory.wrapping_add(offset).wrapping_sub((band.before + band.from) * row_bytes)
             }
-            Place::Input(_) | Place::Output { .. } | Place::Arena(_) => self.pointers.get()[buffer],
+            Place::Input(_) | Place::Output(_) | Place::BeforeOutput { .. } | Place::Arena { .. } => {
+                self.pointers.get()[buffer]
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 //! done directly, and large ones of 3 × 3 without a stride with fewer multiplications (`winograd.rs`).
 
 #[cfg(target_arch = "x86_64")]
+use kiln_ir::{Op, Shape};
 use std::any::TypeId;
 use std::ops::Range;
 
@@ -45,6 +46,40 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// The sizes of a convolution, or of one of its gradients.
+    pub fn of(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -> Option<Geometry> {
+        let (Op::Convolution { stride, padding, dilation, groups }
+        | Op::ConvolutionInputGradient { stride, padding, dilation, groups, .. }
+        | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = op
+        else {
+            return None;
+        };
+        let pair = |list: &[usize], fill: usize| match *list {
+            [width] => [fill, width],
+            [height, width, ..] => [height, width],
+            [] => [fill, fill],
+        };
+        // Larger strides and dilations than the padded input make no difference: there is one position, one tap.
+        let within = |steps: &[usize]| -> [usize; 2] {
+            let (steps, sizes, padding) = (pair(steps, 1), pair(&input[2..], 1), pair(padding, 0));
+            std::array::from_fn(|d| {
+                steps[d].min(padding[d].saturating_mul(2).saturating_add(sizes[d]).max(1))
+            })
+        };
+        Some(Geometry {
+            batch: input[0],
+            channels: input[1],
+            filters: weight[0],
+            input: pair(&input[2..], 1),
+            output: pair(&output[2..], 1),
+            kernel: pair(&weight[2..], 1),
+            stride: within(stride),
+            padding: pair(padding, 0),
+            dilation: within(dilation),
+            groups: *groups,
+        })
+    }
+
     fn taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }

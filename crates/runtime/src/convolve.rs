@@ -19,7 +19,7 @@ use crate::threads::Shared;
 
 /// A forward convolution of dense tensors.
 #[derive(Debug)]
-pub struct Convolution {
+pub(crate) struct Convolution {
     /// Sizes.
     pub geometry: Geometry,
     /// Element type: a float.
@@ -40,7 +40,7 @@ pub struct Convolution {
 
 /// How a kernel runs on parts of planes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OnPlanes {
+pub(crate) struct OnPlanes {
     /// Pixels of a plane.
     pub pixels: usize,
     /// Whether one loop goes through all planes; else each plane is an item.
@@ -168,6 +168,6 @@ impl Convolution {
 }
 
 /// Whether kernels of such a convolution are worth keeping in another form, where they are constant.
-pub fn is_kept(geometry: &Geometry, element: Element) -> bool {
+pub(crate) fn is_kept(geometry: &Geometry, element: Element) -> bool {
     element == Element::F32 && convolution::is_transformed::<f32>(geometry)
 }

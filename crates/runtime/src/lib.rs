@@ -1,4 +1,4 @@
-//! Kiln's runtime: what compiled and eager code run on. It knows nothing of graphs or tensors.
+//! Kiln's runtime: what compiled and eager code run on. It runs plans, and knows nothing of tensors.
 //!
 //! | module      | what it is                                                        |
 //! |-------------|-------------------------------------------------------------------|
@@ -14,7 +14,7 @@
 //! | [`cache`]   | the kernel cache, memory then disk: [`KernelCache`]               |
 //! | [`directory`] | the cache on disk: whose it may be, what goes when it is full      |
 //! | [`kernel`]  | the signature of compiled functions and their launch: [`Kernel`]  |
-//! | [`program`] | lists of launches and library calls over a table of buffers       |
+//! | [`program`] | plans, prepared to run                                            |
 //! | [`owner`]   | a lock for data that one thread uses almost always                |
 //! | [`sync`]    | atomics, or the model checker's in their place                    |
 //! | [`warn`]    | warnings, each given once                                         |
@@ -46,12 +46,13 @@
 //! # Ok::<(), kiln_runtime::CacheError>(())
 //! ```
 
-pub mod bands;
+mod bands;
+mod bind;
 pub mod cache;
 pub mod cc;
 pub mod contract;
 pub mod convolution;
-pub mod convolve;
+mod convolve;
 pub mod cpu;
 pub mod directory;
 pub mod gemm;
@@ -78,6 +79,7 @@ pub mod warn;
 #[cfg(target_arch = "x86_64")]
 mod winograd;
 
+pub use bind::Callable;
 pub use cache::{CacheError, KernelCache, Library, Loaded, Origin, Source};
 pub use cc::{CcError, Compiler, Sanitize};
 pub use cpu::{Isa, prefetch};

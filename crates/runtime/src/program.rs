@@ -1,40 +1,19 @@
-//! Programs: a list of kernel launches and library calls over a table of buffers, ready to run again and
-//! again without asking the allocator for anything.
+//! Programs: plans prepared to run again and again without asking the allocator for anything. A program has one task for
+//! each step of its plan.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::bands::{self, Bands, Failed};
-use crate::convolve::{self, Convolution, Epilogue};
+use kiln_plan::{Bands, Epilogue, Place};
+
+use crate::bands::{self, Failed};
+use crate::convolve::{self, Convolution};
 use crate::gemm::{self, Matrix, Product, Then};
 use crate::kept::{Contents, Form, Kept, Made, Operand};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
 use crate::random;
 use crate::threads::Shared;
-
-/// Where a buffer of a program lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// The memory passed as this input.
-    Input(usize),
-    /// The memory passed as this output, from this byte on.
-    Output {
-        /// Number of the output.
-        output: usize,
-        /// The byte.
-        offset: usize,
-    },
-    /// The run's arena, at this byte.
-    Arena(usize),
-    /// Memory of the running thread: of the buffer there is one band of rows only.
-    Band {
-        /// The byte where the band begins.
-        offset: usize,
-        /// Bytes of a row.
-        row_bytes: usize,
-    },
-}
 
 /// The element types library calls know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +28,7 @@ pub enum Element {
 
 /// A strided matrix in a buffer; offset and strides count elements.
 #[derive(Debug, Clone, Copy)]
-pub struct MatrixAt {
+pub(crate) struct MatrixAt {
     /// The buffer.
     pub buffer: usize,
     /// Its first element.
@@ -69,7 +48,7 @@ impl MatrixAt {
 
 /// A batch of strided matrices in a buffer.
 #[derive(Debug, Clone)]
-pub struct BatchAt {
+pub(crate) struct BatchAt {
     /// The first of them.
     pub matrix: MatrixAt,
     /// Sizes of the dims that count the matrices, outermost first.
@@ -90,9 +69,9 @@ impl BatchAt {
     }
 }
 
-/// One thing a program does.
+/// A step, prepared.
 #[derive(Debug)]
-pub enum Step {
+pub(crate) enum Task {
     /// Launches a kernel.
     Kernel {
         /// The kernel.
@@ -120,14 +99,12 @@ pub enum Step {
         lhs: MatrixAt,
         /// Right operand.
         rhs: MatrixAt,
-        /// Whether to add to what is there.
-        accumulate: bool,
         /// Element type.
         element: Element,
         /// If the right operand is a constant of the program: which one, and its copy the right way round.
         constant: Option<(usize, Kept)>,
-        /// Whether the next step, a kernel, may run on rows that are finished: so many rows are so many items.
-        epilogue: Option<(usize, i64)>,
+        /// How the next step, a kernel, runs on rows that are finished.
+        epilogue: Option<Epilogue>,
     },
     /// Matrix products, one for each matrix of a batch.
     Bmm {
@@ -161,23 +138,21 @@ pub enum Step {
         /// Which of the run's numbers is the first counter.
         offset: usize,
     },
-    /// Calls back to the host with this number.
-    Host(usize),
+    /// Calls back to the host.
+    Host,
 }
 
 /// A program: see the [module](self).
 #[derive(Debug)]
 pub struct Program {
-    /// What to do, in order.
-    pub steps: Vec<Step>,
+    /// By step of the plan.
+    pub(crate) tasks: Vec<Task>,
     /// Those that run together, in order.
-    pub bands: Vec<Bands>,
+    pub(crate) bands: Vec<Bands>,
     /// Where every buffer lives.
-    pub places: Vec<Place>,
-    /// Size of the arena.
-    pub arena_bytes: usize,
-    /// Inputs from which things are made that are kept between runs.
-    pub constants: Vec<usize>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) arena_bytes: usize,
+    pub(crate) constants: Vec<usize>,
 }
 
 /// Why a program stopped.
@@ -239,14 +214,14 @@ struct Bound {
 }
 
 impl Bound {
-    /// Brings pointers and tables up to date.
+    /// Brings pointers and tables up to date; where the arena is.
     fn renew(
         &mut self,
         program: &Program,
         inputs: &[*mut u8],
         outputs: &[*mut u8],
         pointers: &mut Vec<*mut u8>,
-    ) -> Result<(), AllocError> {
+    ) -> Result<*mut u8, AllocError> {
         let first = self.arena.is_none();
         let arena = match &self.arena {
             Some(arena) => arena.as_ptr(),
@@ -254,22 +229,23 @@ impl Bound {
         };
         let moved = first || self.inputs != inputs;
         if !moved && self.outputs == outputs {
-            return Ok(());
+            return Ok(arena);
         }
         if first {
             self.starts.push(0);
-            for step in &program.steps {
-                let wanted = if let Step::Kernel { bufs, .. } = step { bufs.as_slice() } else { &[] };
-                let is_output =
-                    |&(buffer, _): &(usize, isize)| matches!(program.places[buffer], Place::Output { .. });
+            for step in &program.tasks {
+                let wanted = if let Task::Kernel { bufs, .. } = step { bufs.as_slice() } else { &[] };
+                let is_output = |&(buffer, _): &(usize, isize)| {
+                    matches!(program.places[buffer], Place::Output(_) | Place::BeforeOutput { .. })
+                };
                 self.has_output.push(wanted.iter().any(is_output));
                 self.tables.resize(self.tables.len() + wanted.len(), std::ptr::null_mut());
                 self.starts.push(self.tables.len());
             }
         }
         program.place(inputs, outputs, arena, pointers);
-        for (index, step) in program.steps.iter().enumerate() {
-            let Step::Kernel { bufs, .. } = step else { continue };
+        for (index, step) in program.tasks.iter().enumerate() {
+            let Task::Kernel { bufs, .. } = step else { continue };
             if moved || self.has_output[index] {
                 let table = &mut self.tables[self.starts[index]..self.starts[index + 1]];
                 for (to, &(buffer, offset)) in table.iter_mut().zip(bufs) {
@@ -281,7 +257,7 @@ impl Bound {
         self.inputs.extend(inputs);
         self.outputs.clear();
         self.outputs.extend(outputs);
-        Ok(())
+        Ok(arena)
     }
 }
 
@@ -337,19 +313,41 @@ fn table<'a>(
 }
 
 impl Program {
+    /// Number of steps.
+    pub fn steps(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Size of the arena.
+    pub fn arena_bytes(&self) -> usize {
+        self.arena_bytes
+    }
+
+    /// Inputs from which things are made that are kept between runs, in order.
+    pub fn constants(&self) -> &[usize] {
+        &self.constants
+    }
+
     /// Where every buffer is.
     fn place(&self, inputs: &[*mut u8], outputs: &[*mut u8], arena: *mut u8, pointers: &mut Vec<*mut u8>) {
         pointers.clear();
         pointers.extend(self.places.iter().map(|place| match *place {
             Place::Input(i) => inputs[i],
-            Place::Output { output, offset } => outputs[output].wrapping_add(offset),
-            Place::Arena(offset) => arena.wrapping_add(offset),
+            Place::Output(output) => outputs[output],
+            Place::BeforeOutput { output, offset } => outputs[output].wrapping_add(offset),
+            Place::Arena { offset } => arena.wrapping_add(offset),
             // Each band says where.
             Place::Band { .. } => std::ptr::null_mut(),
         }));
     }
 
-    /// Runs all steps; stops at the first that fails. `contents` are those of the [constants](Program::constants).
+    /// Whether a step is left to the host.
+    pub fn is_host(&self, step: usize) -> bool {
+        matches!(self.tasks[step], Task::Host)
+    }
+
+    /// Runs all steps; stops at the first that fails. `contents` are those of the [constants](Program::constants). The
+    /// host is given the number of a step, where every buffer is, and the arena.
     ///
     /// # Safety
     /// `inputs` and `outputs` point to memory as large as the steps' accesses reach, of their element types;
@@ -362,22 +360,19 @@ impl Program {
         scalars: &[u64],
         contents: &[Contents],
         workspace: &mut Workspace,
-        host: &mut dyn FnMut(usize, &[*mut u8]) -> Result<(), E>,
+        host: &mut dyn FnMut(usize, &[*mut u8], *mut u8) -> Result<(), E>,
     ) -> Result<(), Stopped<E>> {
         let Workspace { pointers, bufs, scalars: numbers, bound, times } = workspace;
         if let Some(times) = times {
             times.clear();
         }
         // Lives as long as the run.
-        let _arena = match bound {
-            Some(bound) => {
-                bound.renew(self, inputs, outputs, pointers).map_err(Stopped::Memory)?;
-                None
-            }
+        let (arena, _own) = match bound {
+            Some(bound) => (bound.renew(self, inputs, outputs, pointers).map_err(Stopped::Memory)?, None),
             None => {
                 let arena = Buffer::alloc(self.arena_bytes).map_err(Stopped::Memory)?;
                 self.place(inputs, outputs, arena.as_ptr(), pointers);
-                Some(arena)
+                (arena.as_ptr(), Some(arena))
             }
         };
         // The step before has run this one, too.
@@ -385,7 +380,7 @@ impl Program {
         let mut bands = self.bands.iter().peekable();
         // The steps before this one have run.
         let mut next = 0;
-        for (index, step) in self.steps.iter().enumerate() {
+        for (index, step) in self.tasks.iter().enumerate() {
             let begin = times.is_some().then(Instant::now);
             if let Some(bands) = bands.next_if(|bands| bands.first == index) {
                 let pointers = Shared(&pointers[..]);
@@ -399,8 +394,8 @@ impl Program {
             }
             match step {
                 _ if index < next => {}
-                Step::Kernel { .. } if std::mem::take(&mut is_done) => {}
-                Step::Kernel { kernel, bufs: wanted, ints, scalars: used, items, grain, scratch_bytes } => {
+                Task::Kernel { .. } if std::mem::take(&mut is_done) => {}
+                Task::Kernel { kernel, bufs: wanted, ints, scalars: used, items, grain, scratch_bytes } => {
                     let bufs = table(bound, index, wanted, pointers, bufs);
                     numbers.clear();
                     numbers.extend(used.iter().map(|&i| scalars[i]));
@@ -411,7 +406,7 @@ impl Program {
                         return Err(Stopped::Status { step: index, code });
                     }
                 }
-                Step::Gemm { shape, dst, lhs, rhs, accumulate, element, constant, epilogue } => {
+                Task::Gemm { shape, dst, lhs, rhs, element, constant, epilogue } => {
                     // SAFETY: the caller's promise about the steps is passed on.
                     let copy = unsafe { kept_copy(constant, contents, *shape, *element, rhs, pointers) };
                     macro_rules! product {
@@ -421,14 +416,14 @@ impl Program {
                                 .as_ref()
                                 .map(|copy| Matrix::new(copy.as_ptr().cast::<$ty>(), shape.n as isize, 1));
                             let (dst, lhs, rhs) = (matrix(dst), matrix(lhs), matrix(rhs));
-                            Product { shape: *shape, dst, accumulate: *accumulate, lhs, rhs, straight }
+                            Product { shape: *shape, dst, accumulate: false, lhs, rhs, straight }
                         }};
                     }
                     // Steps that are timed run one by one.
-                    match (epilogue, self.steps.get(index + 1)) {
+                    match (epilogue, self.tasks.get(index + 1)) {
                         (
-                            Some((rows, per)),
-                            Some(Step::Kernel {
+                            Some(Epilogue { rows, items: per }),
+                            Some(Task::Kernel {
                                 kernel,
                                 bufs: wanted,
                                 ints,
@@ -477,7 +472,7 @@ impl Program {
                         },
                     }
                 }
-                Step::Bmm { batch, shape, dst, lhs, rhs, element } => {
+                Task::Bmm { batch, shape, dst, lhs, rhs, element } => {
                     let pointers = Shared(&pointers[..]);
                     macro_rules! products {
                         ($ty:ty) => {{
@@ -496,21 +491,22 @@ impl Program {
                         _ => products!(f32),
                     }
                 }
-                Step::Convolution(step) => {
+                Task::Convolution(step) => {
                     let mut epilogue = None;
                     // Steps that are timed run one by one.
                     if let (
                         Some(on),
-                        Some(Step::Kernel {
+                        Some(Task::Kernel {
                             kernel, bufs: wanted, ints, scalars: used, scratch_bytes, ..
                         }),
-                    ) = (step.epilogue.as_ref().filter(|_| times.is_none()), self.steps.get(index + 1))
+                    ) = (step.epilogue.as_ref().filter(|_| times.is_none()), self.tasks.get(index + 1))
                     {
                         let bufs = table(bound, index + 1, wanted, pointers, bufs);
                         numbers.clear();
                         numbers.extend(used.iter().map(|&i| scalars[i]));
                         let args = Args { bufs, ints, scalars: numbers };
-                        epilogue = Some(Epilogue { on, kernel, args, scratch_bytes: *scratch_bytes });
+                        epilogue =
+                            Some(convolve::Epilogue { on, kernel, args, scratch_bytes: *scratch_bytes });
                         is_done = true;
                     }
                     // SAFETY: the caller's promise about the steps is passed on.
@@ -521,7 +517,7 @@ impl Program {
                         },
                     )?;
                 }
-                Step::Random { normal, buffer, count, element, seed, offset } => {
+                Task::Random { normal, buffer, count, element, seed, offset } => {
                     let (seed, offset) = (scalars[*seed], scalars[*offset]);
                     let first = pointers[*buffer];
                     // No elements: there may be no memory either.
@@ -542,7 +538,7 @@ impl Program {
                         _ => fill!(f32, random::fill_uniform_f32, random::fill_normal_f32),
                     }
                 }
-                Step::Host(call) => host(*call, pointers).map_err(Stopped::Host)?,
+                Task::Host => host(index, pointers, arena).map_err(Stopped::Host)?,
             }
             if let (Some(times), Some(begin)) = (&mut *times, begin) {
                 times.push(begin.elapsed());

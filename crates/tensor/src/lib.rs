@@ -22,6 +22,7 @@ mod eager;
 mod einsum;
 mod expr;
 pub mod foreach;
+pub mod graph;
 mod handle;
 pub mod hook;
 mod host;

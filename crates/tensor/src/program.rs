@@ -1,81 +1,128 @@
 //! Running compiled programs on tensors: locks the storages, allocates the results, calls the runtime.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use kiln_ir::{Device, Error, Layout, Loc, Op, Result, Shape, TensorTy, Ty, Why};
-use kiln_runtime::convolution::Geometry;
+use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Op, Result, Scalar, ScalarKind, TensorTy, Ty, Why};
+use kiln_plan::{Numbers, Plan, ScalarRef, Step, ViewRef};
 use kiln_runtime::kept::Contents;
 use kiln_runtime::pool::{self, Buffer};
 use kiln_runtime::program::{Program, Stopped, Workspace};
+use kiln_runtime::{Callable, threads};
 
 use crate::create::allocate;
 use crate::eager::compute_into;
+use crate::graph::{GraphValue, run_functional};
 use crate::hook::{Scope, replaced_meanwhile};
 use crate::kernels::{self, Operand};
 use crate::storage::{Room, Storage};
 use crate::tensor::{Held, Ready, Tensor};
 
-/// A buffer of the program as host steps see it: its number, element type and layout.
-#[derive(Clone, Debug)]
-pub struct View {
-    /// The buffer's number.
-    pub buffer: usize,
-    /// Its type.
-    pub ty: TensorTy,
-    /// How its elements lie.
-    pub layout: Layout,
+/// A tensor in a buffer of the program.
+struct View {
+    buffer: usize,
+    dtype: DType,
+    layout: Layout,
+}
+
+impl View {
+    fn of(view: &ViewRef) -> View {
+        let ViewRef { at, ty, strides } = view;
+        let layout = Layout { shape: ty.shape.clone(), strides: strides.clone(), offset: at.offset as usize };
+        View { buffer: at.buffer.index(), dtype: ty.dtype, layout }
+    }
+
+    fn operand(&self, pointers: &[*mut u8]) -> Operand<'_> {
+        Operand {
+            ptr: pointers[self.buffer].wrapping_add(self.layout.offset * self.dtype.size()),
+            dtype: self.dtype,
+            shape: &self.layout.shape,
+            strides: &self.layout.strides,
+        }
+    }
+
+    /// As a tensor.
+    ///
+    /// # Safety
+    /// The buffer is one of a running program, and the tensor is gone when that ends.
+    unsafe fn borrow(&self, pointers: &[*mut u8]) -> Ready {
+        Ready {
+            // SAFETY: the caller's promise is passed on.
+            storage: Storage::new(unsafe { Buffer::borrowed(pointers[self.buffer]) }),
+            layout: self.layout.clone(),
+            dtype: self.dtype,
+            device: Device::Cpu,
+            view_version: None,
+        }
+    }
 }
 
 /// A step that runs eagerly inside the program.
-#[derive(Clone, Debug)]
-pub enum HostStep {
-    /// An op without a lowering.
+enum HostStep {
+    /// An op.
     Op {
-        /// The op.
         op: Op,
-        /// Its operands.
         args: Vec<View>,
-        /// Its result.
+        tys: Vec<Ty>,
         out: View,
-        /// A buffer in which it may work, and how many bytes of it.
-        free: (usize, usize),
-        /// The user's line.
+        /// Bytes of the arena in which it may work.
+        free: Range<usize>,
         loc: Loc,
     },
     /// A copy between layouts.
-    Copy {
-        /// From.
-        src: View,
-        /// To.
-        dst: View,
-    },
-    /// Whatever the compiler has instead of a kernel.
-    Call {
-        /// What is called.
-        function: HostFunction,
-        /// Its operands.
+    Copy { src: View, dst: View },
+    /// The ops of a graph, one by one.
+    OneByOne {
+        graph: Arc<Graph>,
         args: Vec<View>,
-        /// Which of the run's numbers it gets.
-        numbers: Vec<usize>,
+        /// Which of the run's numbers it gets, and as what.
+        numbers: Vec<(usize, ScalarKind)>,
         /// Which of its results go where.
         outs: Vec<(usize, View)>,
     },
 }
 
-/// A function of tensors and numbers (as bit patterns). Its results have memory of their own.
-#[derive(Clone)]
-pub struct HostFunction(pub Arc<Host>);
-
-/// See [`HostFunction`].
-type Host = dyn Fn(Vec<Ready>, &[u64]) -> Result<Vec<Ready>> + Send + Sync;
-
-impl std::fmt::Debug for HostFunction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("HostFunction")
+impl HostStep {
+    fn of(step: &Step, numbers: &mut Numbers) -> std::result::Result<HostStep, String> {
+        let views = |views: &[ViewRef]| views.iter().map(View::of).collect::<Vec<View>>();
+        match step {
+            Step::Call(call) => {
+                let [out] = &call.outs[..] else { return Err("a library call without one result".into()) };
+                let (mut args, dst) = (views(&call.args), View::of(out));
+                if let (Op::Clone {}, 1) = (&call.op, args.len()) {
+                    return Ok(HostStep::Copy { src: args.remove(0), dst });
+                }
+                if !out.is_dense() || !call.scalars.is_empty() {
+                    return Err(format!("a call of {} that nobody knows", call.op.name()));
+                }
+                let tys = call.args.iter().map(|arg| Ty::Tensor(arg.ty.clone())).collect();
+                let (op, free, loc) = (call.op.clone(), call.free.clone(), call.loc);
+                Ok(HostStep::Op { op, args, tys, out: dst, free, loc })
+            }
+            Step::OneByOne(ops) => {
+                let kinds = ops.graph.inputs.iter().skip(ops.args.len()).map(|&input| ops.graph.ty(input));
+                let number = |(&number, ty): (&ScalarRef, &Ty)| match ty {
+                    Ty::Scalar(kind) => Ok((numbers.position(number), *kind)),
+                    Ty::Tensor(_) | Ty::List(_) => Err("a number that is none".to_string()),
+                };
+                Ok(HostStep::OneByOne {
+                    graph: ops.graph.clone(),
+                    args: views(&ops.args),
+                    numbers: ops
+                        .scalars
+                        .iter()
+                        .zip(kinds)
+                        .map(number)
+                        .collect::<std::result::Result<_, _>>()?,
+                    outs: ops.outs.iter().map(|(result, out)| (*result, View::of(out))).collect(),
+                })
+            }
+            Step::Launch(_) => Err("a kernel that nobody launches".into()),
+        }
     }
 }
 
@@ -84,9 +131,9 @@ pub struct Executable {
     program: Program,
     outputs: Vec<TensorTy>,
     writes: Vec<bool>,
-    host_steps: Vec<HostStep>,
-    /// By host step, what is worked out once.
-    known: Vec<Option<Known>>,
+    numbers: Numbers,
+    /// By step, those that run here.
+    host: Vec<Option<HostStep>>,
     keep: bool,
     timed: bool,
     free: Mutex<Vec<Kept>>,
@@ -99,29 +146,6 @@ fn works_apart(op: &Op) -> bool {
         op,
         Op::Convolution { .. } | Op::ConvolutionInputGradient { .. } | Op::ConvolutionWeightGradient { .. }
     )
-}
-
-/// The sizes of a forward convolution of tensors of these shapes.
-pub fn geometry(op: &Op, x: &TensorTy, weight: &TensorTy) -> Option<Geometry> {
-    let made = op.infer(&[Ty::Tensor(x.clone()), Ty::Tensor(weight.clone())]).ok()?;
-    crate::eager::geometry(op, &x.shape, &weight.shape, &made.first()?.as_tensor()?.shape)
-}
-
-/// What is known of an op before it runs.
-struct Known {
-    /// The types of its operands.
-    tys: Vec<Ty>,
-    /// The shape of its result. The buffer is dense, but may have a later reshape's shape.
-    shape: Shape,
-}
-
-impl Known {
-    fn of(step: &HostStep) -> Option<Known> {
-        let HostStep::Op { op, args, .. } = step else { return None };
-        let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
-        let shape = op.infer(&tys).ok()?.first()?.as_tensor()?.shape.clone();
-        Some(Known { tys, shape })
-    }
 }
 
 /// What a run needs and the next one can use again.
@@ -162,26 +186,31 @@ fn whole(ready: &Ready) -> Operand<'_> {
 }
 
 impl Executable {
-    /// Binds a program: `outputs` are the types of its results, `writes` says which inputs it changes.
+    /// Prepares a plan to run: `kernels` are its kernels, `outputs` the types of its results, `writes` says which inputs
+    /// it changes.
     ///
-    /// The program is trusted: it must be what the compiler made for inputs of exactly these layouts.
-    pub fn new(
-        program: Program,
+    /// # Safety
+    /// The plan is trusted: it is what the compiler made, or was checked, and is run on inputs of exactly the layouts
+    /// that it is for; the kernels are its own.
+    pub unsafe fn new(
+        plan: &Plan,
+        kernels: &[Callable],
         outputs: Vec<TensorTy>,
         writes: Vec<bool>,
-        host_steps: Vec<HostStep>,
-    ) -> Executable {
-        let known = host_steps.iter().map(Known::of).collect();
-        Executable {
-            program,
-            outputs,
-            writes,
-            host_steps,
-            known,
-            keep: false,
-            timed: false,
-            free: Mutex::new(Vec::new()),
+    ) -> std::result::Result<Executable, String> {
+        let (program, mut numbers) = Program::new(plan, kernels, threads::count())?;
+        let mut host = Vec::with_capacity(plan.steps.len());
+        for (number, step) in plan.steps.iter().enumerate() {
+            let is_host = program.is_host(number);
+            host.push(is_host.then(|| HostStep::of(step, &mut numbers)).transpose()?);
         }
+        let free = Mutex::new(Vec::new());
+        Ok(Executable { program, outputs, writes, numbers, host, keep: false, timed: false, free })
+    }
+
+    /// The numbers that a run needs.
+    pub fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     /// Whether a run leaves its temporary memory and its table of pointers to the next one. Less work a call;
@@ -213,7 +242,7 @@ impl Executable {
 
     /// Number of steps.
     pub fn steps(&self) -> usize {
-        self.program.steps.len()
+        self.program.steps()
     }
 
     /// Runs on these inputs and numbers (bit patterns) and appends the results.
@@ -246,7 +275,7 @@ impl Executable {
                 Some(ready) => {
                     let write = self.writes.get(i).copied().unwrap_or(false);
                     kept.inputs.push(ready.pointer());
-                    if self.program.constants.get(kept.watched.len()) == Some(&i) {
+                    if self.program.constants().get(kept.watched.len()) == Some(&i) {
                         kept.watched.push(uses.len());
                     }
                     uses.push((&ready.storage, write));
@@ -270,7 +299,7 @@ impl Executable {
                 scalars,
                 &kept.contents,
                 &mut kept.workspace,
-                &mut |call, pointers| self.host(call, pointers, scalars),
+                &mut |step, pointers, arena| self.host(step, pointers, arena, scalars),
             )
         };
         kept.locks.release(locked);
@@ -284,55 +313,38 @@ impl Executable {
                     Some(_) => Failure::Refused(error),
                 },
                 Stopped::Memory(error) => {
-                    let why = Why::Memory { bytes: self.program.arena_bytes, reason: error.to_string() };
+                    let why = Why::Memory { bytes: self.program.arena_bytes(), reason: error.to_string() };
                     Failure::Error(Error::op("compiled program", why, Loc::UNKNOWN))
                 }
             }
         })
     }
 
-    fn host(&self, call: usize, pointers: &[*mut u8], scalars: &[u64]) -> Result<()> {
-        fn operand<'v>(view: &'v View, pointers: &[*mut u8]) -> Operand<'v> {
-            Operand {
-                ptr: pointers[view.buffer].wrapping_add(view.layout.offset * view.ty.dtype.size()),
-                dtype: view.ty.dtype,
-                shape: &view.layout.shape,
-                strides: &view.layout.strides,
-            }
-        }
-        let borrow = |view: &View, layout: Layout| Ready {
-            // SAFETY: a buffer of the running program, which outlives the op.
-            storage: Storage::new(unsafe { Buffer::borrowed(pointers[view.buffer]) }),
-            layout,
-            dtype: view.ty.dtype,
-            device: Device::Cpu,
-            view_version: None,
-        };
-        match &self.host_steps[call] {
-            HostStep::Call { function, args, numbers, outs } => {
+    fn host(&self, step: usize, pointers: &[*mut u8], arena: *mut u8, scalars: &[u64]) -> Result<()> {
+        // SAFETY: a buffer of the running program, which outlives the op.
+        let borrow = |view: &View| unsafe { view.borrow(pointers) };
+        match &self.host[step] {
+            None => {}
+            Some(HostStep::OneByOne { graph, args, numbers, outs }) => {
                 let _eager = Scope::suspend();
-                let inputs = args.iter().map(|view| borrow(view, view.layout.clone())).collect();
-                let numbers: Vec<u64> = numbers.iter().map(|&number| scalars[number]).collect();
-                let results = (function.0)(inputs, &numbers)?;
+                let tensors = args.iter().map(|view| GraphValue::Tensor(Tensor::from_ready(borrow(view))));
+                let number = |&(number, kind): &(usize, ScalarKind)| Scalar::from_bits(scalars[number], kind);
+                let inputs = tensors.chain(numbers.iter().map(number).map(GraphValue::Number));
+                let results = run_functional(graph, &inputs.collect::<Vec<_>>())?;
                 for (result, out) in outs {
+                    let result = results[*result].ready()?;
                     // SAFETY: a buffer of the running program with this layout, of the result's shape; the
                     // result has memory of its own.
-                    unsafe { kernels::convert(&operand(out, pointers), &whole(&results[*result])) };
+                    unsafe { kernels::convert(&out.operand(pointers), &whole(&result)) };
                 }
             }
-            HostStep::Copy { src, dst } => {
+            Some(HostStep::Copy { src, dst }) => {
                 // SAFETY: both are buffers of the running program with these layouts, of one shape.
-                unsafe { kernels::convert(&operand(dst, pointers), &operand(src, pointers)) };
+                unsafe { kernels::convert(&dst.operand(pointers), &src.operand(pointers)) };
             }
-            HostStep::Op { op, args, out, free, loc } => {
+            Some(HostStep::Op { op, args, tys, out, free, loc }) => {
                 let _eager = Scope::suspend();
-                let Some(Known { tys, shape }) = &self.known[call] else {
-                    let tys: Vec<Ty> = args.iter().map(|view| Ty::Tensor(view.ty.clone())).collect();
-                    let why = op.infer(&tys).err().unwrap_or(Why::Other("has no result".into()));
-                    return Err(op.error(&tys, why, *loc));
-                };
-                let mut inputs: SmallVec<[Ready; 4]> =
-                    args.iter().map(|view| borrow(view, view.layout.clone())).collect();
+                let mut inputs: SmallVec<[Ready; 4]> = args.iter().map(borrow).collect();
                 let is_out = |view: &View| pointers[view.buffer] == pointers[out.buffer];
                 let shared = args.iter().any(is_out);
                 // Rows that go into the operand itself, which is dense then.
@@ -340,18 +352,17 @@ impl Executable {
                     && args.iter().map(is_out).eq([true, false, false])
                     && args[0].layout.offset == 0
                     && args[0].layout.is_contiguous();
-                let out = borrow(out, Layout::contiguous(shape.clone()));
+                let out = borrow(out);
                 match shared {
                     true if is_in_place => {
                         inputs[0] = out.clone();
                         compute_into(op, &inputs, tys, &out, *loc)?;
                     }
                     false if works_apart(op) => {
-                        let (buffer, bytes) = *free;
                         let compute = || compute_into(op, &inputs, tys, &out, *loc);
                         // SAFETY: nothing lies there while this step runs; what the op makes for itself is gone
                         // when it is done, and its result is there already.
-                        unsafe { pool::lend(pointers[buffer], bytes, compute)? };
+                        unsafe { pool::lend(arena.wrapping_add(free.start), free.len(), compute)? };
                     }
                     false => compute_into(op, &inputs, tys, &out, *loc)?,
                     // The result takes an operand's place: kernels want memory of its own.

@@ -1,13 +1,15 @@
 //! What Kiln's tests share: a naive reference evaluator, finite differences, golden files and random
-//! programs. Nothing here is fast or clever, and nothing depends on the code it judges: only `ir` is known.
+//! programs. Nothing here is fast or clever, and nothing depends on the code it judges: only `ir` and the data of `plan` are known.
 
 mod array;
 mod eval;
 mod finite;
 pub mod golden;
+pub mod loops;
 #[cfg(test)]
 mod op_docs;
 mod philox;
+pub mod plan;
 mod programs;
 mod rng;
 mod shrink;

@@ -61,7 +61,7 @@ impl Draft {
     /// Drops what only people read.
     pub(super) fn without_text(mut self) -> Draft {
         for drawn in self.made.codes_mut() {
-            drawn.general = drawn.general.clone().without_text();
+            drawn.general = drawn.general.clone().without_report();
         }
         self
     }

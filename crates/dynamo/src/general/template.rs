@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use kiln_inductor::Numbers;
-use kiln_runtime::Kernel;
+use kiln_runtime::Callable;
 
 use super::draft::{Draft, DraftForm, Drawn, recording_with};
 use super::fit::{Fitter, Point, Polynomial};
@@ -246,7 +246,7 @@ pub(crate) struct Template {
     rules: Vec<(usize, Rule)>,
     pub(super) ranges: Ranges,
     /// By graph, its kernels.
-    kernels: Vec<Vec<Kernel>>,
+    kernels: Vec<Vec<Callable>>,
     tape: Analysis,
     made: AtomicUsize,
     kept: Mutex<Vec<(Point, Arc<Segment>)>>,
@@ -345,11 +345,11 @@ impl Template {
         let never = |reason: String| Refusal::Never(NotCompiled::Compiler(reason).to_string());
         let mut kernels = Vec::new();
         for drawn in draft.made.codes() {
-            let loading = kernels::load(drawn.general.plan(), build).map_err(never)?;
+            let loading = kernels::load(drawn.general.code(), build).map_err(never)?;
             if let Some((_, reason)) = loading.refused.first() {
                 return Err(never(reason.clone()));
             }
-            kernels.push(loading.find(drawn.general.plan()).map_err(never)?);
+            kernels.push(loading.find(drawn.general.code()).map_err(never)?);
         }
         let tape = Analysis::of(trie, at);
         let kept = Mutex::new(Vec::new());

@@ -1,40 +1,27 @@
 //! Steps that are library calls: products, convolutions, random numbers, and ops without a loop form.
 
-use kiln_ir::{DType, Def, Node, Op, ScalarKind, Value};
+use kiln_ir::{Def, Op, ScalarKind, TensorTy, Value};
 
 use super::Assembler;
 use crate::fuse::Fusion;
-use crate::plan::{BatchRef, BufferRef, Distribution, MatrixRef, Step, ViewRef};
 use crate::views::view_of;
+use kiln_plan::{BufferRef, Call, Step, ViewRef};
 
 impl Assembler<'_, '_> {
-    fn matrix(&mut self, value: Value) -> MatrixRef {
-        let view = view_of(self.fusion.graph, self.fusion.layouts, &self.fusion.stored, value);
-        let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
-        MatrixRef { at, row: view.strides[0] as i64, column: view.strides[1] as i64 }
-    }
-
-    fn batch(&mut self, value: Value) -> BatchRef {
+    fn batch(&mut self, value: Value) -> ViewRef {
         let view = self.fusion.batch(value);
+        let ty = self.tensor(value);
+        let matrix = [ty.shape[1], ty.shape[2]];
+        let shape: Vec<usize> = view.sizes.iter().copied().chain(matrix).collect();
+        let strides = view.strides.iter().copied().chain([view.row, view.column]).collect();
         let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
-        let matrix = MatrixRef { at, row: view.row as i64, column: view.column as i64 };
-        BatchRef { matrix, sizes: view.sizes, strides: view.strides }
+        ViewRef { at, ty: TensorTy { shape: shape.into(), ..ty }, strides }
     }
 
     fn view(&mut self, value: Value) -> ViewRef {
         let view = view_of(self.fusion.graph, self.fusion.layouts, &self.fusion.stored, value);
         let at = BufferRef { buffer: self.home(view.base), offset: view.offset };
-        ViewRef { at, shape: self.tensor(value).shape, strides: view.strides }
-    }
-
-    /// Whether a convolution reads its operands where they are, and is computed in their type.
-    fn convolves(&self, node: &Node) -> bool {
-        let Fusion { graph, layouts, stored, .. } = self.fusion;
-        let is_dense = |&value: &Value| {
-            view_of(graph, layouts, stored, value).strides == self.tensor(value).shape.contiguous_strides()
-        };
-        let is_float = matches!(self.tensor(node.outs[0]).dtype, DType::F32 | DType::F64);
-        is_float && node.args.len() == 2 && node.args.iter().all(is_dense)
+        ViewRef { at, ty: self.tensor(value), strides: view.strides }
     }
 
     /// Whether a value is an input that is likely to be the same in the next call, or a part of one.
@@ -57,43 +44,23 @@ impl Assembler<'_, '_> {
         let ops = self.ops(&[n as u32]);
         let read: usize =
             node.args.iter().map(|&a| self.fusion.graph.ty(a).as_tensor().map_or(0, |t| t.bytes())).sum();
-        let (step, name) = match &node.op {
-            Op::Mm {} => {
-                let (m, n, k) = (ty.shape[0], ty.shape[1], self.tensor(node.args[0]).shape[1]);
-                let (lhs, rhs) = (self.matrix(node.args[0]), self.matrix(node.args[1]));
-                let dst = MatrixRef { at: BufferRef { buffer: dst, offset: 0 }, row: n as i64, column: 1 };
-                let (dtype, constant) = (ty.dtype, self.constant(node.args[1]));
-                let (accumulate, epilogue) = (false, None);
-                (Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, constant, epilogue }, "gemm")
-            }
-            Op::Bmm {} if self.fusion.is_batched(node) => {
-                let (m, n, k) = (ty.shape[1], ty.shape[2], self.tensor(node.args[0]).shape[2]);
-                let (lhs, rhs) = (self.batch(node.args[0]), self.batch(node.args[1]));
-                (Step::Bmm { batch: ty.shape[0], m, n, k, lhs, rhs, dst, dtype: ty.dtype }, "bmm")
-            }
-            Op::Convolution { .. } if self.convolves(node) => {
-                let (x, weight) = (self.view(node.args[0]), self.view(node.args[1]));
-                let constant = self.constant(node.args[1]);
-                let (op, dtype) = (node.op.clone(), ty.dtype);
-                let step =
-                    Step::Convolution { op, x, weight, dst, dtype, constant, free: 0..0, epilogue: None };
-                (step, "convolution")
-            }
+        let is_batched = self.fusion.is_batched(node);
+        let operand = |this: &mut Self, arg| if is_batched { this.batch(arg) } else { this.view(arg) };
+        let is_tensor = |arg: &&Value| self.fusion.graph.ty(**arg).as_tensor().is_some();
+        let args = node.args.iter().filter(is_tensor).map(|&arg| operand(self, arg)).collect();
+        let out = ViewRef::dense(BufferRef { buffer: dst, offset: 0 }, ty.clone());
+        let mut call = Call::new(node.op.clone(), args, out, node.loc);
+        let name = match &node.op {
+            Op::Mm {} => "gemm",
+            Op::Bmm {} if is_batched => "bmm",
+            Op::Convolution { .. } => "convolution",
             Op::Rand { .. } | Op::Randn { .. } => {
-                let uniform = matches!(node.op, Op::Rand { .. });
-                let distribution = if uniform { Distribution::Uniform } else { Distribution::Normal };
-                let seed = self.scalar((node.args[0], ScalarKind::Int));
-                let offset = self.scalar((node.args[1], ScalarKind::Int));
-                (Step::Random { distribution, buffer: dst, seed, offset }, "random")
+                call.scalars = node.args.iter().map(|&arg| self.scalar((arg, ScalarKind::Int))).collect();
+                "random"
             }
-            op => {
-                let args = node.args.iter().map(|&a| self.view(a)).collect();
-                (
-                    Step::Fallback { op: op.clone(), args, outs: vec![dst], free: 0..0, loc: node.loc },
-                    "library",
-                )
-            }
+            _ => "library",
         };
-        self.step(step, name, ops, read, ty.bytes());
+        call.constant = matches!(node.op, Op::Mm {} | Op::Convolution { .. }) && self.constant(node.args[1]);
+        self.step(Step::Call(call), name, ops, read, ty.bytes());
     }
 }

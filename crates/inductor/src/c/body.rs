@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 use super::unroll::Statements;
 use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
-use crate::index::{ExprId, Index};
-use crate::loops::{ExprKind, Reduction};
+use kiln_plan::index::{ExprId, Index};
+use kiln_plan::loops::{ExprKind, Reduction};
 
 /// Rows of more elements are not asked for ahead of their turn.
 const LONGEST_AHEAD: usize = 16384;

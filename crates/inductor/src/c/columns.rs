@@ -6,8 +6,8 @@ use std::fmt::Write;
 
 use super::unroll::{Statements, each_word};
 use super::{Emitter, Level, Piece, memory_type, vector_type};
-use crate::index::ExprId;
-use crate::loops::Reduction;
+use kiln_plan::index::ExprId;
+use kiln_plan::loops::Reduction;
 
 /// Rows whose sum is formed before it is added to the total.
 const ROWS: usize = 256;

@@ -6,24 +6,14 @@ use kiln_ir::math::{Function, Width, c};
 use super::narrow::{memory_vector, narrowed};
 use super::windows::has_second;
 use super::{Emitter, Level, memory_type, suffix, vector_type};
-use crate::index::{ExprId, Index, Term};
-use crate::loops::{ExprKind, Mode, Operation, Reduction, Scan};
+use kiln_plan::index::{ExprId, Index, Term};
+use kiln_plan::loops::{ExprKind, Mode, Operation, Reduction, Scan};
 
 fn width(dtype: DType) -> Option<Width> {
     match dtype.computing() {
         DType::F32 => Some(Width::F32),
         DType::F64 => Some(Width::F64),
         _ => None,
-    }
-}
-
-impl Scan {
-    /// What it begins with, as C.
-    pub(super) const fn start(self) -> &'static str {
-        match self {
-            Scan::Sum => "0",
-            Scan::Product => "1",
-        }
     }
 }
 
@@ -477,7 +467,7 @@ impl<'k> Emitter<'k> {
 
     /// What a scan begins with, in every column.
     pub(super) fn scan_start(&self, scan: Scan, dtype: DType) -> String {
-        self.splat(dtype, scan.start())
+        self.splat(dtype, &scan.start().to_string())
     }
 
     /// One step of a scan. What it carries along is `*s`: a vector with a lane for each column, or, along rows, a

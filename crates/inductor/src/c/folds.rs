@@ -9,14 +9,14 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use kiln_plan::signature::GROUP;
+
 use super::{Argument, Emitter, Level, Piece, memory_type, suffix, vector_type};
-use crate::index::ExprId;
-use crate::loops::{ExprKind, Reduction};
+use kiln_plan::index::ExprId;
+use kiln_plan::loops::{ExprKind, Reduction};
 
 /// Rows whose sum is formed before it is added to the part's.
 const BLOCK: usize = 256;
-/// Rows that are added to the accumulators at one go.
-pub(super) const GROUP: usize = 4;
 
 /// A fold as it is stored.
 #[derive(Copy, Clone)]

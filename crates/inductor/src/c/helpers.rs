@@ -5,10 +5,10 @@ use std::fmt::Write;
 use kiln_ir::math::Width;
 use kiln_ir::math::c::CIsa;
 
-use crate::plan::KernelSource;
+use super::KernelSource;
 
 /// The helpers that the kernels use, for vectors of `lanes` elements.
-pub(crate) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> String {
+pub(super) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> String {
     let uses = |name: &str| kernels.iter().any(|k| k.code.contains(name));
     let mut out = String::new();
     if uses("kiln_turn") || uses("kiln_second") || uses("kiln_border") || uses("kiln_repeat") {

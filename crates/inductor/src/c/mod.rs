@@ -11,7 +11,6 @@
 //! loop calls it with the constant full count, so that partial loads and masks vanish, and the tail once with
 //! what is left.
 
-mod arguments;
 mod body;
 mod columns;
 mod expr;
@@ -24,31 +23,86 @@ mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use rustc_hash::FxHasher;
 
 use kiln_ir::DType;
+use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::math::{Function, Width};
 
 use crate::Options;
-use crate::index::{AxisId, ExprId, Index, Term};
-use crate::loops::{Expr, ExprKind, Kernel, Mode, Reduction, Store};
+use kiln_plan::index::{AxisId, ExprId, Index, Term};
+use kiln_plan::loops::{Expr, ExprKind, Kernel, Mode, Reduction, Store};
 
-pub(crate) use arguments::{Arguments, CHUNK, Launch};
-pub(crate) use helpers::helpers;
-
-use arguments::{Argument, Piece, row_bytes};
+use helpers::helpers;
+use kiln_plan::Signature;
+use kiln_plan::signature::{self, Argument, Piece, row_bytes};
 
 /// Rows saved for a later pass may take this much of a thread's scratch.
 const MOST_SCRATCH: i64 = 512 << 10;
 
-/// A kernel as text, and the arguments of this use of it.
-#[derive(Debug)]
-pub(crate) struct Emitted {
-    /// The function's text, with `KERNEL` where its name goes.
-    pub code: String,
-    pub functions: Vec<(Function, Width)>,
+/// A kernel as a C function.
+#[derive(Clone, PartialEq, Debug)]
+pub struct KernelSource {
+    /// Its name, made from a hash of its text.
+    pub name: String,
+    /// Lanes of its vectors.
     pub lanes: usize,
-    pub arguments: Arguments,
-    pub launch: Launch,
+    /// Its text, without prelude and mathematics.
+    pub code: String,
+    /// The mathematics it calls.
+    pub functions: Vec<(Function, Width)>,
+    /// How it is called.
+    pub signature: Arc<Signature>,
+}
+
+impl KernelSource {
+    /// Whether it calls the C library's mathematics.
+    pub fn needs_libm(&self) -> bool {
+        self.functions.iter().any(|(function, _)| function.calls_library())
+    }
+
+    /// A complete C source with this function, for people: with the ops that it computes.
+    pub fn source(&self, isa: CIsa, ops: &[String]) -> String {
+        KernelSource::shard(&[&KernelSource { code: self.told(ops), ..self.clone() }], isa)
+    }
+
+    /// Its text behind a comment that names the ops it computes.
+    pub fn told(&self, ops: &[String]) -> String {
+        let ops: String = ops.iter().take(40).map(|op| format!(" * {op}\n")).collect();
+        format!("/*\n{ops} */\n{}", self.code)
+    }
+
+    /// One C source for several kernels, which must have equal lanes.
+    pub fn shard(kernels: &[&KernelSource], isa: CIsa) -> String {
+        let lanes = kernels.first().map_or(4, |k| k.lanes);
+        // No instruction written out works on vectors of one lane.
+        let isa = if lanes == 1 { CIsa::Plain } else { isa };
+        let mut out = c::prelude(lanes, isa);
+        out.push_str(&helpers(lanes, isa, kernels));
+        let mut functions: Vec<(Function, Width)> =
+            kernels.iter().flat_map(|k| k.functions.iter().copied()).collect();
+        functions.sort();
+        functions.dedup();
+        for (function, width) in functions {
+            out.push_str(&c::function(function, width));
+        }
+        for kernel in kernels {
+            out.push('\n');
+            out.push_str(&kernel.code);
+        }
+        out
+    }
+}
+
+fn name_of(code: &str) -> String {
+    let mut hasher = FxHasher::default();
+    code.hash(&mut hasher);
+    let first = hasher.finish();
+    code.len().hash(&mut hasher);
+    format!("kiln_{:016x}", first.rotate_left(17) ^ hasher.finish())
 }
 
 /// What has a name as the last of some positions: a number where it stands in the kernel, or whatever is the same for
@@ -95,6 +149,8 @@ struct Emitter<'k> {
     int_names: Vec<String>,
     /// What scratch holds.
     pieces: Vec<Piece>,
+    /// Numbers that have no argument of their own.
+    twins: Vec<(usize, usize)>,
     functions: Vec<(Function, Width)>,
     /// Types of the names that a body may take as parameters.
     outer_names: BTreeMap<String, String>,
@@ -104,7 +160,7 @@ struct Emitter<'k> {
     /// text.
     inner_names: Option<BTreeMap<*const i64, String>>,
     /// Names of the last positions that clamped ones may be.
-    last_names: BTreeMap<Last<'k>, String>,
+    last_names: BTreeMap<Last<'k>, (String, usize)>,
     /// Functions written so far.
     bodies: String,
     uses_status: bool,
@@ -161,7 +217,7 @@ fn runs_by_elements(kernel: &Kernel) -> bool {
 }
 
 /// Writes a kernel.
-pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
+pub fn emit(kernel: &Kernel, options: &Options) -> KernelSource {
     let lanes = match runs_by_elements(kernel) {
         true => 1,
         false => options.isa.lanes(kernel.widest().max(4)),
@@ -182,6 +238,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         ints: Vec::new(),
         int_names: Vec::new(),
         pieces: Vec::new(),
+        twins: Vec::new(),
         functions: Vec::new(),
         outer_names: BTreeMap::new(),
         stride_names: BTreeMap::new(),
@@ -198,7 +255,7 @@ pub(crate) fn emit(kernel: &Kernel, options: &Options) -> Emitted {
         this.numbers.insert(std::ptr::from_ref(number), count);
     });
     this.classify();
-    this.run(options.threads)
+    this.run()
 }
 
 impl<'k> Emitter<'k> {
@@ -358,7 +415,7 @@ impl<'k> Emitter<'k> {
             }
         }
         let row = |&id: &ExprId| row_bytes(self.kernel, self.lanes as i64, self.element_bytes(id));
-        let rows = if self.kernel.parts.is_some() { folds::GROUP as i64 } else { 1 };
+        let rows = if self.kernel.parts.is_some() { signature::GROUP as i64 } else { 1 };
         if rows * self.saved.keys().map(row).sum::<i64>() > MOST_SCRATCH {
             self.saved.clear();
         }
@@ -470,11 +527,15 @@ impl<'k> Emitter<'k> {
             Some(_) => Last::At(most),
             None => Last::Of(inner, *most),
         };
-        if let Some(name) = self.last_names.get(&last) {
+        let number = self.numbers[&std::ptr::from_ref(most)];
+        if let Some((name, first)) = self.last_names.get(&last) {
+            if number != *first {
+                self.twins.push((number, *first));
+            }
             return name.clone();
         }
         let name = self.number(format!("m{}", self.last_names.len()), most);
-        self.last_names.insert(last, name.clone());
+        self.last_names.insert(last, (name.clone(), number));
         name
     }
 
@@ -489,7 +550,7 @@ impl<'k> Emitter<'k> {
         parts.join(" + ")
     }
 
-    fn run(mut self, threads: usize) -> Emitted {
+    fn run(mut self) -> KernelSource {
         let kernel = self.kernel;
         let (outer, vector) = (kernel.outer(), kernel.vector_axis());
         for (b, dtype) in kernel.buffers.iter().enumerate() {
@@ -599,13 +660,21 @@ impl<'k> Emitter<'k> {
             })
             .sum::<i64>()
             / 2;
-        let arguments = Arguments { list: self.ints, pieces: self.pieces, lanes: self.lanes as i64, cost };
-        Emitted {
-            code: indent(&code),
-            functions: self.functions,
+        let signature = Signature {
+            list: self.ints,
+            pieces: self.pieces,
+            twins: self.twins,
+            lanes: self.lanes as i64,
+            cost,
+        };
+        let code = indent(&code);
+        let name = name_of(&code);
+        KernelSource {
+            code: code.replace("KERNEL", &name),
+            name,
             lanes: self.lanes,
-            launch: arguments.of(kernel, threads),
-            arguments,
+            functions: self.functions,
+            signature: Arc::new(signature),
         }
     }
 }

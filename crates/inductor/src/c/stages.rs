@@ -14,8 +14,8 @@ use kiln_ir::DType;
 
 use super::unroll::Statements;
 use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
-use crate::index::ExprId;
-use crate::loops::{ExprKind, Operation};
+use kiln_plan::index::ExprId;
+use kiln_plan::loops::ExprKind;
 
 /// Elements of a block: with a few values each they stay in the first-level cache.
 const BLOCK: i64 = 1024;
@@ -25,40 +25,6 @@ const LONG: usize = 56;
 const SHORTEST: usize = 20;
 /// From this many on a stage ends wherever few values cross.
 const ENOUGH: usize = 32;
-
-impl Operation {
-    /// Vector instructions, roughly; a division counts for the time it takes.
-    const fn instructions(self) -> usize {
-        match self {
-            Operation::Call(function) => match function.instructions() {
-                Some(instructions) => instructions,
-                // Element by element, through the library: nothing overlaps with it anyway.
-                None => 0,
-            },
-            Operation::Sqrt => 10,
-            Operation::Div => 8,
-            Operation::Maximum | Operation::Minimum | Operation::Where | Operation::Convert => 3,
-            Operation::Pow => 0,
-            Operation::Add
-            | Operation::Sub
-            | Operation::Mul
-            | Operation::Neg
-            | Operation::Abs
-            | Operation::Eq
-            | Operation::Ne
-            | Operation::Lt
-            | Operation::Le
-            | Operation::Gt
-            | Operation::Ge
-            | Operation::And
-            | Operation::Not
-            | Operation::BitAnd
-            | Operation::BitOr
-            | Operation::BitXor => 1,
-            Operation::ShiftLeft | Operation::ShiftRight => 4,
-        }
-    }
-}
 
 impl Emitter<'_> {
     /// The loops of a kernel over independent elements.
@@ -151,7 +117,8 @@ impl Emitter<'_> {
     /// The values of a body that are kept for a later stage, with the stage that computes them.
     fn crossing(&self, ids: &[ExprId], results: &[ExprId]) -> BTreeMap<ExprId, usize> {
         let instructions = |id: ExprId| match &self.kernel.exprs[id].kind {
-            ExprKind::Apply(op, _) => op.instructions(),
+            // Through the library nothing overlaps anyway.
+            ExprKind::Apply(op, _) => op.instructions().unwrap_or(0),
             _ => 0,
         };
         let mut kept = BTreeMap::new();

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use super::Emitter;
 use super::body::Body;
-use crate::index::ExprId;
+use kiln_plan::index::ExprId;
 
 /// A body as statements that may be written several times.
 pub(super) struct Statements {

@@ -10,8 +10,8 @@ use kiln_ir::math::c::CIsa;
 
 use super::narrow::memory_vector;
 use super::{Emitter, suffix};
-use crate::index::{ExprId, Index, Repeats, Term};
-use crate::loops::ExprKind;
+use kiln_plan::index::{ExprId, Index, Repeats, Term};
+use kiln_plan::loops::ExprKind;
 
 /// Whether every second element of a dtype is had by loading all and taking half.
 pub(super) fn has_second(dtype: DType) -> bool {

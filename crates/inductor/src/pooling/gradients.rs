@@ -9,11 +9,11 @@
 //! their numbers are clamped, and what they would give is left out. Lines of windows are added up first, then
 //! columns, from the first window to the last, as the library does it.
 
-use crate::index::{ExprId, Index};
-use crate::loops::{ExprKind, Operation};
 use crate::lower::{Lowering, Stop};
 use crate::pooling::SHORTEST_LINE;
 use kiln_ir::{DType, Graph, Node, Op, Sizes};
+use kiln_plan::index::{ExprId, Index};
+use kiln_plan::loops::{ExprKind, Operation};
 
 /// Elements get something from no more windows than this.
 const MOST_HOLDERS: usize = 25;

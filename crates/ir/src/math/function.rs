@@ -76,10 +76,24 @@ macro_rules! define_functions {
 }
 crate::scalar_functions!(define_functions);
 
+/// What so many vector instructions cost, in bytes that memory could have moved meanwhile; `None`: a call of the C
+/// library for each element.
+pub const fn cost(instructions: Option<usize>) -> i64 {
+    match instructions {
+        Some(instructions) => (instructions / 8) as i64,
+        None => 60,
+    }
+}
+
 impl Function {
     /// Whether it calls the C library, element by element.
     pub const fn calls_library(self) -> bool {
         self.instructions().is_none()
+    }
+
+    /// What one element costs, in bytes that memory could have moved meanwhile.
+    pub const fn cost(self) -> i64 {
+        cost(self.instructions())
     }
 
     /// Evaluates on `f32`.

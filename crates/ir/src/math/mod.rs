@@ -27,6 +27,6 @@ mod accuracy;
 #[cfg(test)]
 mod sweep;
 
-pub use function::Function;
+pub use function::{Function, cost};
 pub use lane::{Lane, Libm, Whole, Width};
 pub use scalar::{ScalarF32, ScalarF64};

@@ -451,10 +451,10 @@ macro_rules! scalar_functions {
         DivTrunc "div_trunc" 8 |cx, x, y| composite::div_trunc(cx, x, y);
             exact Formula;
         /// The larger argument, NaN winning.
-        Maximum "maximum" 1 |cx, x, y| composite::maximum(cx, x, y);
+        Maximum "maximum" 3 |cx, x, y| composite::maximum(cx, x, y);
             exact Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.max(y) }), integers |a, b| a.max(b);
         /// The smaller argument, NaN winning.
-        Minimum "minimum" 1 |cx, x, y| composite::minimum(cx, x, y);
+        Minimum "minimum" 3 |cx, x, y| composite::minimum(cx, x, y);
             exact Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.min(y) }), integers |a, b| a.min(b);
         /// xʸ.
         Pow "pow" library |cx, x, y| library!(cx, "pow", |x, y| x.powf(y));

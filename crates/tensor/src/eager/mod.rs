@@ -19,8 +19,6 @@ use kiln_ir::{
 
 use kiln_runtime::parallel_for;
 
-pub(crate) use nn::geometry;
-
 use crate::Tensor;
 use crate::create::allocate;
 use crate::hook::Arg;

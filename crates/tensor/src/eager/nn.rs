@@ -35,33 +35,6 @@ fn pair(list: &[usize], fill: usize) -> [usize; 2] {
     }
 }
 
-/// The sizes of a convolution, or of one of its gradients, as library code wants them.
-pub(crate) fn geometry(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -> Option<Geometry> {
-    let (Op::Convolution { stride, padding, dilation, groups }
-    | Op::ConvolutionInputGradient { stride, padding, dilation, groups, .. }
-    | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = op
-    else {
-        return None;
-    };
-    // Larger strides and dilations than the padded input make no difference: there is one position, one tap.
-    let within = |steps: &[usize]| -> [usize; 2] {
-        let (steps, sizes, padding) = (pair(steps, 1), pair(&input[2..], 1), pair(padding, 0));
-        std::array::from_fn(|d| steps[d].min(padding[d].saturating_mul(2).saturating_add(sizes[d]).max(1)))
-    };
-    Some(Geometry {
-        batch: input[0],
-        channels: input[1],
-        filters: weight[0],
-        input: pair(&input[2..], 1),
-        output: pair(&output[2..], 1),
-        kernel: pair(&weight[2..], 1),
-        stride: within(stride),
-        padding: pair(padding, 0),
-        dilation: within(dilation),
-        groups: *groups,
-    })
-}
-
 impl Job<'_> {
     fn fail(&self, why: Why) -> kiln_ir::Error {
         self.op.error(self.tys, why, self.loc)
@@ -89,7 +62,7 @@ impl Job<'_> {
             Op::ConvolutionWeightGradient { .. } => (a, c, b),
             _ => (a, b, c),
         };
-        let Some(geometry) = geometry(self.op, input, weight, output) else { return Ok(()) };
+        let Some(geometry) = Geometry::of(self.op, input, weight, output) else { return Ok(()) };
         with_float!(self, out.dtype, T => {
             let (to, left, right) =
                 (out.pointer().cast::<T>(), first.pointer().cast::<T>(), second.pointer().cast::<T>());

@@ -35,10 +35,14 @@ pub struct Index {
 
 /// A position that is a quotient `inner / by` plus a constant, `clamped` to `most`.
 #[derive(Copy, Clone)]
-pub(crate) struct Repeats<'a> {
+pub struct Repeats<'a> {
+    /// What is divided.
     pub inner: &'a Index,
+    /// By what.
     pub by: &'a i64,
+    /// The position as a whole.
     pub clamped: &'a Index,
+    /// The last one.
     pub most: &'a i64,
 }
 
@@ -73,7 +77,7 @@ impl Index {
     }
 
     /// A non-negative index divided by a number, without cutting loops for it.
-    pub(crate) fn quotient(&self, by: i64) -> Index {
+    pub fn quotient(&self, by: i64) -> Index {
         let is_exact = self.terms.iter().all(|(_, factor)| factor % by == 0);
         match is_exact {
             true => Index {
@@ -143,7 +147,7 @@ impl Index {
 
     /// What is clamped, and to what, if that is the only term with the loop variable, neighbouring positions are
     /// neighbouring elements, and loops alone decide about it.
-    pub(crate) fn border(&self, axis: AxisId) -> Option<(&Index, &i64)> {
+    pub fn border(&self, axis: AxisId) -> Option<(&Index, &i64)> {
         let is_plain = |inner: &Index| inner.terms.iter().all(|(term, _)| matches!(term, Term::Axis(_)));
         let mut found = None;
         for (term, factor) in &self.terms {
@@ -162,7 +166,7 @@ impl Index {
 
     /// What is divided and clamped, if that is the only term with the loop variable, and neighbouring positions have
     /// the same element or neighbours.
-    pub(crate) fn repeats(&self, axis: AxisId) -> Option<Repeats<'_>> {
+    pub fn repeats(&self, axis: AxisId) -> Option<Repeats<'_>> {
         let mut with_axis = self.terms.iter().filter(|(term, _)| match term {
             Term::Axis(a) => *a == axis,
             Term::Value(..) => false,
@@ -177,7 +181,7 @@ impl Index {
 
     /// What is divided, by what, and the factor of the quotient, if there is nothing else but a constant, and the loop
     /// variable goes on by one.
-    pub(crate) fn divided(&self, axis: AxisId) -> Option<(&Index, &i64, &i64)> {
+    pub fn divided(&self, axis: AxisId) -> Option<(&Index, &i64, &i64)> {
         let [(Term::Div(inner, by), factor)] = &self.terms[..] else { return None };
         let is_plain = inner.terms.iter().all(|(term, _)| matches!(term, Term::Axis(_)));
         (is_plain && inner.factor(axis) == 1).then_some((inner, by, factor))
@@ -211,7 +215,7 @@ impl Index {
     }
 
     /// Calls for every number in it, where it stands.
-    pub(crate) fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
+    pub fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
         for (term, factor) in &self.terms {
             found(factor);
             match term {
@@ -227,7 +231,7 @@ impl Index {
     }
 
     /// Replaces every number in it, in the order of [`Index::each_number`].
-    pub(crate) fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
+    pub fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
         for (term, factor) in &mut self.terms {
             *factor = change(*factor);
             match term {
@@ -243,7 +247,7 @@ impl Index {
     }
 
     /// The largest value, given the loops' extents; `None` if a factor is negative.
-    pub(crate) fn largest(&self, extents: &[i64]) -> Option<i64> {
+    pub fn largest(&self, extents: &[i64]) -> Option<i64> {
         let mut sum = self.constant;
         for (term, factor) in &self.terms {
             if *factor < 0 {

@@ -1,43 +1,43 @@
 //! Whether a plan that was read from somewhere stays inside of its memory: everything that running it takes on trust.
 //!
 //! A plan's seal says who wrote it. This says that what was written can be run, whoever did: numbers of buffers, places
-//! and extents fit together, kernels are those that these loops have, their arguments follow from their loops, and
-//! nothing is read before it was written or while it is overwritten. What it can't say is that the plan computes what
+//! and extents fit together, loops stay inside of their buffers, and nothing is read before it was written or while it is
+//! overwritten. What it can't say is that the plan computes what
 //! the graph says: a constant may be any number.
 
 use std::ops::Range;
 
-use kiln_ir::{DType, Def, Graph, Op, Scalar, ScalarKind, Shape, Strides, TensorTy, Ty, Value};
+use kiln_ir::{DType, Def, Graph, Scalar, ScalarKind, Shape, Strides, TensorTy, Ty, Value};
 
-use crate::check_kernels::{Access, Known};
-use crate::options::{Layout, Options};
+use crate::check_kernels::{Access, accesses, well_formed};
+use crate::loops::{ExprKind, Kernel, Mode};
 use crate::plan::{
-    BatchRef, BufferId, BufferPlan, BufferRef, Epilogue, MatrixRef, OnPlanes, Place, Plan, ScalarRef, Step,
+    BufferId, BufferPlan, BufferRef, Call, Epilogue, Launch, OnPlanes, Place, Plan, ScalarRef, Step, Then,
     ViewRef,
 };
+use crate::signature::{self, Signature};
 
 /// What a plan takes and gives, as whoever runs it knows.
 #[derive(Clone, Debug)]
-pub struct Surroundings<'a> {
+pub struct Surroundings {
     /// Its inputs.
     pub inputs: Vec<Given>,
     /// Its results, dense.
     pub outputs: Vec<TensorTy>,
     /// By input, whether the plan may change it.
     pub writes: Vec<bool>,
-    /// How it was lowered.
-    pub options: &'a Options,
 }
 
-impl<'a> Surroundings<'a> {
-    /// What the plan of a graph takes and gives.
-    pub fn of(graph: &Graph, options: &'a Options) -> Surroundings<'a> {
-        let given = |(&value, layout): (&Value, &Layout)| match graph.ty(value) {
+impl Surroundings {
+    /// What the plan of a graph takes and gives, whose inputs have these strides.
+    pub fn of<'a>(graph: &Graph, strides: impl Iterator<Item = &'a Strides>) -> Surroundings {
+        let given = |(&value, strides): (&Value, &Strides)| match graph.ty(value) {
             Ty::Scalar(kind) => Given::Number(*kind),
-            Ty::Tensor(ty) => Given::tensor(ty, &layout.strides),
-            Ty::List(_) => Given::Tensor { dtype: DType::F32, reach: 0 },
+            Ty::Tensor(ty) => Given::tensor(ty, strides),
+            // Lists have no memory of their own: nothing may be read of them.
+            Ty::List(_) => Given::Tensor { dtype: DType::Bool, reach: 0 },
         };
-        let inputs = graph.inputs.iter().zip(&*options.input_layouts).map(given).collect();
+        let inputs = graph.inputs.iter().zip(strides).map(given).collect();
         let mut writes = vec![false; graph.inputs.len()];
         for write in &graph.writes {
             if let Def::Input(number) = graph.def(write.target) {
@@ -45,7 +45,7 @@ impl<'a> Surroundings<'a> {
             }
         }
         let outputs = graph.outputs.iter().filter_map(|&value| graph.ty(value).as_tensor().cloned());
-        Surroundings { inputs, outputs: outputs.collect(), writes, options }
+        Surroundings { inputs, outputs: outputs.collect(), writes }
     }
 }
 
@@ -91,24 +91,34 @@ pub(crate) fn holds(condition: bool, what: impl FnOnce() -> String) -> Checked {
 
 impl Plan {
     /// Checks a plan that may have been changed since it was made. The error says what is wrong.
-    pub fn check(&self, surroundings: &Surroundings<'_>) -> Checked {
+    pub fn check(&self, surroundings: &Surroundings) -> Checked {
         let check = Check { plan: self, around: surroundings };
-        holds(self.isa == surroundings.options.isa, || "another instruction set".into())?;
         check.buffers()?;
         check.scalars()?;
-        let known: Vec<Known> = self
-            .kernels
-            .iter()
-            .map(|kernel| Known::new(kernel, surroundings.options))
-            .collect::<Checked<_>>()?;
+        for (number, kernel) in self.kernels.iter().enumerate() {
+            well_formed(kernel).map_err(|what| format!("kernel {number}: {what}"))?;
+        }
         let mut uses = Vec::with_capacity(self.steps.len());
         for (number, step) in self.steps.iter().enumerate() {
-            let next = self.steps.get(number + 1);
-            let used = check.step(step, next, &known).map_err(|reason| format!("step {number}: {reason}"))?;
+            let used = check.step(number, step).map_err(|reason| format!("step {number}: {reason}"))?;
             uses.push(used);
         }
         check.bands()?;
         check.lifetimes(&uses)
+    }
+
+    /// Checks that all launches of a kernel are what its text was written for.
+    pub fn check_signatures<'a>(&self, signatures: impl Iterator<Item = &'a Signature>) -> Checked {
+        let signatures: Vec<&Signature> = signatures.collect();
+        for step in &self.steps {
+            if let Step::Launch(launch) = step {
+                let (kernel, signature) = (&self.kernels[launch.kernel], signatures[launch.kernel]);
+                holds(signature.fits(kernel, &launch.numbers), || {
+                    "loops that a kernel was not written for".into()
+                })?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -123,7 +133,7 @@ struct Uses {
 
 struct Check<'a> {
     plan: &'a Plan,
-    around: &'a Surroundings<'a>,
+    around: &'a Surroundings,
 }
 
 impl Check<'_> {
@@ -239,163 +249,108 @@ impl Check<'_> {
         holds(found == dtype, || format!("buffer {} is {found}, not {dtype}", id.0))
     }
 
-    fn matrix(&self, matrix: &MatrixRef, rows: usize, columns: usize, dtype: DType) -> Checked {
-        self.batch(matrix, &Shape::default(), &Strides::default(), rows, columns, dtype)
-    }
-
-    fn batch(
-        &self,
-        matrix: &MatrixRef,
-        sizes: &[usize],
-        strides: &[isize],
-        rows: usize,
-        columns: usize,
-        dtype: DType,
-    ) -> Checked {
-        self.of_dtype(matrix.at.buffer, dtype)?;
-        holds(sizes.len() == strides.len(), || "sizes and strides are not as many".into())?;
-        if rows == 0 || columns == 0 || sizes.contains(&0) {
+    /// Checks that an operand lies inside of its buffer, and that products of its sizes can be had.
+    fn view(&self, view: &ViewRef) -> Checked {
+        let ViewRef { at, ty, strides } = view;
+        self.of_dtype(at.buffer, ty.dtype)?;
+        holds(ty.shape.rank() == strides.len(), || "an operand without all its strides".into())?;
+        let elements = ty.shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+        let is_small = elements.is_some_and(|elements| elements <= MOST);
+        holds(is_small && ty.shape.iter().all(|&size| size <= MOST), || "an operand too large".into())?;
+        if ty.shape.contains(&0) {
             return Ok(());
         }
         let mut range = (0, 0);
-        let own = [(rows, matrix.row), (columns, matrix.column)];
-        for (size, stride) in own.into_iter().chain(sizes.iter().zip(strides).map(|(&n, &s)| (n, s as i64))) {
-            let last = (size as i128 - 1) * i128::from(stride);
+        for (&size, &stride) in ty.shape.iter().zip(strides) {
+            let last = (size as i128 - 1) * stride as i128;
             range = (range.0 + last.min(0), range.1 + last.max(0));
         }
-        self.inside(matrix.at, range.0, range.1)
+        self.inside(*at, range.0, range.1)
     }
 
-    /// The type of an operand.
-    fn view(&self, view: &ViewRef) -> Checked<TensorTy> {
-        let dtype = self.dtype(view.at.buffer)?;
-        holds(view.shape.rank() == view.strides.len(), || "an operand without all its strides".into())?;
-        holds(view.shape.iter().all(|&size| size <= MOST), || "an operand too large".into())?;
-        if !view.shape.contains(&0) {
-            let last = last(&view.shape, &view.strides).ok_or("an operand that runs backwards")?;
-            self.inside(view.at, 0, last)?;
+    fn step(&self, number: usize, step: &Step) -> Checked<Uses> {
+        match step {
+            Step::Launch(launch) => self.launch(launch),
+            Step::Call(call) => self.call(number, call),
+            // They stand for kernels that a compiler failed on, and such plans are not kept.
+            Step::OneByOne(_) => Err("ops one by one".into()),
         }
-        Ok(TensorTy::new(dtype, view.shape.clone()))
     }
 
-    /// Checks that a result of this type fits a buffer as it lies there.
-    fn result(&self, id: BufferId, ty: &TensorTy) -> Checked {
-        self.of_dtype(id, ty.dtype)?;
-        let there = &self.plan.buffers[id.index()].ty;
-        let is_dense = there.strides == there.shape.contiguous_strides();
-        holds(there.shape.numel() == ty.shape.numel() && is_dense, || {
-            format!("buffer {} has no room for {ty}", id.0)
-        })
-    }
-
-    fn infer(op: &Op, args: &[TensorTy]) -> Checked<TensorTy> {
-        let tys: Vec<Ty> = args.iter().cloned().map(Ty::Tensor).collect();
-        let out = op.infer(&tys).map_err(|why| format!("{}: {why:?}", op.name()))?;
-        out.first().and_then(Ty::as_tensor).cloned().ok_or_else(|| format!("{} gives no tensor", op.name()))
-    }
-
-    fn free(&self, free: &Range<usize>) -> Checked<Range<usize>> {
+    fn call(&self, number: usize, call: &Call) -> Checked<Uses> {
+        let Call { op, args, scalars, outs, free, constant: _, then, loc: _ } = call;
+        args.iter().chain(outs).try_for_each(|view| self.view(view))?;
+        let forwards = args.iter().chain(outs).all(|view| view.strides.iter().all(|stride| *stride >= 0));
+        holds(forwards || call.product().is_some(), || "an operand that runs backwards".into())?;
+        let tensors = call.types().into_iter().map(Ty::Tensor);
+        let numbers =
+            scalars.iter().map(|&scalar| self.kind(scalar, self.plan.scalars.len()).map(Ty::Scalar));
+        let tys = tensors.map(Ok).chain(numbers).collect::<Checked<Vec<Ty>>>()?;
+        let made = op.infer(&tys).map_err(|why| format!("{}: {why:?}", op.name()))?;
+        let is_result = |(made, out): (&Ty, &ViewRef)| made.as_tensor() == Some(&out.ty);
+        let results = made.len() == outs.len() && made.iter().zip(outs).all(is_result);
+        holds(results, || format!("{} gives other results", op.name()))?;
+        if matches!(op, kiln_ir::Op::Bmm {}) {
+            // The dims that count matrices are joined above: each operand may have its own.
+            holds(args.iter().all(|arg| arg.ty.shape.rank() >= 3), || {
+                "a batched product of matrices".into()
+            })?;
+        }
         let fits = free.start <= free.end && free.end <= self.plan.arena_bytes;
         holds(fits, || "free memory outside of the arena".into())?;
-        Ok(free.clone())
+        match then {
+            None => {}
+            Some(Then::Rows(epilogue)) => {
+                let product = call.product().filter(|product| product.batch == 1);
+                let rows = product.ok_or("an epilogue of no product")?.m;
+                let (_, kernel) = self.next(number)?;
+                holds(in_rows(&kernel, *epilogue, rows), || "an epilogue for other rows".into())?;
+            }
+            Some(Then::Planes(on)) => self.planes(on, number, call)?,
+        }
+        let ids = |views: &[ViewRef]| views.iter().map(|view| view.at.buffer).collect();
+        Ok(Uses { reads: ids(args), writes: ids(outs), free: free.clone() })
     }
 
-    fn step(&self, step: &Step, next: Option<&Step>, known: &[Known]) -> Checked<Uses> {
-        let sizes =
-            |sizes: &[usize]| holds(sizes.iter().all(|&size| size <= MOST), || "a product too large".into());
-        match step {
-            Step::Kernel { kernel, .. } => {
-                let known = known.get(*kernel).ok_or_else(|| format!("no kernel {kernel}"))?;
-                self.kernel(step, known)
-            }
-            Step::Gemm { m, n, k, lhs, rhs, dst, accumulate, dtype, constant: _, epilogue } => {
-                sizes(&[*m, *n, *k])?;
-                self.matrix(lhs, *m, *k, *dtype)?;
-                self.matrix(rhs, *k, *n, *dtype)?;
-                self.matrix(dst, *m, *n, *dtype)?;
-                if let Some(Epilogue { rows, items: per }) = epilogue {
-                    let Some(Step::Kernel { items, .. }) = next else {
-                        return Err("an epilogue without a kernel".into());
-                    };
-                    let bands = m.div_ceil((*rows).max(1)) as i128;
-                    let all = bands * i128::from(*per);
-                    let fits = *rows > 0
-                        && *per > 0
-                        && all >= i128::from(*items)
-                        && all - i128::from(*per) < i128::from(*items).max(1);
-                    holds(fits, || "an epilogue for other rows".into())?;
-                }
-                let mut reads = vec![lhs.at.buffer, rhs.at.buffer];
-                reads.extend(accumulate.then_some(dst.at.buffer));
-                Ok(Uses { reads, writes: vec![dst.at.buffer], free: 0..0 })
-            }
-            Step::Bmm { batch, m, n, k, lhs, rhs, dst, dtype } => {
-                sizes(&[*batch, *m, *n, *k])?;
-                for (BatchRef { matrix, sizes, strides }, rows, columns) in [(lhs, *m, *k), (rhs, *k, *n)] {
-                    holds(sizes.numel() == *batch, || "another number of matrices".into())?;
-                    self.batch(matrix, sizes, strides, rows, columns, *dtype)?;
-                }
-                self.result(*dst, &TensorTy::new(*dtype, [*batch, *m, *n]))?;
-                let reads = vec![lhs.matrix.at.buffer, rhs.matrix.at.buffer];
-                Ok(Uses { reads, writes: vec![*dst], free: 0..0 })
-            }
-            Step::Convolution { op, x, weight, dst, dtype, constant: _, free, epilogue } => {
-                let args = [self.view(x)?, self.view(weight)?];
-                let out = Check::infer(op, &args)?;
-                holds(args.iter().all(|ty| ty.dtype == *dtype), || "a convolution of another dtype".into())?;
-                self.result(*dst, &out)?;
-                if let Some(on) = epilogue {
-                    self.planes(on, &out, next, known)?;
-                }
-                let reads = vec![x.at.buffer, weight.at.buffer];
-                Ok(Uses { reads, writes: vec![*dst], free: self.free(free)? })
-            }
-            Step::Random { distribution: _, buffer, seed, offset } => {
-                let dtype = self.dtype(*buffer)?;
-                let there = &self.plan.buffers[buffer.index()].ty;
-                self.result(*buffer, &TensorTy::new(dtype, there.shape.clone()))?;
-                holds(matches!(dtype, DType::F32 | DType::F64), || "random numbers of another dtype".into())?;
-                self.is_kind(*seed, ScalarKind::Int)?;
-                self.is_kind(*offset, ScalarKind::Int)?;
-                Ok(Uses { reads: Vec::new(), writes: vec![*buffer], free: 0..0 })
-            }
-            Step::Copy { src, dst } => {
-                self.of_dtype(*dst, self.dtype(*src)?)?;
-                let [from, to] = [src, dst].map(|id| &self.plan.buffers[id.index()].ty);
-                let same = from.shape.numel() == to.shape.numel();
-                let lies = from.shape == to.shape || to.strides == to.shape.contiguous_strides();
-                holds(same && lies, || "a copy to a tensor of other elements".into())?;
-                Ok(Uses { reads: vec![*src], writes: vec![*dst], free: 0..0 })
-            }
-            Step::Fallback { op, args, outs, free, loc: _ } => {
-                let tys = args.iter().map(|arg| self.view(arg)).collect::<Checked<Vec<_>>>()?;
-                let out = Check::infer(op, &tys)?;
-                let [id] = outs[..] else { return Err("a library call without one result".into()) };
-                self.result(id, &out)?;
-                let reads = args.iter().map(|arg| arg.at.buffer).collect();
-                Ok(Uses { reads, writes: vec![id], free: self.free(free)? })
-            }
-            // They stand for kernels that a compiler failed on, and such plans are not kept.
-            Step::Eager { .. } => Err("ops one by one".into()),
+    /// The kernel that runs next, as it is launched there.
+    fn next(&self, number: usize) -> Checked<(&Launch, Kernel)> {
+        match self.plan.steps.get(number + 1) {
+            Some(Step::Launch(launch)) => Ok((launch, self.kernel(launch)?)),
+            _ => Err("an epilogue without a kernel".into()),
         }
     }
 
-    fn kernel(&self, step: &Step, known: &Known) -> Checked<Uses> {
-        let Step::Kernel { bufs, ints, scalars, items, grain, scratch_bytes, checks, .. } = step else {
-            return Err("no kernel".into());
-        };
-        holds(scalars.len() == known.scalars().len(), || "another number of numbers".into())?;
-        for (&scalar, &kind) in scalars.iter().zip(known.scalars()) {
+    fn kernel(&self, launch: &Launch) -> Checked<Kernel> {
+        let known =
+            self.plan.kernels.get(launch.kernel).ok_or_else(|| format!("no kernel {}", launch.kernel))?;
+        let mut count = 0;
+        known.each_number(&mut |_| count += 1);
+        holds(launch.numbers.len() == count, || "loops of other numbers".into())?;
+        Ok(self.plan.kernel(launch))
+    }
+
+    fn launch(&self, launch: &Launch) -> Checked<Uses> {
+        let kernel = self.kernel(launch)?;
+        let Launch { kernel: _, numbers: _, bufs, rows, scalars, checks, coarser } = launch;
+        holds(*coarser > 0, || "pieces of nothing".into())?;
+        holds(scalars.len() == kernel.scalars.len(), || "another number of numbers".into())?;
+        for (&scalar, &kind) in scalars.iter().zip(&kernel.scalars) {
             self.is_kind(scalar, kind)?;
         }
-        holds(known.codes() <= checks.len(), || "a check without a text".into())?;
-        let columns = known.buffers();
-        for (at, &dtype) in bufs.iter().zip(columns.iter().cycle()) {
+        let code = |kind: &ExprKind| if let ExprKind::Bounded { code, .. } = kind { *code } else { 0 };
+        let codes = kernel.exprs.iter().map(|expr| code(&expr.kind)).max().unwrap_or(0);
+        holds(codes <= checks.len(), || "a check without a text".into())?;
+        let columns = kernel.buffers.len();
+        let is_table = kernel.mode == Mode::Table;
+        let count = if is_table { rows.len().checked_mul(columns) } else { Some(columns) };
+        holds(count == Some(bufs.len()) && (is_table || rows.is_empty()), || {
+            "another number of buffers".into()
+        })?;
+        for (at, &dtype) in bufs.iter().zip(kernel.buffers.iter().cycle()) {
             self.of_dtype(at.buffer, dtype)?;
         }
-        let launch = (&ints[..], *items, *grain, *scratch_bytes);
         let mut uses = Uses::default();
-        known.accesses(bufs.len(), launch, self.around.options, &mut |access: Access| {
+        accesses(&kernel, rows, &mut |access: Access| {
             let at = bufs[access.buffer];
             if let Some((first, last)) = access.range {
                 self.inside(at, first, last)?;
@@ -408,20 +363,19 @@ impl Check<'_> {
     }
 
     /// A kernel that runs on parts of a convolution's planes.
-    fn planes(&self, on: &OnPlanes, out: &TensorTy, next: Option<&Step>, known: &[Known]) -> Checked {
-        let Some(Step::Kernel { kernel, bufs, .. }) = next else {
-            return Err("an epilogue without a kernel".into());
-        };
-        let known = known.get(*kernel).ok_or_else(|| format!("no kernel {kernel}"))?;
-        let blocks = known.blocks().ok_or("an epilogue that is not cut into blocks")?;
-        let planes = out.shape.iter().take(2).product::<usize>();
-        let fits = [on.length, on.width, on.blocks] == blocks
-            && on.steps.len() == bufs.len()
-            && planes * on.pixels == out.shape.numel();
+    fn planes(&self, on: &OnPlanes, number: usize, call: &Call) -> Checked {
+        let (launch, kernel) = self.next(number)?;
+        let shape = &call.outs.first().ok_or("no result")?.ty.shape;
+        let planes = shape.iter().take(2).product::<usize>();
+        let length = if on.is_one_loop { planes * on.pixels } else { on.pixels };
+        let fits = kernel.mode == Mode::Map
+            && on.steps.len() == launch.bufs.len()
+            && planes.checked_mul(on.pixels) == Some(shape.numel())
+            && kernel.axes[kernel.vector_axis()].extent == length as i64
+            && on.is_one_loop == (kernel.outer() == 1);
         holds(fits, || "an epilogue for other planes".into())?;
-        let last = if on.is_one_loop { planes * on.pixels } else { on.pixels } as i128 - 1;
-        for (at, &step) in bufs.iter().zip(&on.steps) {
-            let end = last * i128::from(step);
+        for (at, &step) in launch.bufs.iter().zip(&on.steps) {
+            let end = (length as i128 - 1) * i128::from(step);
             self.inside(*at, end.min(0), end.max(0))?;
         }
         Ok(())
@@ -436,11 +390,8 @@ impl Check<'_> {
             let end = band.first.checked_add(band.steps).filter(|end| *end <= steps.len());
             let end = end.filter(|_| band.first >= from && band.steps > 0).ok_or_else(wrong)?;
             from = end;
-            let (batch, all) = match &steps[band.first] {
-                Step::Gemm { m, .. } => (1, *m),
-                Step::Bmm { batch, m, .. } => (*batch, *m),
-                _ => return Err(wrong()),
-            };
+            let first = steps[band.first].product().ok_or_else(wrong)?;
+            let (batch, all) = (first.batch, first.m);
             holds(band.rows > 0 && band.count > 0 && band.bytes <= MOST, wrong)?;
             let before_last = band.rows.checked_mul(band.count - 1).filter(|rows| *rows < all.max(1));
             let most = before_last
@@ -448,29 +399,22 @@ impl Check<'_> {
                 .ok_or_else(wrong)?;
             let mut kernels = band.kernels.iter();
             for step in &steps[band.first..end] {
-                let ids: Vec<BufferId> = match step {
-                    Step::Kernel { bufs, items, .. } => {
-                        let Epilogue { rows, items: per } = kernels.next().ok_or_else(wrong)?;
-                        let whole = *rows > 0
-                            && *per > 0
-                            && (band.count == 1 || band.rows.is_multiple_of(*rows))
-                            && (batch == 1 || all.is_multiple_of(*rows));
-                        let groups = (batch * all).div_ceil((*rows).max(1)) as i128 * i128::from(*per);
-                        let fits = groups >= i128::from(*items)
-                            && groups - i128::from(*per) < i128::from(*items).max(1);
-                        holds(whole && fits, wrong)?;
-                        bufs.iter().map(|at| at.buffer).collect()
+                let mut ids: Vec<BufferId> = Vec::new();
+                step.touched(&mut |id| ids.push(id));
+                match (step, step.product()) {
+                    (Step::Launch(launch), _) => {
+                        let epilogue = kernels.next().ok_or_else(wrong)?;
+                        let whole = in_rows(&self.kernel(launch)?, *epilogue, batch * all)
+                            && (band.count == 1 || band.rows.is_multiple_of(epilogue.rows))
+                            && (batch == 1 || all.is_multiple_of(epilogue.rows));
+                        holds(whole, wrong)?;
                     }
-                    Step::Gemm { m, lhs, rhs, dst, .. } => {
-                        holds(batch == 1 && *m == all, wrong)?;
-                        [lhs, rhs, dst].map(|matrix| matrix.at.buffer).to_vec()
+                    (_, Some(product)) => {
+                        let is_own = matches!(product.lhs.ty.dtype, DType::F32 | DType::F64);
+                        holds(is_own && (product.batch, product.m) == (batch, all), wrong)?;
                     }
-                    Step::Bmm { batch: own, m, lhs, rhs, dst, .. } => {
-                        holds(*own == batch && *m == all, wrong)?;
-                        vec![lhs.matrix.at.buffer, rhs.matrix.at.buffer, *dst]
-                    }
-                    _ => return Err(wrong()),
-                };
+                    (_, None) => return Err(wrong()),
+                }
                 for id in ids {
                     let Place::Band { offset, row_bytes } = buffers[id.index()].place else { continue };
                     taken[id.index()] = true;
@@ -551,7 +495,7 @@ impl Check<'_> {
             let read_by = to.first + usize::from(steps[to.first].has_epilogue());
             from.last == read_by
                 && from.bytes == to.bytes
-                && matches!(steps.get(read_by), Some(Step::Kernel { .. }))
+                && matches!(steps.get(read_by), Some(Step::Launch(_)))
         };
         for (at, one) in spans.iter().enumerate() {
             for other in spans[at + 1..].iter().take_while(|other| other.bytes.start < one.bytes.end) {
@@ -571,6 +515,14 @@ impl Check<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a kernel goes through so many rows in order, some of its items for some of them.
+fn in_rows(kernel: &Kernel, Epilogue { rows, items: per }: Epilogue, all: usize) -> bool {
+    let Some((own, _)) = signature::stride(kernel) else { return false };
+    let items = i128::from(signature::items(kernel));
+    let covered = all.div_ceil(rows.max(1)) as i128 * i128::from(per);
+    rows > 0 && per > 0 && per % own == 0 && covered >= items && covered - i128::from(per) < items.max(1)
 }
 
 /// A buffer's bytes, and the steps between which they are its.

@@ -17,25 +17,29 @@ pub struct ParseError {
     pub expected: &'static str,
 }
 
-struct Reader<'a> {
-    text: &'a str,
+pub(crate) struct Reader<'a> {
+    pub(crate) text: &'a str,
     line: usize,
 }
 
-type Read<T> = Result<T, ParseError>;
+pub(crate) type Read<T> = Result<T, ParseError>;
 
 impl<'a> Reader<'a> {
-    fn fail<T>(&self, expected: &'static str) -> Read<T> {
+    pub(crate) fn new(text: &'a str) -> Reader<'a> {
+        Reader { text, line: 1 }
+    }
+
+    pub(crate) fn fail<T>(&self, expected: &'static str) -> Read<T> {
         Err(ParseError { line: self.line, expected })
     }
 
-    fn space(&mut self) {
+    pub(crate) fn space(&mut self) {
         let rest = self.text.trim_start();
         self.line += self.text[..self.text.len() - rest.len()].matches('\n').count();
         self.text = rest;
     }
 
-    fn eat(&mut self, token: &str) -> bool {
+    pub(crate) fn eat(&mut self, token: &str) -> bool {
         self.space();
         match self.text.strip_prefix(token) {
             Some(rest) => {
@@ -46,11 +50,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn expect(&mut self, token: &'static str) -> Read<()> {
+    pub(crate) fn expect(&mut self, token: &'static str) -> Read<()> {
         if self.eat(token) { Ok(()) } else { self.fail(token) }
     }
 
-    fn word(&mut self) -> &'a str {
+    pub(crate) fn word(&mut self) -> &'a str {
         self.space();
         let end = self.text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(self.text.len());
         let (word, rest) = self.text.split_at(end);
@@ -58,7 +62,7 @@ impl<'a> Reader<'a> {
         word
     }
 
-    fn number(&mut self) -> Read<i64> {
+    pub(crate) fn number(&mut self) -> Read<i64> {
         self.space();
         let digits = |c: char| !c.is_ascii_digit();
         let start = usize::from(self.text.starts_with('-'));
@@ -73,16 +77,19 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn numbered(&mut self, prefix: &'static str) -> Read<usize> {
+    pub(crate) fn numbered(&mut self, prefix: &'static str) -> Read<usize> {
         self.expect(prefix)?;
         Ok(self.number()? as usize)
     }
 
-    fn dtype(&mut self) -> Read<DType> {
+    pub(crate) fn dtype(&mut self) -> Read<DType> {
         DType::from_name(self.word()).map_or_else(|| self.fail("a dtype"), Ok)
     }
 
-    fn list<T>(&mut self, mut item: impl FnMut(&mut Reader<'a>, usize) -> Read<T>) -> Read<Vec<T>> {
+    pub(crate) fn list<T>(
+        &mut self,
+        mut item: impl FnMut(&mut Reader<'a>, usize) -> Read<T>,
+    ) -> Read<Vec<T>> {
         self.expect("(")?;
         let mut out = Vec::new();
         while !self.eat(")") {
@@ -126,7 +133,7 @@ impl<'a> Reader<'a> {
         Ok(out)
     }
 
-    fn kernel(&mut self) -> Read<Kernel> {
+    pub(crate) fn kernel(&mut self) -> Read<Kernel> {
         let mode = match self.word() {
             "map" => Mode::Map,
             "rows" => Mode::Rows,
@@ -245,7 +252,7 @@ impl FromStr for Kernel {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Kernel, ParseError> {
-        Reader { text, line: 1 }.kernel()
+        Reader::new(text).kernel()
     }
 }
 

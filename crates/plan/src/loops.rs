@@ -4,6 +4,7 @@
 //! kernel   = buffers, scalars, axes, expressions in order, stores
 //! axis     = outer (kept, parallel) | inner (reduced or passed over several times), with an extent
 //! expr     = scalar | literal | load buffer[index] | position index | operation(exprs)
+//!          | narrow(expr, dtype)                      rounded or wrapped as a narrow dtype holds it
 //!          | sum(expr) | max(expr)                    over all inner axes
 //!          | fold_sum(expr) | fold_max(expr)          over all outer axes
 //!          | scan_sum(expr) | scan_product(expr)      over the inner axes so far
@@ -23,144 +24,103 @@
 
 use std::fmt;
 
-use kiln_ir::math::Function;
+use kiln_ir::math::{self, Function};
 use kiln_ir::{DType, ScalarKind};
 use smallvec::SmallVec;
 
 use crate::index::{AxisId, ExprId, Index};
 
-/// An operation on elements. Operands have been converted to the dtype it computes in.
-#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum Operation {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Pow,
-    Maximum,
-    Minimum,
-    Neg,
-    Abs,
-    Sqrt,
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-    And,
-    Not,
-    BitAnd,
-    BitOr,
-    BitXor,
-    ShiftLeft,
-    ShiftRight,
-    Where,
-    Convert,
-    /// A function of floats.
-    Call(Function),
+macro_rules! instructions {
+    (library) => {
+        None
+    };
+    ($count:literal) => {
+        Some($count)
+    };
+}
+
+/// The operations on elements: name in text, operands, and vector instructions.
+macro_rules! operations {
+    ($($variant:ident $name:literal $operands:literal $instructions:tt;)*) => {
+        /// An operation on elements. Operands have been converted to the dtype it computes in.
+        #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+        #[allow(missing_docs, reason = "the names say it")]
+        pub enum Operation {
+            $($variant,)*
+            /// A function of floats.
+            Call(Function),
+        }
+
+        impl Operation {
+            /// Every operation that is not a call.
+            pub const PLAIN: &[Operation] = &[$(Operation::$variant),*];
+
+            /// Its name in text.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Operation::$variant => $name,)*
+                    Operation::Call(function) => function.name(),
+                }
+            }
+
+            /// How many operands it has.
+            pub const fn operands(self) -> usize {
+                match self {
+                    $(Operation::$variant => $operands,)*
+                    Operation::Call(function) => function.arity(),
+                }
+            }
+
+            /// Vector instructions, roughly (a division counts for the time it takes); `None` if it goes element by
+            /// element through the C library.
+            pub const fn instructions(self) -> Option<usize> {
+                match self {
+                    $(Operation::$variant => instructions!($instructions),)*
+                    Operation::Call(function) => function.instructions(),
+                }
+            }
+        }
+    };
+}
+operations! {
+    Add "add" 2 1;
+    Sub "sub" 2 1;
+    Mul "mul" 2 1;
+    Div "div" 2 8;
+    Pow "pow" 2 library;
+    Maximum "maximum" 2 3;
+    Minimum "minimum" 2 3;
+    Neg "neg" 1 1;
+    Abs "abs" 1 1;
+    Sqrt "sqrt" 1 10;
+    Eq "eq" 2 1;
+    Ne "ne" 2 1;
+    Lt "lt" 2 1;
+    Le "le" 2 1;
+    Gt "gt" 2 1;
+    Ge "ge" 2 1;
+    And "and" 2 1;
+    Not "not" 1 1;
+    BitAnd "bit_and" 2 1;
+    BitOr "bit_or" 2 1;
+    BitXor "bit_xor" 2 1;
+    ShiftLeft "shift_left" 2 4;
+    ShiftRight "shift_right" 2 4;
+    Where "where" 3 3;
+    Convert "convert" 1 3;
 }
 
 impl Operation {
-    /// Every operation that is not a call.
-    const PLAIN: [Operation; 25] = [
-        Operation::Add,
-        Operation::Sub,
-        Operation::Mul,
-        Operation::Div,
-        Operation::Pow,
-        Operation::Maximum,
-        Operation::Minimum,
-        Operation::Neg,
-        Operation::Abs,
-        Operation::Sqrt,
-        Operation::Eq,
-        Operation::Ne,
-        Operation::Lt,
-        Operation::Le,
-        Operation::Gt,
-        Operation::Ge,
-        Operation::And,
-        Operation::Not,
-        Operation::BitAnd,
-        Operation::BitOr,
-        Operation::BitXor,
-        Operation::ShiftLeft,
-        Operation::ShiftRight,
-        Operation::Where,
-        Operation::Convert,
-    ];
-
-    /// Its name in text.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Operation::Add => "add",
-            Operation::Sub => "sub",
-            Operation::Mul => "mul",
-            Operation::Div => "div",
-            Operation::Pow => "pow",
-            Operation::Maximum => "maximum",
-            Operation::Minimum => "minimum",
-            Operation::Neg => "neg",
-            Operation::Abs => "abs",
-            Operation::Sqrt => "sqrt",
-            Operation::Eq => "eq",
-            Operation::Ne => "ne",
-            Operation::Lt => "lt",
-            Operation::Le => "le",
-            Operation::Gt => "gt",
-            Operation::Ge => "ge",
-            Operation::And => "and",
-            Operation::Not => "not",
-            Operation::BitAnd => "bit_and",
-            Operation::BitOr => "bit_or",
-            Operation::BitXor => "bit_xor",
-            Operation::ShiftLeft => "shift_left",
-            Operation::ShiftRight => "shift_right",
-            Operation::Where => "where",
-            Operation::Convert => "convert",
-            Operation::Call(function) => function.name(),
-        }
+    /// What one element costs, in bytes that memory could have moved meanwhile.
+    pub const fn cost(self) -> i64 {
+        math::cost(self.instructions())
     }
 
     /// The operation with this name.
     pub fn from_name(name: &str) -> Option<Operation> {
-        let plain = Operation::PLAIN.into_iter().find(|op| op.name() == name);
+        let plain = Operation::PLAIN.iter().copied().find(|op| op.name() == name);
         let call = || Function::ALL.iter().find(|f| f.name() == name).map(|f| Operation::Call(*f));
         plain.or_else(call)
-    }
-
-    /// What one element costs, in bytes that memory could have moved meanwhile.
-    pub const fn cost(self) -> i64 {
-        match self {
-            Operation::Call(function) if function.calls_library() => 60,
-            Operation::Call(_) => 3,
-            Operation::Div | Operation::Sqrt => 1,
-            Operation::Pow => 60,
-            Operation::Add
-            | Operation::Sub
-            | Operation::Mul
-            | Operation::Maximum
-            | Operation::Minimum
-            | Operation::Neg
-            | Operation::Abs
-            | Operation::Eq
-            | Operation::Ne
-            | Operation::Lt
-            | Operation::Le
-            | Operation::Gt
-            | Operation::Ge
-            | Operation::And
-            | Operation::Not
-            | Operation::BitAnd
-            | Operation::BitOr
-            | Operation::BitXor
-            | Operation::ShiftLeft
-            | Operation::ShiftRight
-            | Operation::Where
-            | Operation::Convert => 0,
-        }
     }
 }
 
@@ -174,7 +134,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// Every one.
+    /// Both.
     pub const ALL: [Reduction; 2] = [Reduction::Sum, Reduction::Max];
 
     /// Its name in text.
@@ -201,7 +161,15 @@ pub enum Scan {
 }
 
 impl Scan {
-    /// Every one.
+    /// What it begins with.
+    pub const fn start(self) -> i64 {
+        match self {
+            Scan::Sum => 0,
+            Scan::Product => 1,
+        }
+    }
+
+    /// Both.
     pub const ALL: [Scan; 2] = [Scan::Sum, Scan::Product];
 
     /// Its name in text.
@@ -316,6 +284,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Every one.
+    pub const ALL: [Mode; 4] = [Mode::Map, Mode::Rows, Mode::Columns, Mode::Table];
+
     /// Its name in text.
     pub const fn name(self) -> &'static str {
         match self {
@@ -376,6 +347,13 @@ impl Kernel {
         self.axes.iter().filter(|a| !a.inner).count()
     }
 
+    /// The numbers of its loops, in the order of [`Kernel::each_number`].
+    pub fn numbers(&self) -> Vec<i64> {
+        let mut numbers = Vec::new();
+        self.each_number(&mut |number| numbers.push(*number));
+        numbers
+    }
+
     /// Product of the outer or inner extents.
     pub fn count(&self, inner: bool) -> i64 {
         self.axes.iter().filter(|a| a.inner == inner).map(|a| a.extent).product()
@@ -411,7 +389,7 @@ impl Kernel {
 
     /// Calls for every number of the loops, where it stands: extents, and those of indices and checks. What is part
     /// of the expressions (a literal) is none of them.
-    pub(crate) fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
+    pub fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
         self.axes.iter().for_each(|axis| found(&axis.extent));
         self.chunk.iter().for_each(&mut *found);
         for expr in &self.exprs {
@@ -431,7 +409,7 @@ impl Kernel {
     }
 
     /// Replaces every number of the loops, in the order of [`Kernel::each_number`].
-    pub(crate) fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
+    pub fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
         self.axes.iter_mut().for_each(|axis| axis.extent = change(axis.extent));
         self.chunk.iter_mut().for_each(|chunk| *chunk = change(*chunk));
         for expr in &mut self.exprs {

@@ -1,4 +1,4 @@
-//! Plans as bytes, for a cache: what [`Plan::to_bytes`] writes, [`Plan::from_bytes`] reads back.
+//! Plans as bytes, for a cache or a package: what a [`Writer`] writes, a [`Reader`] reads back.
 //!
 //! The bytes are for the build that wrote them: nothing in them says which version they are, whoever keeps them
 //! does. Reading never trusts them, all the same: bytes that are no plan are no plan.
@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use kiln_ir::math::c::CIsa;
-use kiln_ir::math::{Function, Width};
+use kiln_ir::math::Function;
 use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
 
+use crate::index::{Index, Term};
+use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan, Store};
 use crate::plan::{
-    Bands, BatchRef, BufferId, BufferPlan, BufferRef, BufferTy, CheckText, Distribution, Epilogue,
-    KernelSource, MatrixRef, OnPlanes, Place, Plan, ScalarOp, ScalarRef, Step, ViewRef,
+    Bands, BufferId, BufferPlan, BufferRef, BufferTy, Call, CheckText, Epilogue, Launch, OnPlanes, OneByOne,
+    Place, Plan, ScalarOp, ScalarRef, Step, Then, ViewRef,
 };
-use crate::report::{Report, StepReport};
-use crate::why_not::Refusal;
+use crate::report::{Refusal, Report, StepReport};
 
 /// Where things are written.
 pub struct Writer<'a> {
@@ -30,6 +30,7 @@ pub struct Writer<'a> {
 pub struct Reader<'a> {
     bytes: &'a [u8],
     lines: &'a [Loc],
+    depth: usize,
 }
 
 impl<'a> Writer<'a> {
@@ -47,7 +48,7 @@ impl<'a> Writer<'a> {
 impl<'a> Reader<'a> {
     /// Reads what was written with as many lines.
     pub fn new(bytes: &'a [u8], lines: &'a [Loc]) -> Reader<'a> {
-        Reader { bytes, lines }
+        Reader { bytes, lines, depth: 0 }
     }
 
     /// Whether everything was read.
@@ -292,11 +293,10 @@ macro_rules! listed {
 }
 listed! {
     DType: DType::ALL;
-    Function: Function::ALL;
-    Width: [Width::F32, Width::F64];
     ScalarKind: [ScalarKind::Bool, ScalarKind::Int, ScalarKind::Float];
-    CIsa: [CIsa::Avx512, CIsa::Avx2, CIsa::Plain];
-    Distribution: [Distribution::Uniform, Distribution::Normal];
+    Mode: Mode::ALL;
+    Reduction: Reduction::ALL;
+    Scan: Scan::ALL;
     Device: [Device::Cpu];
 }
 
@@ -317,19 +317,24 @@ structs! {
     BufferId { 0 }
     BufferTy { dtype, shape, strides, bytes }
     BufferRef { buffer, offset }
-    MatrixRef { at, row, column }
-    BatchRef { matrix, sizes, strides }
     Epilogue { rows, items }
-    OnPlanes { pixels, is_one_loop, steps, length, width, blocks }
+    OnPlanes { pixels, is_one_loop, steps }
     Bands { first, steps, rows, count, kernels, bytes }
-    ViewRef { at, shape, strides }
+    ViewRef { at, ty, strides }
     ScalarOp { op, args, kind }
-    KernelSource { name, lanes, code, functions, needs_libm, ops, loops }
+    Index { terms, constant }
+    Axis { extent, inner }
+    Expr { dtype, kind }
+    Store { buffer, index, value, adds }
+    Kernel { mode, chunk, parts, axes, buffers, scalars, exprs, stores }
+    Launch { kernel, numbers, bufs, rows, scalars, checks, coarser }
+    Call { op, args, scalars, outs, free, constant, then, loc }
+    OneByOne { graph, args, scalars, outs }
     StepReport { name, ops, bytes_read, bytes_written }
     Refusal { reason, text, ops, bytes }
     Report { steps, why_not }
     TensorTy { dtype, device, shape }
-    Plan { kernels, buffers, scalars, steps, bands, arena_bytes, outputs, isa, report }
+    Plan { kernels, buffers, scalars, steps, bands, arena_bytes, outputs, report }
 }
 
 /// Enums: the variant's number, then its fields.
@@ -372,23 +377,68 @@ enums! {
         4 Band { offset: offset, row_bytes: row_bytes }
     }
     Step {
-        0 Kernel {
-            kernel: kernel, bufs: bufs, ints: ints, scalars: scalars, items: items, grain: grain,
-            scratch_bytes: scratch_bytes, checks: checks
+        0 Launch { 0: launch }
+        1 Call { 0: call }
+        2 OneByOne { 0: ops }
+    }
+    Then {
+        0 Rows { 0: epilogue }
+        1 Planes { 0: on }
+    }
+    Term {
+        0 Axis { 0: axis }
+        1 Div { 0: inner, 1: by }
+        2 Mod { 0: inner, 1: by }
+        3 Value { 0: value, 1: size }
+        4 Clamp { 0: inner, 1: most }
+    }
+    ExprKind {
+        0 Scalar { 0: scalar }
+        1 Literal { 0: number }
+        2 Load { buffer: buffer, index: index }
+        3 Position { 0: index }
+        4 Apply { 0: operation, 1: args }
+        5 Reduce { 0: reduction, 1: arg }
+        6 Fold { 0: reduction, 1: arg }
+        7 Scan { 0: scan, 1: arg }
+        8 Narrow { 0: dtype, 1: arg }
+        9 Bounded { value: value, size: size, code: code }
+    }
+}
+
+/// The plain ones by their place in the list, functions behind them.
+impl Code for Operation {
+    fn put(&self, to: &mut Writer<'_>) {
+        let at = match self {
+            Operation::Call(function) => {
+                let at = Function::ALL.iter().position(|known| known == function);
+                at.map_or(usize::MAX, |at| Operation::PLAIN.len() + at)
+            }
+            plain => Operation::PLAIN.iter().position(|known| known == plain).unwrap_or(usize::MAX),
+        };
+        at.put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Operation> {
+        let at = usize::take(from)?;
+        match at.checked_sub(Operation::PLAIN.len()) {
+            None => Some(Operation::PLAIN[at]),
+            Some(function) => Function::ALL.get(function).copied().map(Operation::Call),
         }
-        1 Gemm {
-            m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, accumulate: accumulate, dtype: dtype,
-            constant: constant, epilogue: epilogue
-        }
-        2 Random { distribution: distribution, buffer: buffer, seed: seed, offset: offset }
-        3 Copy { src: src, dst: dst }
-        4 Fallback { op: op, args: args, outs: outs, free: free, loc: loc }
-        5 Eager { graph: graph, args: args, scalars: scalars, outs: outs }
-        7 Convolution {
-            op: op, x: x, weight: weight, dst: dst, dtype: dtype, constant: constant, free: free,
-            epilogue: epilogue
-        }
-        6 Bmm { batch: batch, m: m, n: n, k: k, lhs: lhs, rhs: rhs, dst: dst, dtype: dtype }
+    }
+}
+
+impl<T: Code> Code for Box<T> {
+    fn put(&self, to: &mut Writer<'_>) {
+        (**self).put(to);
+    }
+
+    fn take(from: &mut Reader<'_>) -> Option<Box<T>> {
+        // Indices in indices: what goes deeper than any kernel's is none.
+        from.depth += 1;
+        let inside = (from.depth <= 64).then(|| T::take(from)).flatten();
+        from.depth -= 1;
+        inside.map(Box::new)
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use crate::Refusal;
-
 /// One step, for people.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StepReport {
@@ -45,5 +43,24 @@ impl fmt::Display for Report {
             writeln!(f, "not fused: {why}")?;
         }
         Ok(())
+    }
+}
+
+/// A refused fusion, as it is told.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Refusal {
+    /// What refusals of this kind have in common: `kernels iterate different spaces`.
+    pub reason: String,
+    /// This one, by the names of the graph: `%26 and %35 iterate different spaces`.
+    pub text: String,
+    /// What it is about, with the user's lines: `sum at model.rs:12`.
+    pub ops: Vec<String>,
+    /// Bytes of the values it is about.
+    pub bytes: usize,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }

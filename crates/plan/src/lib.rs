@@ -1,0 +1,27 @@
+//! Plans: what inductor makes of a graph, and what runtimes run.
+//!
+//! A [`Plan`] is data. Its kernels are [loops](loops) over [index expressions](index), not text of any language; every
+//! other step is a named [`Call`] of an op. It says where everything lies in memory, and nothing about who will run
+//! it: its text form reads back, [`codec`] writes it to bytes, [`check`] tells whether a plan of unknown origin stays inside of its memory,
+//! and [`Signature`] says how the loops of a kernel become the arguments of a function.
+
+pub mod check;
+mod check_kernels;
+pub mod codec;
+pub mod index;
+pub mod loops;
+mod numbers;
+pub mod parse;
+mod plan;
+mod report;
+pub mod signature;
+mod text;
+
+pub use check::{Given, Surroundings};
+pub use numbers::Numbers;
+pub use plan::{
+    Bands, BufferId, BufferPlan, BufferRef, BufferTy, Call, CheckText, Epilogue, Launch, OnPlanes, OneByOne,
+    Place, Plan, Product, ScalarOp, ScalarRef, Step, Then, ViewRef,
+};
+pub use report::{Refusal, Report, StepReport};
+pub use signature::{Arguments, Signature};

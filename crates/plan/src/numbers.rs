@@ -1,0 +1,58 @@
+//! The numbers of a run: graph inputs, constants, and what is computed from them on the host before the steps.
+
+use kiln_ir::{Error, Loc, Result, Scalar, Why};
+use smallvec::SmallVec;
+
+use crate::plan::{ScalarOp, ScalarRef};
+
+/// The numbers that a program's steps take, each once.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Numbers {
+    /// Those that steps take.
+    table: Vec<ScalarRef>,
+    /// The ops that compute some of them, in order.
+    computed: Vec<ScalarOp>,
+}
+
+impl Numbers {
+    /// None yet; these ops compute those that are asked for.
+    pub fn new(computed: Vec<ScalarOp>) -> Numbers {
+        Numbers { table: Vec::new(), computed }
+    }
+
+    /// The position of a number in what [`Numbers::fill`] gives.
+    pub fn position(&mut self, number: ScalarRef) -> usize {
+        match self.table.iter().position(|&known| known == number) {
+            Some(at) => at,
+            None => {
+                self.table.push(number);
+                self.table.len() - 1
+            }
+        }
+    }
+
+    /// Works out all numbers; `input` gives the number that is a graph input.
+    pub fn values(&self, input: &dyn Fn(usize) -> Scalar, found: &mut dyn FnMut(Scalar)) -> Result<()> {
+        let mut computed: SmallVec<[Scalar; 16]> = SmallVec::new();
+        let value = |number: &ScalarRef, computed: &[Scalar]| match number {
+            ScalarRef::Input(i) => input(*i),
+            ScalarRef::Constant(x) => *x,
+            ScalarRef::Computed(i) => computed[*i],
+        };
+        for step in &self.computed {
+            let args: SmallVec<[Scalar; 4]> = step.args.iter().map(|n| value(n, &computed)).collect();
+            let result = step.op.fold(&args).ok_or_else(|| {
+                Error::op(step.op.name(), Why::Other("is not defined for numbers alone".into()), Loc::UNKNOWN)
+            })?;
+            computed.push(result.to_kind(step.kind));
+        }
+        self.table.iter().for_each(|number| found(value(number, &computed)));
+        Ok(())
+    }
+
+    /// The same as bit patterns.
+    pub fn fill(&self, input: &dyn Fn(usize) -> Scalar, bits: &mut Vec<u64>) -> Result<()> {
+        bits.clear();
+        self.values(input, &mut |number| bits.push(number.to_bits()))
+    }
+}
