@@ -39,10 +39,7 @@ pub fn run(options: &BenchOptions) -> Done {
     if let Some(peers) = peers {
         let table = side_by_side(&all, &peers);
         // With --json the table goes where it does not mix with the lines.
-        match options.json {
-            true => eprint!("{table}"),
-            false => output::print(&format!("\n{table}"))?,
-        }
+        if options.json { eprint!("{table}") } else { output::print(&format!("\n{table}"))? }
     }
     all.iter().try_for_each(|result| match result {
         Measured::Case(figures) => figures.check(),

@@ -316,9 +316,10 @@ impl Difference {
 
     /// Fails beyond the tolerance.
     pub fn check(&self, what: &str, allowed: f64) -> Result<(), Failure> {
-        match self.relative <= allowed {
-            true => Ok(()),
-            false => Err(Failure::Differs { what: what.into(), relative: self.relative, allowed }),
+        if self.relative <= allowed {
+            Ok(())
+        } else {
+            Err(Failure::Differs { what: what.into(), relative: self.relative, allowed })
         }
     }
 }

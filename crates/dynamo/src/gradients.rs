@@ -124,9 +124,11 @@ impl State {
         let leaf = |v: Variable| trace.variables[v as usize].input.as_ref().is_none_or(|input| input.leaf);
         let reached: Vec<(Variable, bool)> = survey.inputs.iter().map(|&v| (v, leaf(v))).collect();
         if !key.allow_unused && survey.found.contains(&None) {
-            return match reached.iter().all(|(_, leaf)| *leaf) {
-                true => Err(Leave::Eager("grad is asked for something that the outputs don't depend on")),
-                false => Ok(None), // the tape outside may lead there
+            return if reached.iter().all(|(_, leaf)| *leaf) {
+                Err(Leave::Eager("grad is asked for something that the outputs don't depend on"))
+            } else {
+                // the tape outside may lead there
+                Ok(None)
             };
         }
         let found = survey.found.into_iter().collect();

@@ -57,10 +57,8 @@ impl State {
             return Err(Leave::Eager("an in-place op without a target"));
         };
         let recorded = call.grad_enabled && call.args.iter().any(|arg| wants(arg) || list_wants(arg));
-        let alike = match recorded {
-            true => self.analysis(site).alike(target).map_err(Leave::Eager)?,
-            false => SmallVec::new(),
-        };
+        let alike =
+            if recorded { self.analysis(site).alike(target).map_err(Leave::Eager)? } else { SmallVec::new() };
         match (call.args.first(), &tys[0]) {
             (Some(Arg::List(_)), Ty::List(_)) => {
                 let overlapping = self.analysis(site).overlapping_item(target);
@@ -95,21 +93,16 @@ impl State {
     pub(crate) fn target_conflict(&mut self, site: &Site, target: Variable) -> Option<&'static str> {
         let fresh = self.fresh.clone();
         let analysis = self.analysis(site);
-        match target < analysis.next() {
-            true => {
-                let conflict = analysis.conflict(target);
-                // An input that arrives with this very op may share the target's storage.
-                let arriving = fresh
-                    .iter()
-                    .any(|&(_, shares)| shares.is_some_and(|v| analysis.bases(target).contains(&v)));
-                conflict.or(arriving.then_some("two inputs share one storage and one of them is changed"))
-            }
-            false => {
-                let shares = fresh
-                    .iter()
-                    .any(|&(v, shares)| (v == target && shares.is_some()) || shares == Some(target));
-                shares.then_some("two inputs share one storage and one of them is changed")
-            }
+        if target < analysis.next() {
+            let conflict = analysis.conflict(target);
+            // An input that arrives with this very op may share the target's storage.
+            let arriving =
+                fresh.iter().any(|&(_, shares)| shares.is_some_and(|v| analysis.bases(target).contains(&v)));
+            conflict.or(arriving.then_some("two inputs share one storage and one of them is changed"))
+        } else {
+            let shares =
+                fresh.iter().any(|&(v, shares)| (v == target && shares.is_some()) || shares == Some(target));
+            shares.then_some("two inputs share one storage and one of them is changed")
         }
     }
 
@@ -213,10 +206,7 @@ impl State {
                 GradTarget::New(_) => {
                     let grad = self.make(false);
                     let Some(tensor) = self.held(input).cloned() else { continue };
-                    match is_outside {
-                        true => outside.push((tensor, grad)),
-                        false => tensor.set_grad(Some(grad)),
-                    }
+                    if is_outside { outside.push((tensor, grad)) } else { tensor.set_grad(Some(grad)) }
                 }
             }
         }
@@ -275,9 +265,10 @@ impl State {
         }
         let survey = kiln_aot::survey_backward(&analysis::trace(self.trie(site), self.at), outputs)
             .map_err(|_| Leave::Eager("backward through a tape that is no graph"))?;
-        match survey.used_up {
-            true => Err(Leave::Eager("backward through a tape that was already used up")),
-            false => Ok(Some(survey.inputs)),
+        if survey.used_up {
+            Err(Leave::Eager("backward through a tape that was already used up"))
+        } else {
+            Ok(Some(survey.inputs))
         }
     }
 

@@ -247,9 +247,10 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
             write_guards(f, &graph.guards)?;
         }
         // What was made from a plan for many sizes has no report of its own.
-        return match graph.steps.is_empty() {
-            true => writeln!(f, "  {}, by the plan for many sizes", plural(graph.kernels, "kernel")),
-            false => write_kernels(f, graph),
+        return if graph.steps.is_empty() {
+            writeln!(f, "  {}, by the plan for many sizes", plural(graph.kernels, "kernel"))
+        } else {
+            write_kernels(f, graph)
         };
     }
     writeln!(f, "graph {number}: {ops}, {inputs}")?;

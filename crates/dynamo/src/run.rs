@@ -86,10 +86,7 @@ impl Run {
     pub(crate) fn end(&self, normal: bool) -> Result<()> {
         let mut state = self.state.lock();
         let _ended = Ended { id: state.id };
-        let result = match normal {
-            true => self.flush(&mut state),
-            false => self.flush_by_interpreter(&mut state),
-        };
+        let result = if normal { self.flush(&mut state) } else { self.flush_by_interpreter(&mut state) };
         state.functions.clear();
         state.forget_variables();
         state.results.clear();
@@ -206,9 +203,12 @@ impl Run {
         }
         let known = state.trie(&self.site).find(state.at, |event| *event == Event::Break);
         // The call stack is read once for each break.
-        let line = || match loc.is_known() {
-            true => loc.into(),
-            false => caller::line().unwrap_or_else(|| Line::After(self.last_line(state))),
+        let line = || {
+            if loc.is_known() {
+                loc.into()
+            } else {
+                caller::line().unwrap_or_else(|| Line::After(self.last_line(state)))
+            }
         };
         if self.site.options.fullgraph {
             return Err(Error::GraphBreak { loc: line(), reason: reason.to_string() });
@@ -342,9 +342,10 @@ impl Recorder for Run {
                 self.break_graph(&mut state, "the tape goes on outside the compiled function", request.loc)?;
                 let walked = state.walked;
                 drop(state);
-                match walked {
-                    true => Ok(()),
-                    false => autograd::backward_from(&outside, request.retain_graph, request.loc),
+                if walked {
+                    Ok(())
+                } else {
+                    autograd::backward_from(&outside, request.retain_graph, request.loc)
                 }
             }
             Ok(None) => {
@@ -519,9 +520,11 @@ impl Recorder for Run {
     }
 
     fn settle(&self) -> Result<()> {
-        match self.state.is_own() {
-            true => Ok(()), // its own ops are in order
-            false => self.force(),
+        if self.state.is_own() {
+            // its own ops are in order
+            Ok(())
+        } else {
+            self.force()
         }
     }
 

@@ -277,13 +277,14 @@ impl Settings {
                 valid: names.join(", "),
             });
         };
-        match (option.set)(self, value) {
-            true => Ok(()),
-            false => Err(Error::Option {
+        if (option.set)(self, value) {
+            Ok(())
+        } else {
+            Err(Error::Option {
                 option: option.name,
                 value: value.to_string(),
                 valid: option.values.to_string(),
-            }),
+            })
         }
     }
 

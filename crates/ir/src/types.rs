@@ -373,11 +373,10 @@ pub(crate) fn slice_scatter(op: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn same_kind_of(x: &TensorTy, src: &TensorTy) -> Result<(), Why> {
-    match x.dtype == src.dtype {
-        true => Ok(()),
-        false => {
-            Err(Why::DType { argument: "src", expected: "of the other operand's dtype", got: src.dtype })
-        }
+    if x.dtype == src.dtype {
+        Ok(())
+    } else {
+        Err(Why::DType { argument: "src", expected: "of the other operand's dtype", got: src.dtype })
     }
 }
 
@@ -453,9 +452,10 @@ pub(crate) fn constant(op: &Op, _: &[Ty]) -> Rule {
 }
 
 fn numbers(args: &[Ty]) -> Result<(), Why> {
-    match args.iter().all(Ty::is_scalar) {
-        true => Ok(()),
-        false => Err(Why::Operand { argument: "every operand", expected: "a number" }),
+    if args.iter().all(Ty::is_scalar) {
+        Ok(())
+    } else {
+        Err(Why::Operand { argument: "every operand", expected: "a number" })
     }
 }
 

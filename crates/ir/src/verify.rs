@@ -67,12 +67,11 @@ impl Graph {
                     .push(format!("write of %{} changes the type of %{}", write.value.0, write.target.0));
             }
         }
-        match violations.is_empty() {
-            true => Ok(()),
-            false => {
-                let graph = self.to_string();
-                Err(Error::Verify(Box::new(VerifyError { pass: pass.to_string(), violations, graph })))
-            }
+        if violations.is_empty() {
+            Ok(())
+        } else {
+            let graph = self.to_string();
+            Err(Error::Verify(Box::new(VerifyError { pass: pass.to_string(), violations, graph })))
         }
     }
 

@@ -121,10 +121,7 @@ impl MultiheadAttentionOptions {
         let (kdim, vdim) = (self.kdim.unwrap_or(embed_dim), self.vdim.unwrap_or(embed_dim));
         let together = kdim == embed_dim && vdim == embed_dim;
         let apart = |columns| if together { Ok(None) } else { glorot(embed_dim, columns).map(Some) };
-        let bias = |size: usize| match self.bias {
-            true => Parameter::new(zeros(&[size])?).map(Some),
-            false => Ok(None),
-        };
+        let bias = |size: usize| if self.bias { Parameter::new(zeros(&[size])?).map(Some) } else { Ok(None) };
         let bound = 1.0 / (embed_dim as f64).sqrt();
         let weight = init::uniform([embed_dim, embed_dim], -bound, bound, self.dtype, &self.device)?;
         Ok(MultiheadAttention {
@@ -241,20 +238,17 @@ impl MultiheadAttention {
         let (query, key, value) = (split(&query)?, split(&key)?, split(&value)?);
         let mask = self.mask(&query, [batch, queries, keys], call)?;
         let dropout = if self.training.get() { self.dropout } else { 0.0 };
-        let (found, weights) = match call.need_weights {
-            true => {
-                let scores = query.mul(1.0 / (head as f64).sqrt())?.matmul(&key.transpose(-2, -1)?)?;
-                let scores = match &mask {
-                    Some(mask) => scores.add(mask)?,
-                    None => scores,
-                };
-                let weights = scores.softmax(-1)?.dropout(dropout, true)?;
-                (weights.matmul(&value)?, Some(weights))
-            }
-            false => {
-                let options = Attention { mask: mask.as_ref(), dropout, ..Attention::default() };
-                (query.scaled_dot_product_attention(&key, &value, options)?, None)
-            }
+        let (found, weights) = if call.need_weights {
+            let scores = query.mul(1.0 / (head as f64).sqrt())?.matmul(&key.transpose(-2, -1)?)?;
+            let scores = match &mask {
+                Some(mask) => scores.add(mask)?,
+                None => scores,
+            };
+            let weights = scores.softmax(-1)?.dropout(dropout, true)?;
+            (weights.matmul(&value)?, Some(weights))
+        } else {
+            let options = Attention { mask: mask.as_ref(), dropout, ..Attention::default() };
+            (query.scaled_dot_product_attention(&key, &value, options)?, None)
         };
         let joined = found.transpose(1, 2)?.reshape([batch, queries, self.embed_dim])?;
         Ok((joined.linear(&self.out_proj.weight, self.out_proj.bias.as_deref())?, weights))

@@ -87,9 +87,11 @@ macro_rules! batch_norm {
             pub fn build(&self, num_features: usize) -> Result<$BatchNorm> {
                 let (shape, dtype, device) = ([num_features], self.dtype, &self.device);
                 let (affine, shift) = (self.affine, self.affine && self.bias);
-                let tracked = |value: f64, shape: &[usize], dtype| match self.track_running_stats {
-                    true => Ok(Some(Buffer::new(Tensor::full_of(shape, value, dtype, device)?))),
-                    false => Ok::<_, Error>(None),
+                let tracked = |value: f64, shape: &[usize], dtype| {
+                    if !self.track_running_stats {
+                        return Ok::<_, Error>(None);
+                    }
+                    Ok(Some(Buffer::new(Tensor::full_of(shape, value, dtype, device)?)))
                 };
                 Ok($BatchNorm {
                     weight: affine.then(|| ones(&shape, dtype, device)).transpose()?,

@@ -200,12 +200,11 @@ impl<L> Recurrent<L> {
                 .map(|state| {
                     let state =
                         if rank == 2 && state.rank() == 2 { state.unsqueeze(1)? } else { state.clone() };
-                    match state.shape()[..] == shape {
-                        true => Ok(state),
-                        false => {
-                            let why = Why::Broadcast { left: shape.into(), right: state.shape() };
-                            Err(Error::op(name, why, loc))
-                        }
+                    if state.shape()[..] == shape {
+                        Ok(state)
+                    } else {
+                        let why = Why::Broadcast { left: shape.into(), right: state.shape() };
+                        Err(Error::op(name, why, loc))
                     }
                 })
                 .collect::<Result<Vec<_>>>()?,
@@ -273,9 +272,10 @@ impl Direction {
             outputs.push(states[0].clone());
             Ok(())
         };
-        match reverse {
-            false => steps.iter().try_for_each(&mut step)?,
-            true => steps.iter().rev().try_for_each(&mut step)?,
+        if reverse {
+            steps.iter().rev().try_for_each(&mut step)?
+        } else {
+            steps.iter().try_for_each(&mut step)?
         }
         if reverse {
             outputs.reverse();

@@ -53,9 +53,10 @@ impl Tensor {
 
     /// [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) of operands that fit.
     fn attend(&self, key: &Tensor, value: &Tensor, options: Attention<'_>, loc: Loc) -> Result<Tensor> {
-        let (key, value) = match options.grouped {
-            true => (key.repeat_heads(self, loc)?, value.repeat_heads(self, loc)?),
-            false => (key.clone(), value.clone()),
+        let (key, value) = if options.grouped {
+            (key.repeat_heads(self, loc)?, value.repeat_heads(self, loc)?)
+        } else {
+            (key.clone(), value.clone())
         };
         let size = self.shape()[self.rank() - 1];
         let scale = options.scale.unwrap_or(1.0 / (size as f64).sqrt());

@@ -209,16 +209,16 @@ pub(crate) fn read<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) ->
 pub(crate) fn elements<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) -> Result<Vec<T>> {
     // Looked at once: its data may be replaced at any time.
     let ready = tensor.ready()?.clone();
-    let dense = match ready.layout.is_contiguous() && ready.dtype == T::DTYPE {
-        true => Tensor::from_ready(ready),
-        false => {
-            let tensor = &Tensor::from_ready(ready.clone());
-            let converted = match ready.dtype == T::DTYPE {
-                true => tensor.clone(),
-                false => execute_tensor(&Op::To { dtype: T::DTYPE }, &[Arg::Tensor(tensor)], loc)?,
-            };
-            execute_tensor(&Op::Clone {}, &[Arg::Tensor(&converted)], loc)?
-        }
+    let dense = if ready.layout.is_contiguous() && ready.dtype == T::DTYPE {
+        Tensor::from_ready(ready)
+    } else {
+        let tensor = &Tensor::from_ready(ready.clone());
+        let converted = if ready.dtype == T::DTYPE {
+            tensor.clone()
+        } else {
+            execute_tensor(&Op::To { dtype: T::DTYPE }, &[Arg::Tensor(tensor)], loc)?
+        };
+        execute_tensor(&Op::Clone {}, &[Arg::Tensor(&converted)], loc)?
     };
     let ready = dense.ready()?;
     let TensorTy { shape, .. } = ready.ty();

@@ -268,9 +268,10 @@ impl Tensor {
             let target = target.class_rows("cross_entropy", loc)?.0;
             return composed([Some(&rows), Some(&target), weight], |operands| {
                 let [Some(rows), Some(target), weight] = operands else { return Ok(rows.clone()) };
-                let target = match smoothing > 0.0 {
-                    true => target.mul(1.0 - smoothing)?.add(smoothing / classes)?,
-                    false => target.clone(),
+                let target = if smoothing > 0.0 {
+                    target.mul(1.0 - smoothing)?.add(smoothing / classes)?
+                } else {
+                    target.clone()
                 };
                 let mut terms = rows.log_softmax(1)?.mul(&target)?;
                 if let Some(weight) = weight {

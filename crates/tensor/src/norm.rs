@@ -60,15 +60,14 @@ impl Tensor {
     /// The number of last dims that a shape names.
     fn last_dims(&self, name: &str, shape: &[usize], loc: Loc) -> Result<usize> {
         let own = self.shape();
-        match own.ends_with(shape) && !shape.is_empty() {
-            true => Ok(shape.len()),
-            false => {
-                let why = Why::Other(format!(
-                    "the last dims of {own} are not the shape to normalise over, {}",
-                    kiln_ir::Shape::from(shape)
-                ));
-                Err(Error::op(name, why, loc))
-            }
+        if own.ends_with(shape) && !shape.is_empty() {
+            Ok(shape.len())
+        } else {
+            let why = Why::Other(format!(
+                "the last dims of {own} are not the shape to normalise over, {}",
+                kiln_ir::Shape::from(shape)
+            ));
+            Err(Error::op(name, why, loc))
         }
     }
 

@@ -391,12 +391,11 @@ impl Tensor {
         let loc = Loc::caller();
         let op = Op::AsStrided { view: Pairs::new(sizes, strides), offset };
         same_length(sizes, strides, "as_strided", loc)?;
-        match self.is_contiguous()? {
-            true => self.unary(op, loc),
-            false => {
-                let why = "the tensor must be row-major in memory (use contiguous)";
-                Err(op.error(&[self.ty().into()], Why::Other(why.into()), loc))
-            }
+        if self.is_contiguous()? {
+            self.unary(op, loc)
+        } else {
+            let why = "the tensor must be row-major in memory (use contiguous)";
+            Err(op.error(&[self.ty().into()], Why::Other(why.into()), loc))
         }
     }
 
@@ -610,11 +609,10 @@ pub(crate) fn known_dim(t: &Tensor, op: &str, dim: i64, loc: Loc) -> Result<usiz
 }
 
 fn same_length(sizes: &[usize], strides: &[usize], op: &str, loc: Loc) -> Result<()> {
-    match sizes.len() == strides.len() {
-        true => Ok(()),
-        false => {
-            let why = Why::Sizes { what: "sizes and strides", left: sizes.len(), right: strides.len() };
-            Err(Error::op(op, why, loc))
-        }
+    if sizes.len() == strides.len() {
+        Ok(())
+    } else {
+        let why = Why::Sizes { what: "sizes and strides", left: sizes.len(), right: strides.len() };
+        Err(Error::op(op, why, loc))
     }
 }

@@ -454,9 +454,12 @@ fn sample(options: &Options, learner: &Learner, text: &Text, prompt: Vec<i64>) -
 /// A token by chance, as likely as its logit over the temperature says; the likeliest at temperature 0.
 fn draw(logits: &[f32], temperature: f64, random: &mut Random) -> i64 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logit: &f32| match temperature > 0.0 {
-        true => (f64::from(logit - largest) / temperature).exp(),
-        false => f64::from(u8::from(*logit == largest)),
+    let weight = |logit: &f32| {
+        if temperature > 0.0 {
+            (f64::from(logit - largest) / temperature).exp()
+        } else {
+            f64::from(u8::from(*logit == largest))
+        }
     };
     let mut left = random.uniform_f64() * logits.iter().map(weight).sum::<f64>();
     let mut last = 0;

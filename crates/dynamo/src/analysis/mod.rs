@@ -364,10 +364,7 @@ impl Analysis {
                 || self.retained.iter().any(|(retained, _)| *retained == v)
                 || self.functions.iter().any(|function| function.outputs.contains(&v))
         };
-        match alike.iter().copied().chain([target]).any(special) {
-            true => Err(WHY),
-            false => Ok(alike),
-        }
+        if alike.iter().copied().chain([target]).any(special) { Err(WHY) } else { Ok(alike) }
     }
 
     /// The variables whose memory a tensor, or the elements of a list, lie in.

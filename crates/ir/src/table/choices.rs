@@ -255,9 +255,10 @@ pub(crate) fn nan_to_num_type(_: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn numbers_from(args: &[Ty], first: usize, argument: &'static str) -> Result<(), Why> {
-    match args[first..].iter().all(Ty::is_scalar) {
-        true => Ok(()),
-        false => Err(Why::Operand { argument, expected: "a number" }),
+    if args[first..].iter().all(Ty::is_scalar) {
+        Ok(())
+    } else {
+        Err(Why::Operand { argument, expected: "a number" })
     }
 }
 

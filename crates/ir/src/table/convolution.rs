@@ -110,16 +110,18 @@ impl Window {
 
 fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     let t = tensor(args, i, argument)?;
-    match t.dtype.is_float() {
-        true => Ok(t),
-        false => Err(Why::DType { argument, expected: "floating point", got: t.dtype }),
+    if t.dtype.is_float() {
+        Ok(t)
+    } else {
+        Err(Why::DType { argument, expected: "floating point", got: t.dtype })
     }
 }
 
 fn same(what: &'static str, want: &Shape, got: &Shape) -> Result<(), Why> {
-    match want == got {
-        true => Ok(()),
-        false => Err(Why::Other(format!("{what} has shape {got}, the convolution's is {want}"))),
+    if want == got {
+        Ok(())
+    } else {
+        Err(Why::Other(format!("{what} has shape {got}, the convolution's is {want}")))
     }
 }
 

@@ -142,29 +142,26 @@ pub(crate) fn index_write_type(op: &Op, args: &[Ty]) -> Rule {
     same_kind_of(x, src)?;
     let mut slices = x.shape.clone();
     slices[dim_of(op)] = index.shape[0];
-    match slices == src.shape {
-        true => one(x.clone()),
-        false => Err(Why::Broadcast { left: slices, right: src.shape.clone() }),
+    if slices == src.shape {
+        one(x.clone())
+    } else {
+        Err(Why::Broadcast { left: slices, right: src.shape.clone() })
     }
 }
 
 pub(crate) fn index_add_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
-    let gsrc = match call.wants(2) {
-        true => Some(cx.index_select(g, call.inputs[1], dim_of(call.op))?),
-        false => None,
-    };
+    let gsrc = if call.wants(2) { Some(cx.index_select(g, call.inputs[1], dim_of(call.op))?) } else { None };
     Ok(vec![Some(g), None, gsrc])
 }
 
 pub(crate) fn index_copy_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, index, dim) = (g!(call), call.inputs[1], dim_of(call.op));
-    let gx = match call.wants(0) {
-        true => {
-            let zeros = zeros_like(cx, call.inputs[2])?;
-            Some(cx.index_copy(g, index, zeros, dim)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zeros = zeros_like(cx, call.inputs[2])?;
+        Some(cx.index_copy(g, index, zeros, dim)?)
+    } else {
+        None
     };
     let gsrc = if call.wants(2) { Some(cx.index_select(g, index, dim)?) } else { None };
     Ok(vec![gx, None, gsrc])
@@ -372,9 +369,10 @@ pub(crate) fn index_put_type(op: &Op, args: &[Ty]) -> Rule {
     let (x, values) = (tensor(args, 0, "x")?, tensor(args, 1, "values")?);
     let window = window[0].as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
     same_kind_of(x, values)?;
-    match broadcast(&window, &values.shape) == Some(window.clone()) {
-        true => one(x.clone()),
-        false => Err(Why::Broadcast { left: window, right: values.shape.clone() }),
+    if broadcast(&window, &values.shape) == Some(window.clone()) {
+        one(x.clone())
+    } else {
+        Err(Why::Broadcast { left: window, right: values.shape.clone() })
     }
 }
 
@@ -445,9 +443,10 @@ pub(crate) fn index_put(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let mut slices = cx.tensor_ty(value).shape;
     slices[dim] = plan.common.numel();
     let values = cx.reshape(values, slices)?;
-    let written = match accumulate {
-        true => cx.index_add(value, positions, values, dim)?,
-        false => cx.index_copy(value, positions, values, dim)?,
+    let written = if accumulate {
+        cx.index_add(value, positions, values, dim)?
+    } else {
+        cx.index_copy(value, positions, values, dim)?
     };
     let Some(order) = order else { return Ok(smallvec![written]) };
     let split = cx.reshape(written, order.iter().map(|&d| x.shape[d]).collect())?;
@@ -473,13 +472,12 @@ pub(crate) fn index_put_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     };
     let mut grads = vec![None; call.inputs.len()];
     if call.wants(0) {
-        grads[0] = Some(match accumulate {
-            true => g,
-            false => {
-                let mut args = vec![g, zeros_like(cx, call.inputs[1])?];
-                args.extend(&call.inputs[2..]);
-                cx.index_put(&args, dims.clone(), false)?
-            }
+        grads[0] = Some(if *accumulate {
+            g
+        } else {
+            let mut args = vec![g, zeros_like(cx, call.inputs[1])?];
+            args.extend(&call.inputs[2..]);
+            cx.index_put(&args, dims.clone(), false)?
         });
     }
     if call.wants(1) {
@@ -557,9 +555,10 @@ fn check_mask(x: &TensorTy, mask: &TensorTy) -> Result<(), Why> {
     if mask.dtype != DType::Bool {
         return Err(Why::DType { argument: "mask", expected: "bool", got: mask.dtype });
     }
-    match broadcast(&x.shape, &mask.shape) == Some(x.shape.clone()) {
-        true => Ok(()),
-        false => Err(Why::Broadcast { left: x.shape.clone(), right: mask.shape.clone() }),
+    if broadcast(&x.shape, &mask.shape) == Some(x.shape.clone()) {
+        Ok(())
+    } else {
+        Err(Why::Broadcast { left: x.shape.clone(), right: mask.shape.clone() })
     }
 }
 
@@ -574,12 +573,11 @@ pub(crate) fn masked_scatter_type(_: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn masked_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, mask) = (g!(call), call.inputs[1]);
     let ty = cx.tensor_ty(g);
-    let gx = match call.wants(0) {
-        true => {
-            let zero = zero_of(cx, ty.dtype)?;
-            Some(cx.where_(mask, zero, g)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zero = zero_of(cx, ty.dtype)?;
+        Some(cx.where_(mask, zero, g)?)
+    } else {
+        None
     };
     let shape = cx.tensor_ty(call.inputs[2]).shape;
     let gsrc = if call.wants(2) { Some(cx.masked_scatter_backward(g, mask, shape)?) } else { None };

@@ -15,17 +15,15 @@ type Cx<'a> = &'a mut dyn Emit;
 
 fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     let t = tensor(args, i, argument)?;
-    match t.dtype.is_float() {
-        true => Ok(t),
-        false => Err(Why::DType { argument, expected: "floating point", got: t.dtype }),
+    if t.dtype.is_float() {
+        Ok(t)
+    } else {
+        Err(Why::DType { argument, expected: "floating point", got: t.dtype })
     }
 }
 
 fn number(args: &[Ty], i: usize) -> Result<(), Why> {
-    match args[i].is_scalar() {
-        true => Ok(()),
-        false => Err(Why::Operand { argument: "eps", expected: "a number" }),
-    }
+    if args[i].is_scalar() { Ok(()) } else { Err(Why::Operand { argument: "eps", expected: "a number" }) }
 }
 
 /// Checks x, eps and what scales and shifts the result.

@@ -58,9 +58,10 @@ fn padded(op: &Op, x: &TensorTy) -> Rule {
 
 pub(crate) fn constant_type(op: &Op, args: &[Ty]) -> Rule {
     let x = tensor(args, 0, "x")?;
-    match args[1].is_scalar() {
-        true => padded(op, x),
-        false => Err(Why::Operand { argument: "value", expected: "a number" }),
+    if args[1].is_scalar() {
+        padded(op, x)
+    } else {
+        Err(Why::Operand { argument: "value", expected: "a number" })
     }
 }
 

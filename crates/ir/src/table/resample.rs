@@ -92,16 +92,11 @@ pub fn axes(op: &Op, input: [usize; 2], output: [usize; 2]) -> Option<[Axis; 2]>
             }
             Kind::Bilinear { align_corners, ratio: given } => {
                 let ratio = step(given[d], size, count, *align_corners);
-                let at = match align_corners {
-                    true => i as f64 * ratio,
-                    false => ((i as f64 + 0.5) * ratio - 0.5).max(0.0),
-                };
+                let at =
+                    if *align_corners { i as f64 * ratio } else { ((i as f64 + 0.5) * ratio - 0.5).max(0.0) };
                 let first = (at.floor() as usize).min(size.saturating_sub(1));
                 let share = (at - first as f64).clamp(0.0, 1.0);
-                match first + 1 < size {
-                    true => (first, vec![1.0 - share, share]),
-                    false => (first, vec![1.0]),
-                }
+                if first + 1 < size { (first, vec![1.0 - share, share]) } else { (first, vec![1.0]) }
             }
         };
         Axis { taps: (0..count).map(tap).collect(), input: size }
@@ -152,9 +147,10 @@ fn images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a TensorTy, Wh
 
 fn float_images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a TensorTy, Why> {
     let x = images(args, argument)?;
-    match x.dtype.is_float() {
-        true => Ok(x),
-        false => Err(Why::DType { argument, expected: "floating point", got: x.dtype }),
+    if x.dtype.is_float() {
+        Ok(x)
+    } else {
+        Err(Why::DType { argument, expected: "floating point", got: x.dtype })
     }
 }
 
@@ -348,10 +344,12 @@ const RESIZES: &[([usize; 4], [usize; 2])] =
 
 /// The ratio of two sizes.
 fn ratio(input: usize, output: usize, align_corners: bool) -> Scalar {
-    Scalar::Float(match align_corners {
-        true if output > 1 => input.saturating_sub(1) as f64 / (output - 1) as f64,
-        true => 0.0,
-        false => input as f64 / output as f64,
+    Scalar::Float(if !align_corners {
+        input as f64 / output as f64
+    } else if output > 1 {
+        input.saturating_sub(1) as f64 / (output - 1) as f64
+    } else {
+        0.0
     })
 }
 

@@ -202,9 +202,10 @@ pub(crate) fn integers(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let args = promoted(cx, op, args)?;
     let mut tensors = Vec::new();
     for arg in args {
-        tensors.push(match cx.ty(arg).is_scalar() {
-            true => cx.full(arg, Shape::scalar(), dtype, device)?,
-            false => arg,
+        tensors.push(if cx.ty(arg).is_scalar() {
+            cx.full(arg, Shape::scalar(), dtype, device)?
+        } else {
+            arg
         });
     }
     result(cx.integer_division(tensors[0], tensors[1], division))

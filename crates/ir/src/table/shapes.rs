@@ -184,9 +184,10 @@ pub(crate) fn as_strided_scatter_type(op: &Op, args: &[Ty]) -> Rule {
 fn window_fits(args: &[Ty], x: &TensorTy, src: &TensorTy, window: &TensorTy) -> Rule {
     common_device(args)?;
     same_kind_of(x, src)?;
-    match window.shape == src.shape {
-        true => one(x.clone()),
-        false => Err(Why::Broadcast { left: window.shape.clone(), right: src.shape.clone() }),
+    if window.shape == src.shape {
+        one(x.clone())
+    } else {
+        Err(Why::Broadcast { left: window.shape.clone(), right: src.shape.clone() })
     }
 }
 
@@ -234,17 +235,13 @@ pub(crate) fn as_strided_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads 
     let (g, Op::AsStridedScatter { view, offset }) = (g!(call), call.op) else {
         return Ok(vec![None, None]);
     };
-    let gx = match call.wants(0) {
-        true => {
-            let zeros = zeros_like(cx, call.inputs[1])?;
-            Some(cx.as_strided_scatter(g, zeros, view.clone(), *offset)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zeros = zeros_like(cx, call.inputs[1])?;
+        Some(cx.as_strided_scatter(g, zeros, view.clone(), *offset)?)
+    } else {
+        None
     };
-    let gsrc = match call.wants(1) {
-        true => Some(cx.as_strided(g, view.clone(), *offset)?),
-        false => None,
-    };
+    let gsrc = if call.wants(1) { Some(cx.as_strided(g, view.clone(), *offset)?) } else { None };
     Ok(vec![gx, gsrc])
 }
 
@@ -397,12 +394,11 @@ pub(crate) fn diagonal_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, Ok(Diagonal { offset, dim1, dim2 })) = (g!(call), diagonal_of(call.op)) else {
         return Ok(vec![None, None]);
     };
-    let gx = match call.wants(0) {
-        true => {
-            let zeros = zeros_like(cx, call.inputs[1])?;
-            Some(cx.diagonal_scatter(g, zeros, offset, dim1, dim2)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zeros = zeros_like(cx, call.inputs[1])?;
+        Some(cx.diagonal_scatter(g, zeros, offset, dim1, dim2)?)
+    } else {
+        None
     };
     let gsrc = if call.wants(1) { Some(cx.diagonal(g, offset, dim1, dim2)?) } else { None };
     Ok(vec![gx, gsrc])

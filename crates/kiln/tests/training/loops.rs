@@ -191,9 +191,10 @@ fn read_inside(step: &Step, dtype: DType) -> Result<Record> {
         let loss = step.run(|| {
             optimizer.zero_grad();
             let loss = forward(&parameters, &x)?.cross_entropy(&y)?;
-            match loss.item::<f64>()? > 0.7 {
-                true => (&loss * 0.5).ok()?.backward()?,
-                false => loss.backward()?,
+            if loss.item::<f64>()? > 0.7 {
+                (&loss * 0.5).ok()?.backward()?
+            } else {
+                loss.backward()?
             }
             optimizer.step()?;
             loss.detach()

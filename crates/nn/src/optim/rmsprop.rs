@@ -87,13 +87,12 @@ impl Rule for Settings {
             _ => foreach::sqrt(square_avg)?,
         };
         foreach::add_(&divisor, eps)?;
-        match momentum > 0.0 {
-            true => {
-                foreach::mul_(&state[1], momentum)?;
-                foreach::addcdiv_(&state[1], &grads, &divisor, 1.0)?;
-                foreach::add_scaled_(params, &state[1], -lr)
-            }
-            false => foreach::addcdiv_(params, &grads, &divisor, -lr),
+        if momentum > 0.0 {
+            foreach::mul_(&state[1], momentum)?;
+            foreach::addcdiv_(&state[1], &grads, &divisor, 1.0)?;
+            foreach::add_scaled_(params, &state[1], -lr)
+        } else {
+            foreach::addcdiv_(params, &grads, &divisor, -lr)
         }
     }
 }

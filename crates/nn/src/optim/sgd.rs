@@ -122,10 +122,7 @@ impl Rule for Settings {
     }
 
     fn states(&self) -> Vec<&'static str> {
-        match self.momentum != 0.0 {
-            true => vec!["momentum_buffer"],
-            false => Vec::new(),
-        }
+        if self.momentum != 0.0 { vec!["momentum_buffer"] } else { Vec::new() }
     }
 
     /// The first update is another one only if there is dampening, which it leaves out.
@@ -143,10 +140,12 @@ impl Rule for Settings {
         if self.maximize {
             grads = foreach::neg(&grads)?;
         }
-        match self.weight_decay != 0.0 {
-            true if self.maximize => foreach::add_scaled_(&grads, params, self.weight_decay)?,
-            true => grads = foreach::add_scaled(&grads, params, self.weight_decay)?,
-            false => {}
+        if self.weight_decay != 0.0 {
+            if self.maximize {
+                foreach::add_scaled_(&grads, params, self.weight_decay)?;
+            } else {
+                grads = foreach::add_scaled(&grads, params, self.weight_decay)?;
+            }
         }
         let Some(buffer) = state.first() else {
             return foreach::add_scaled_(params, &grads, -self.lr);
@@ -156,12 +155,11 @@ impl Rule for Settings {
         let share = if at.number == 1 { 1.0 } else { 1.0 - self.dampening };
         foreach::mul_(buffer, self.momentum)?;
         foreach::add_scaled_(buffer, &grads, share)?;
-        match self.nesterov {
-            true => {
-                let ahead = foreach::add_scaled(&grads, buffer, self.momentum)?;
-                foreach::add_scaled_(params, &ahead, -self.lr)
-            }
-            false => foreach::add_scaled_(params, buffer, -self.lr),
+        if self.nesterov {
+            let ahead = foreach::add_scaled(&grads, buffer, self.momentum)?;
+            foreach::add_scaled_(params, &ahead, -self.lr)
+        } else {
+            foreach::add_scaled_(params, buffer, -self.lr)
         }
     }
 }

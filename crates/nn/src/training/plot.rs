@@ -212,9 +212,10 @@ impl Axis {
             range => range,
         };
         let step = round_step((high - low) / 6.0);
-        match rounded {
-            true => Axis { low: (low / step).floor() * step, high: (high / step).ceil() * step, step },
-            false => Axis { low, high, step },
+        if rounded {
+            Axis { low: (low / step).floor() * step, high: (high / step).ceil() * step, step }
+        } else {
+            Axis { low, high, step }
         }
     }
 

@@ -295,15 +295,16 @@ fn apply(mut function: impl Function, inputs: &[&Tensor], loc: Loc) -> Result<Ve
     };
     let function = Arc::new(function);
     let application = Application { function, context, inputs, outputs: &outputs, used_up: false, loc };
-    match taken {
-        true => hook::with_current(|recorder| match recorder {
+    if taken {
+        hook::with_current(|recorder| match recorder {
             Some(recorder) => recorder.apply(application),
             None => {
                 application.put_on_tape();
                 Ok(())
             }
-        })?,
-        false => application.put_on_tape(),
+        })?
+    } else {
+        application.put_on_tape()
     }
     Ok(outputs)
 }

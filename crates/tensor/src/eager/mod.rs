@@ -517,11 +517,12 @@ impl Job<'_> {
         // The kernel drops the dims; dense memory is the same with them kept as 1.
         let dropped =
             Ready { layout: Layout::contiguous(x.layout.shape.reduced(dims, false)), ..out.clone() };
-        match dims.is_empty() {
+        if dims.is_empty() {
             // SAFETY: `out` is fresh, `x` locked for reading; nothing is reduced, so shapes agree.
-            true => unsafe { kernels::convert(&operand(&dropped), &operand(x)) },
+            unsafe { kernels::convert(&operand(&dropped), &operand(x)) }
+        } else {
             // SAFETY: `out` is fresh and dense, of the shape that is left; dims were checked by the type rule.
-            false => unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) },
+            unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) }
         }
         Ok(())
     }

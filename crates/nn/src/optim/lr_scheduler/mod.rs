@@ -214,10 +214,7 @@ fn between(
     holds: bool,
     loc: Loc,
 ) -> Result<()> {
-    match holds {
-        true => Ok(()),
-        false => Err(Error::op(name, Why::Number { argument, expected, got }, loc)),
-    }
+    if holds { Ok(()) } else { Err(Error::op(name, Why::Number { argument, expected, got }, loc)) }
 }
 
 /// Options of a schedule.
