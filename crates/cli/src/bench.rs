@@ -142,6 +142,6 @@ fn side_by_side(all: &[Measured], peers: &[Peer]) -> String {
     }
     match rows {
         0 => "no case of this run is in the peer's file\n".into(),
-        _ => format!("beside PyTorch (kiln / torch: below 1 Kiln is faster)\n\n{table}"),
+        _ => format!("against PyTorch (kiln / torch: below 1 Kiln is faster)\n\n{table}"),
     }
 }

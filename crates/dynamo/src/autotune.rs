@@ -43,13 +43,13 @@ enum Form {
 impl Form {
     fn name(self) -> String {
         match self {
-            Form::Usual => "the usual form".into(),
+            Form::Usual => "the default form".into(),
             Form::Level(level) => level.flag().into(),
             Form::Stages(true) => "in stages".into(),
             Form::Stages(false) => "without stages".into(),
             Form::Unroll(1) => "one vector at a time".into(),
             Form::Unroll(vectors) => format!("{vectors} vectors at a time"),
-            Form::Grain(factor) => format!("{factor} times larger pieces for each thread"),
+            Form::Grain(factor) => format!("{factor}× larger chunks per thread"),
             Form::Serial => "on one thread".into(),
         }
     }
@@ -92,13 +92,16 @@ pub(crate) fn choose_products(
     let chosen = choose_plan(graph, &usual, settings, lower, &mut compiled);
     match chosen {
         Ok(Some((plan, products))) => {
-            let note = format!("matrix products up to {products} are parts of kernels");
+            let note = format!("matrix products up to {products} are inlined into kernels");
             Chosen { plan, products, compiled, note: Some(note) }
         }
         Ok(None) => Chosen { plan: usual, products, compiled, note: None },
-        Err(reason) => {
-            Chosen { plan: usual, products, compiled, note: Some(format!("no other products: {reason}")) }
-        }
+        Err(reason) => Chosen {
+            plan: usual,
+            products,
+            compiled,
+            note: Some(format!("inlining products was not tried: {reason}")),
+        },
     }
 }
 
@@ -183,7 +186,7 @@ pub(crate) fn tune(
         match made {
             Ok(steps) => candidates.push(steps),
             Err(reason) => {
-                tuned.notes.push(format!("nothing: {reason}"));
+                tuned.notes.push(format!("nothing was tuned: {reason}"));
                 return tuned;
             }
         }
@@ -198,7 +201,7 @@ pub(crate) fn tune(
                 chosen
             }
             Err(reason) => {
-                tuned.notes.push(format!("nothing: {reason}"));
+                tuned.notes.push(format!("nothing was tuned: {reason}"));
                 return tuned;
             }
         },
@@ -212,7 +215,7 @@ pub(crate) fn tune(
         }
     }
     if tuned.notes.is_empty() {
-        tuned.notes.push("the usual forms are the quickest".into());
+        tuned.notes.push("the default forms are the fastest".into());
     }
     tuned
 }
@@ -338,7 +341,7 @@ fn measure(
         before += usual;
         after += time;
     }
-    notes.push(format!("{before:.1?} a call measured in the usual forms, {after:.1?} in those chosen"));
+    notes.push(format!("{before:.1?} per call with the default forms, {after:.1?} with the chosen ones"));
     Ok((chosen, notes))
 }
 
@@ -404,7 +407,7 @@ fn inputs(graph: &Graph, plan: &Lowered, integer: i64) -> Result<Vec<Option<Tens
         let last = buffer.shape.iter().zip(buffer.strides.iter());
         let reach: isize = last.map(|(&size, &stride)| (size as isize - 1).max(0) * stride).sum();
         if buffer.strides.iter().any(|&stride| stride < 0) {
-            return Err("an input lies backwards in memory".into());
+            return Err("an input has negative strides".into());
         }
         let count = reach as usize + 1;
         bytes += count * buffer.dtype.size();

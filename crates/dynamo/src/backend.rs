@@ -295,7 +295,7 @@ impl Custom {
         for (i, (tensor, want)) in made.into_iter().zip(&self.types).enumerate() {
             let got = tensor.ready()?.ty();
             if got != *want {
-                return Err(fail(&self.backend, format!("returned {got} for output {i}, which is {want}")));
+                return Err(fail(&self.backend, format!("returned {got} for output {i}, expected {want}")));
             }
             outputs.push(own(tensor)?);
         }

@@ -86,7 +86,7 @@ pub struct StepInfo {
     pub bytes_read: usize,
     /// Bytes written.
     pub bytes_written: usize,
-    /// How it runs with the step before, if it does: `on 64 rows at a time with the step before`.
+    /// How it runs with the step before, if it does: `in bands of 64 rows with the previous step`.
     pub joined: Option<String>,
 }
 

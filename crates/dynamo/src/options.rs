@@ -355,17 +355,20 @@ mod tests {
         };
         check(
             "mode=fast",
-            "mode: unknown value \"fast\"; valid are default, reduce-overhead, max-autotune, training, evaluation",
+            "mode: unknown value \"fast\", expected one of default, reduce-overhead, max-autotune, training, evaluation",
         );
-        check("dynamic=maybe", "dynamic: unknown value \"maybe\"; valid are none, true, false");
-        check("fullgraph=yes", "fullgraph: unknown value \"yes\"; valid are true, false");
-        check("device=cuda", "device: unknown value \"cuda\"; valid are cpu");
-        check("optimization_level=O4", "optimization_level: unknown value \"O4\"; valid are O0, O1, O2, O3");
-        check("options.opt_level=9", "opt_level: unknown value \"9\"; valid are 0, 1, 2, 3");
-        check("fullgraph", "compile: unknown value \"fullgraph\"; valid are name=value, name=value, …");
+        check("dynamic=maybe", "dynamic: unknown value \"maybe\", expected one of none, true, false");
+        check("fullgraph=yes", "fullgraph: unknown value \"yes\", expected one of true, false");
+        check("device=cuda", "device: unknown value \"cuda\", expected one of cpu");
+        check(
+            "optimization_level=O4",
+            "optimization_level: unknown value \"O4\", expected one of O0, O1, O2, O3",
+        );
+        check("options.opt_level=9", "opt_level: unknown value \"9\", expected one of 0, 1, 2, 3");
+        check("fullgraph", "compile: unknown value \"fullgraph\", expected one of name=value, name=value, …");
         check(
             "modus=default",
-            "compile: unknown value \"modus\"; valid are mode, dynamic, fullgraph, backend, disable, name, \
+            "compile: unknown value \"modus\", expected one of mode, dynamic, fullgraph, backend, disable, name, \
              optimization_level, device, options.NAME",
         );
         assert!("nvfuser".parse::<Backend>().unwrap_err().to_string().contains("aot_eager"));

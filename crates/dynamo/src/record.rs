@@ -41,7 +41,7 @@ impl State {
             && call.grad_enabled
             && call.args.first().is_some_and(|x| wants(x) || list_wants(x))
         {
-            return Err(Leave::Eager("an in-place op cuts a tensor's history off"));
+            return Err(Leave::Eager("an in-place op cuts off a tensor's history"));
         }
         let through_list = call.grad_enabled && !cuts && call.args.iter().any(list_wants);
         if !call.in_place && through_list {
@@ -49,7 +49,7 @@ impl State {
         }
         if !call.in_place {
             return match &outs[0] {
-                Ty::Scalar(_) => Err(Leave::Eager("an op on numbers alone")),
+                Ty::Scalar(_) => Err(Leave::Eager("an op whose operands are all numbers")),
                 ty => Ok(Made::Variable { ty: ty.clone(), requires_grad }),
             };
         }
@@ -98,11 +98,11 @@ impl State {
             // An input that arrives with this very op may share the target's storage.
             let arriving =
                 fresh.iter().any(|&(_, shares)| shares.is_some_and(|v| analysis.bases(target).contains(&v)));
-            conflict.or(arriving.then_some("two inputs share one storage and one of them is changed"))
+            conflict.or(arriving.then_some("two inputs share storage and one of them is changed in place"))
         } else {
             let shares =
                 fresh.iter().any(|&(v, shares)| (v == target && shares.is_some()) || shares == Some(target));
-            shares.then_some("two inputs share one storage and one of them is changed")
+            shares.then_some("two inputs share storage and one of them is changed in place")
         }
     }
 
@@ -197,7 +197,7 @@ impl State {
         // Recording may have gone aside.
         let aside = self.aside.clone();
         let Event::Backward(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the trie lost its place"));
+            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
         };
         let mut outside = Vec::new();
         for &(input, target, is_outside) in &event.targets {
@@ -233,7 +233,9 @@ impl State {
         if tensors.is_empty() || no_leaves() || autograd::goes_through(&tensors) {
             return Ok(());
         }
-        Err(Leave::Eager("a pass that may fail outside the compiled function also reaches leaves inside"))
+        Err(Leave::Eager(
+            "a backward that may fail outside the compiled function also reaches leaves inside it",
+        ))
     }
 
     /// Hooks are user code that must run on every pass.
@@ -264,9 +266,9 @@ impl State {
             return Ok(None);
         }
         let survey = kiln_aot::survey_backward(&analysis::trace(self.trie(site), self.at), outputs)
-            .map_err(|_| Leave::Eager("backward through a tape that is no graph"))?;
+            .map_err(|_| Leave::Eager("backward through a tape that can't be captured"))?;
         if survey.used_up {
-            Err(Leave::Eager("backward through a tape that was already used up"))
+            Err(Leave::Eager("backward through a tape whose saved tensors are already freed"))
         } else {
             Ok(Some(survey.inputs))
         }
@@ -282,11 +284,11 @@ impl State {
         let analysis = self.analysis(site);
         let roots: SmallVec<[Variable; 2]> = outputs.iter().map(|(output, _)| *output).collect();
         if roots.iter().any(|root| *root >= analysis.next()) {
-            return Err(Leave::Eager("backward on a tensor that was made outside"));
+            return Err(Leave::Eager("backward on a tensor computed outside the compiled function"));
         }
         let reach = analysis.reach(&roots);
         if reach.freed {
-            return Err(Leave::Eager("backward through a tape that was already used up"));
+            return Err(Leave::Eager("backward through a tape whose saved tensors are already freed"));
         }
         if reach.overwritten {
             return Err(Leave::Eager(OVERWRITTEN));
@@ -308,7 +310,7 @@ impl State {
         let leaves: Vec<(Variable, bool)> = inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
         // The tape outside may lead to a leaf whose gradient this graph has yet to put there.
         if analysis.has_delivered() && leaves.iter().any(|(_, leaf)| !leaf) {
-            return Err(Leave::Eager("a second backward, whose tape goes on outside the compiled function"));
+            return Err(Leave::Eager("a second backward whose tape continues outside the compiled function"));
         }
         if self.has_hooks(leaves.iter().map(|&(input, _)| input)) {
             return Ok(false);

@@ -174,7 +174,7 @@ impl Run {
             return None;
         }
         let loc = Line::After(self.last_line(state));
-        self.site.note_fallback(loc, "more sizes than plans are kept for", || state.module());
+        self.site.note_fallback(loc, "more sizes than the size limit", || state.module());
         Some(self.flush_by_interpreter(state))
     }
 
@@ -331,7 +331,11 @@ impl Recorder for Run {
             return autograd::run_backward(request);
         }
         if request.outputs.iter().any(|output| output.tag().run() != state.id) {
-            self.break_graph(&mut state, "backward on a tensor that was made outside", request.loc)?;
+            self.break_graph(
+                &mut state,
+                "backward on a tensor computed outside the compiled function",
+                request.loc,
+            )?;
             drop(state);
             return autograd::run_backward(request);
         }
@@ -339,7 +343,11 @@ impl Recorder for Run {
             Ok(Some(outside)) if outside.is_empty() => Ok(()),
             Ok(Some(outside)) => {
                 state.walked = false;
-                self.break_graph(&mut state, "the tape goes on outside the compiled function", request.loc)?;
+                self.break_graph(
+                    &mut state,
+                    "the tape continues outside the compiled function",
+                    request.loc,
+                )?;
                 let walked = state.walked;
                 drop(state);
                 if walked {
@@ -424,7 +432,11 @@ impl Recorder for Run {
         }
         match state.mark(&self.site, tensor.tag().variable(), Mark::Retain, loc) {
             Ok(()) if self.site.splits() => {
-                self.break_graph(&mut state, "a gradient is retained for a pass outside", loc)?;
+                self.break_graph(
+                    &mut state,
+                    "a gradient is retained for a backward outside the compiled function",
+                    loc,
+                )?;
                 Ok(false) // its tape is there now
             }
             Ok(()) => Ok(true),

@@ -185,16 +185,8 @@ const OPTIONS: &[OptionInfo] = &[
             found.map(|count| settings.unroll = count).is_some()
         },
     },
-    plain!(
-        max_inline_product,
-        COUNT,
-        "matrix products none of whose sizes is larger are part of kernels; 0: none"
-    ),
-    plain!(
-        keep_weights,
-        FLAG,
-        "weights that stay the same from call to call are kept in the form that is computed with"
-    ),
+    plain!(max_inline_product, COUNT, "inline matrix products up to this size into kernels; 0: none"),
+    plain!(keep_weights, FLAG, "keep a packed copy of weights that stay the same from call to call"),
     OptionInfo {
         name: "opt_level",
         values: "0, 1, 2, 3",
@@ -237,23 +229,11 @@ const OPTIONS: &[OptionInfo] = &[
             found.map(|sanitize| settings.sanitize = sanitize).is_some()
         },
     },
-    plain!(
-        recompile_limit,
-        COUNT,
-        "with more recompilations than this, whatever else is new to a function runs eagerly"
-    ),
-    plain!(
-        size_limit,
-        COUNT,
-        "plans are kept for this many sizes of one graph; calls with others run eagerly"
-    ),
+    plain!(recompile_limit, COUNT, "after this many recompilations of a function, anything new runs eagerly"),
+    plain!(size_limit, COUNT, "plans kept for this many sizes of one graph; other sizes run eagerly"),
     plain!(autotune_ms, COUNT, "how many milliseconds mode max-autotune may measure for each graph"),
     plain!(keep_text, FLAG, "keeps every stage's text for explain()"),
-    plain!(
-        graph_cache,
-        FLAG,
-        "keeps what the passes make of a graph for other processes, beside the kernels"
-    ),
+    plain!(graph_cache, FLAG, "cache compiled plans on disk next to the kernels, for other processes"),
 ];
 
 /// Every named option, with what it can be, what it is by default, and what it does.
@@ -340,7 +320,7 @@ mod tests {
             let error = settings.set(option.name, "perhaps").unwrap_err().to_string();
             assert_eq!(
                 error,
-                format!("{}: unknown value \"perhaps\"; valid are {}", option.name, option.values)
+                format!("{}: unknown value \"perhaps\", expected one of {}", option.name, option.values)
             );
         }
     }
@@ -353,6 +333,8 @@ mod tests {
         settings.set("opt_level", "3").unwrap();
         assert_eq!(settings.to_string(), "opt_level 3, isa avx2");
         let error = settings.set("max_fusion", "3").unwrap_err().to_string();
-        assert!(error.starts_with("options: unknown value \"max_fusion\"; valid are max_fusion_size, "));
+        assert!(
+            error.starts_with("options: unknown value \"max_fusion\", expected one of max_fusion_size, ")
+        );
     }
 }

@@ -633,7 +633,7 @@ impl State {
         self.keep_numbers(call);
         let aside = self.aside.clone();
         let Event::Call(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the trie lost its place"));
+            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
         };
         match (&event.made, call.args.first()) {
             (Made::Variable { ty: Ty::List(_), .. }, _) => {

@@ -182,7 +182,7 @@ impl<'a> Parser<'a> {
             tys.push(self.ty()?);
         }
         if tys.len() != labels.len() {
-            return Err(self.fail("as many types as results, please"));
+            return Err(self.fail("expected one type per result"));
         }
         let outs = graph.push(op, &args, tys, in_place, Loc::UNKNOWN);
         for (label, out) in labels.into_iter().zip(outs) {

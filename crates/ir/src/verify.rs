@@ -30,7 +30,7 @@ impl fmt::Display for VerifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "after {}: the graph breaks {} rule(s); this is a bug in Kiln",
+            "after {}: the graph violates {} rule(s); this is a bug in Kiln",
             self.pass,
             self.violations.len()
         )?;

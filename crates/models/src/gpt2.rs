@@ -240,10 +240,8 @@ impl Gpt2Model {
     #[track_caller]
     pub fn new(config: &Gpt2Config) -> Result<Gpt2Model> {
         if config.n_head == 0 || !config.n_embd.is_multiple_of(config.n_head) {
-            let why = Why::Other(format!(
-                "an embedding of {} has no {} heads of equal size",
-                config.n_embd, config.n_head
-            ));
+            let why =
+                Why::Other(format!("n_embd {} is not divisible by n_head {}", config.n_embd, config.n_head));
             return Err(Error::op("Gpt2", why, Loc::caller()));
         }
         let table = |rows: usize| -> Result<Embedding> {
@@ -354,7 +352,7 @@ impl Gpt2 {
         let before = cache.len();
         if length == 0 || before + length > cache.capacity {
             let why = Why::Other(format!(
-                "{length} tokens behind {before} in a cache of {}: 1 or more fit, up to its size",
+                "can't decode {length} tokens after {before} with a cache of {}",
                 cache.capacity
             ));
             return Err(Error::op("decode", why, loc));
@@ -407,7 +405,10 @@ impl KvCache {
     pub fn new(model: &Gpt2, batch: usize, capacity: usize) -> Result<KvCache> {
         let config = model.config();
         if capacity > config.n_positions {
-            let why = Why::Other(format!("{capacity} tokens, the model has {} places", config.n_positions));
+            let why = Why::Other(format!(
+                "the capacity is {capacity} tokens, but the model has only {} positions",
+                config.n_positions
+            ));
             return Err(Error::op("KvCache", why, Loc::caller()));
         }
         let ty = model.transformer.wte.weight.ty();

@@ -163,7 +163,7 @@ impl ViT {
     pub fn new(config: ViTConfig) -> Result<ViT> {
         if config.patch_size == 0 || !config.image_size.is_multiple_of(config.patch_size) {
             let why = Why::Other(format!(
-                "an image of {} pixels is not cut into patches of {}",
+                "image_size {} is not divisible by patch_size {}",
                 config.image_size, config.patch_size
             ));
             return Err(Error::op("ViT", why, Loc::caller()));

@@ -108,8 +108,7 @@ impl MultiheadAttentionOptions {
     #[track_caller]
     pub fn build(&self, embed_dim: usize, num_heads: usize) -> Result<MultiheadAttention> {
         if embed_dim == 0 || num_heads == 0 || !embed_dim.is_multiple_of(num_heads) {
-            let why =
-                Why::Other(format!("an embedding of {embed_dim} has no {num_heads} heads of equal size"));
+            let why = Why::Other(format!("embed_dim {embed_dim} is not divisible by num_heads {num_heads}"));
             return Err(Error::op("MultiheadAttention", why, Loc::caller()));
         }
         let zeros = |shape: &[usize]| Tensor::full_of(shape, 0.0, self.dtype, &self.device);
@@ -194,7 +193,11 @@ impl MultiheadAttention {
         let _behalf = loc.on_behalf(crate::folder());
         let rank = query.rank();
         if !matches!(rank, 2 | 3) || key.rank() != rank || value.rank() != rank {
-            let why = Why::Rank { argument: "query, key and value", expected: "2 or 3 equal", got: rank };
+            let why = Why::Other(format!(
+                "query, key and value must all have 2 or all have 3 dims, got {rank}, {} and {}",
+                key.rank(),
+                value.rank()
+            ));
             return Err(Error::op("MultiheadAttention", why, loc));
         }
         // All as [batch, length, size].
@@ -270,7 +273,7 @@ impl MultiheadAttention {
                 (Some(all), _) => all.narrow(0, i * size, size)?,
                 (None, Some(own)) => own.tensor().clone(),
                 (None, None) => {
-                    let why = Why::Other("there is no projection".into());
+                    let why = Why::Other("the input projection weight is missing".into());
                     return Err(Error::op("MultiheadAttention", why, Loc::caller()));
                 }
             };

@@ -184,8 +184,7 @@ pub trait Module: Send + Sync {
     fn to(&self, dtype: DType) -> Result<()> {
         let _behalf = Loc::caller().on_behalf(crate::folder());
         if !dtype.is_float() {
-            let why =
-                Why::DType { argument: "the dtype of a module", expected: "floating point", got: dtype };
+            let why = Why::DType { argument: "a module's dtype", expected: "floating point", got: dtype };
             return Err(Error::op("to", why, Loc::caller()));
         }
         let mut seen = HashSet::new();

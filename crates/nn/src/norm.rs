@@ -141,7 +141,7 @@ macro_rules! batch_norm {
                 }
                 if shape[1] != self.num_features {
                     let (left, right) = (shape[1], self.num_features);
-                    return fail(Why::Sizes { what: "channels of x and features", left, right });
+                    return fail(Why::Sizes { what: "the channels of x and num_features", left, right });
                 }
                 Ok(())
             }
@@ -339,7 +339,8 @@ impl GroupNormOptions {
     #[track_caller]
     pub fn build(&self, num_groups: usize, num_channels: usize) -> Result<GroupNorm> {
         if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            let why = Why::Other(format!("{num_channels} channels don't make {num_groups} groups"));
+            let why =
+                Why::Other(format!("{num_channels} channels can't be split evenly into {num_groups} groups"));
             return Err(Error::op("GroupNorm", why, Loc::caller()));
         }
         let (shape, shift) = ([num_channels], self.affine && self.bias);

@@ -180,7 +180,7 @@ impl<L> Recurrent<L> {
         let size = x.size(-1)?;
         if size != self.input_size {
             let why =
-                Why::Sizes { what: "the last size of x and input_size", left: size, right: self.input_size };
+                Why::Sizes { what: "the last dim of x and input_size", left: size, right: self.input_size };
             return Err(Error::op(name, why, loc));
         }
         // As [length, batch, size].
@@ -191,7 +191,7 @@ impl<L> Recurrent<L> {
         };
         let (length, batch) = (x.size(0)?, x.size(1)?);
         if length == 0 {
-            return Err(Error::op(name, Why::Other("a sequence without steps has no output".into()), loc));
+            return Err(Error::op(name, Why::Other("the sequence is empty".into()), loc));
         }
         let shape = [self.directions.len(), batch, self.hidden_size];
         let states = match states {
@@ -203,7 +203,7 @@ impl<L> Recurrent<L> {
                     if state.shape()[..] == shape {
                         Ok(state)
                     } else {
-                        let why = Why::Broadcast { left: shape.into(), right: state.shape() };
+                        let why = Why::shape("the initial state", shape, state.shape());
                         Err(Error::op(name, why, loc))
                     }
                 })

@@ -121,7 +121,7 @@ impl StateDict {
     pub(crate) fn count(&self, name: &str) -> Result<u64> {
         let number = self.number(name)?;
         if !(0.0..=MOST_COUNTED as f64).contains(&number) || number.fract() != 0.0 {
-            return Err(Error::State(format!("{name} is {number}, which counts nothing")));
+            return Err(Error::State(format!("{name} must be a count, got {number}")));
         }
         Ok(number as u64)
     }
@@ -206,7 +206,7 @@ impl fmt::Display for LoadReport {
             lines.push(format!("{name}: the state has {got}, the module {expected}"));
         }
         for (first, second) in &self.conflicting {
-            lines.push(format!("{first} and {second} are one tensor of the module, and two in the state"));
+            lines.push(format!("{first} and {second} are tied in the module, but differ in the state"));
         }
         f.write_str(&lines.join("; "))
     }

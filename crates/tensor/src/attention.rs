@@ -41,7 +41,7 @@ impl Tensor {
             }
         }
         if options.mask.is_some() && options.causal {
-            return fail(Why::Other("a mask and causal exclude each other".into()));
+            return fail(Why::Other("pass either a mask or causal, not both".into()));
         }
         composed([Some(self), Some(key), Some(value), options.mask], |operands| match operands {
             [Some(query), Some(key), Some(value), mask] => {
@@ -102,7 +102,7 @@ impl Tensor {
             }
             (few, many) => {
                 let why = Why::Other(format!(
-                    "{} heads of queries don't share {} heads of keys and values",
+                    "the number of query heads must be a multiple of the key/value heads: got {} and {}",
                     many.unwrap_or(0),
                     few.unwrap_or(0)
                 ));
@@ -118,7 +118,7 @@ impl Tensor {
         let dim = normalise_dim("glu", dim, self.rank(), loc)?;
         let size = self.shape().get(dim).copied().unwrap_or(0);
         if size == 0 || size % 2 == 1 {
-            let why = Why::Other(format!("dim {dim} of size {size} has no two halves"));
+            let why = Why::Other(format!("dim {dim} must have an even size, got {size}"));
             return Err(Error::op("glu", why, loc));
         }
         let (half, dim) = (size / 2, dim as i64);

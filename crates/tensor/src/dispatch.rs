@@ -56,7 +56,7 @@ fn tensor(output: Output, op: &Op, loc: Loc) -> Result<Tensor> {
         Output::Tensor(t) => Ok(t),
         Output::List(_) => Err(Error::op(
             op.name(),
-            Why::Operand { argument: "every operand", expected: "a tensor or a number" },
+            Why::Operand { argument: "operands", expected: "tensors or numbers" },
             loc,
         )),
     }
@@ -117,9 +117,7 @@ pub fn execute(call: &Call<'_>) -> Result<Output> {
 fn pack(call: &Call<'_>) -> Result<Output> {
     let tensors = call.args.iter().map(|arg| match arg {
         Arg::Tensor(t) => Ok((*t).clone()),
-        _ => {
-            Err(Error::op("list", Why::Operand { argument: "every operand", expected: "a tensor" }, call.loc))
-        }
+        _ => Err(Error::op("list", Why::Operand { argument: "operands", expected: "tensors" }, call.loc)),
     });
     Ok(Output::List(TensorList::new(tensors.collect::<Result<_>>()?)))
 }
@@ -552,7 +550,7 @@ fn decomposed(call: &Call<'_>, tys: &[Ty], grad_enabled: bool) -> Result<Tensor>
     match call.op.decompose(&mut cx, &args).map_err(|error| error.named(call.op.name()))? {
         Some(values) => cx.take(values[0]),
         None => {
-            let why = Why::NotDifferentiable { reason: "its row has neither a gradient nor a decomposition" };
+            let why = Why::NotDifferentiable { reason: "it has neither a gradient rule nor a decomposition" };
             Err(call.op.error(tys, why, call.loc))
         }
     }

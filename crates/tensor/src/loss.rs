@@ -109,8 +109,11 @@ impl Tensor {
     ) -> Result<Tensor> {
         let loc = Loc::caller();
         if self.shape() != target.shape() {
-            let why =
-                Why::Sizes { what: "elements of x and target", left: self.numel(), right: target.numel() };
+            let why = Why::Sizes {
+                what: "the number of elements of x and target",
+                left: self.numel(),
+                right: target.numel(),
+            };
             return Err(Error::op("binary_cross_entropy", why, loc));
         }
         self.weighted_loss(&Op::BinaryCrossEntropy {}, &[Arg::Tensor(target)], weight, reduction)
@@ -144,8 +147,11 @@ impl Tensor {
     ) -> Result<Tensor> {
         let loc = Loc::caller();
         if self.shape() != target.shape() {
-            let why =
-                Why::Sizes { what: "elements of x and target", left: self.numel(), right: target.numel() };
+            let why = Why::Sizes {
+                what: "the number of elements of x and target",
+                left: self.numel(),
+                right: target.numel(),
+            };
             return Err(Error::op("binary_cross_entropy_with_logits", why, loc));
         }
         let pos_weight = pos_weight.map_or(Arg::Number(Scalar::Float(1.0)), Arg::Tensor);
@@ -189,11 +195,11 @@ impl Tensor {
     /// Class numbers of these samples, `[m]`.
     fn class_targets(&self, name: &str, samples: &[usize], loc: Loc) -> Result<Tensor> {
         if self.dtype() != DType::I64 {
-            let why = Why::DType { argument: "target", expected: "i64 class numbers", got: self.dtype() };
+            let why = Why::DType { argument: "target", expected: "i64 class indices", got: self.dtype() };
             return Err(Error::op(name, why, loc));
         }
         if self.shape()[..] != *samples {
-            let why = Why::Broadcast { left: samples.into(), right: self.shape() };
+            let why = Why::shape("target", samples, self.shape());
             return Err(Error::op(name, why, loc));
         }
         self.reshape([self.numel()])
@@ -262,7 +268,7 @@ impl Tensor {
         let classes = rows.shape()[1] as f64;
         if target.dtype().is_float() {
             if target.shape() != self.shape() {
-                let why = Why::Broadcast { left: self.shape(), right: target.shape() };
+                let why = Why::shape("target", self.shape(), target.shape());
                 return Err(Error::op("cross_entropy", why, loc));
             }
             let target = target.class_rows("cross_entropy", loc)?.0;

@@ -64,7 +64,7 @@ impl Tensor {
             Ok(shape.len())
         } else {
             let why = Why::Other(format!(
-                "the last dims of {own} are not the shape to normalise over, {}",
+                "the last dims of {own} must be normalized_shape, {}",
                 kiln_ir::Shape::from(shape)
             ));
             Err(Error::op(name, why, loc))
@@ -126,7 +126,9 @@ impl Tensor {
             running => {
                 let count = shape.numel() / shape[1].max(1);
                 if training && count == 1 {
-                    let why = Why::Other(format!("a batch of shape {shape} has one value a channel"));
+                    let why = Why::Other(format!(
+                        "training needs more than one value per channel, got shape {shape}"
+                    ));
                     return Err(Error::op("batch_norm", why, loc));
                 }
                 if let Some((mean, variance)) = running {

@@ -142,11 +142,7 @@ pub(crate) fn index_write_type(op: &Op, args: &[Ty]) -> Rule {
     same_kind_of(x, src)?;
     let mut slices = x.shape.clone();
     slices[dim_of(op)] = index.shape[0];
-    if slices == src.shape {
-        one(x.clone())
-    } else {
-        Err(Why::Broadcast { left: slices, right: src.shape.clone() })
-    }
+    if slices == src.shape { one(x.clone()) } else { Err(Why::shape("src", slices, src.shape.clone())) }
 }
 
 pub(crate) fn index_add_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
@@ -176,15 +172,15 @@ pub(crate) fn scatter_type(op: &Op, args: &[Ty]) -> Rule {
     check_index(x.shape.rank(), index, dim)?;
     same_kind_of(x, src)?;
     if src.shape != index.shape {
-        return Err(Why::Broadcast { left: index.shape.clone(), right: src.shape.clone() });
+        return Err(Why::shape("src", index.shape.clone(), src.shape.clone()));
     }
     for d in (0..x.shape.rank()).filter(|&d| d != dim) {
         if index.shape[d] > x.shape[d] {
-            return Err(Why::Sizes { what: "sizes of index and x", left: index.shape[d], right: x.shape[d] });
+            return Err(crate::types::index_too_long(d, index, x));
         }
     }
     if let (Op::ScatterReduce { reduce: ScatterReduce::Mean, .. }, DType::Bool) = (op, x.dtype) {
-        return Err(Why::DType { argument: "x", expected: "a number", got: DType::Bool });
+        return Err(Why::DType { argument: "x", expected: "numeric", got: DType::Bool });
     }
     one(x.clone())
 }
@@ -324,15 +320,14 @@ fn plan(dims: &Dims, x: &TensorTy, indices: &[Ty]) -> Result<Plan, Why> {
     check_dims(dims, x.shape.rank())?;
     if dims.is_empty() || dims.len() != indices.len() || dims.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err(Why::Sizes {
-            what: "indexed dims and index tensors",
+            what: "the number of indexed dims and of index tensors",
             left: dims.len(),
             right: indices.len(),
         });
     }
     let mut common = Shape::scalar();
     for index in indices {
-        let index =
-            index.as_tensor().ok_or(Why::Operand { argument: "every index", expected: "a tensor" })?;
+        let index = index.as_tensor().ok_or(Why::Operand { argument: "indices", expected: "tensors" })?;
         check_index_dtype(index)?;
         common = broadcast(&common, &index.shape)
             .ok_or_else(|| Why::Broadcast { left: common.clone(), right: index.shape.clone() })?;
@@ -532,7 +527,11 @@ pub(crate) fn one_hot_type(op: &Op, args: &[Ty]) -> Rule {
     let Op::OneHot { classes } = *op else { return one(index.clone()) };
     if classes == 0 && index.shape.numel() > 0 {
         // No loop over the result would meet an index.
-        return Err(Why::Number { argument: "classes", expected: "1 or more for any index", got: 0.0 });
+        return Err(Why::Number {
+            argument: "classes",
+            expected: "1 or more unless index is empty",
+            got: 0.0,
+        });
     }
     checked(TensorTy { shape: index.shape.iter().copied().chain([classes]).collect(), ..index.clone() })
 }

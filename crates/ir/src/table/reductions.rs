@@ -120,8 +120,10 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
     let x = tensor(args, 0, "x")?;
     let Some((dims, keepdim)) = dims(op) else { return Err(Why::Arity { expected: "1".into(), got: 0 }) };
     check_dims(dims, x.shape.rank())?;
-    if needs_elements(op) && dims.iter().any(|&d| x.shape[d] == 0) {
-        return Err(Why::Other("is not defined over no elements".into()));
+    if needs_elements(op)
+        && let Some(&dim) = dims.iter().find(|&&d| x.shape[d] == 0)
+    {
+        return Err(Why::Empty { dim });
     }
     let float_only = || {
         if x.dtype.is_float() {

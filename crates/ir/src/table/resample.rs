@@ -121,13 +121,16 @@ fn windows(
     dilation: usize,
     ceil: bool,
 ) -> Result<usize, Why> {
-    let fail =
-        || Why::Other(format!("a window of {kernel} does not fit an input of {size} with its padding"));
+    let fail = || {
+        Why::Other(format!("a window of size {kernel} is larger than the padded input (input size {size})"))
+    };
     if kernel == 0 || stride == 0 || dilation == 0 {
         return Err(Why::Number { argument: "kernel, stride and dilation", expected: "1 or more", got: 0.0 });
     }
     if padding > kernel / 2 {
-        return Err(Why::Other(format!("a padding of {padding} is more than half of a window of {kernel}")));
+        return Err(Why::Other(format!(
+            "padding must be at most half the window: got padding {padding}, window {kernel}"
+        )));
     }
     let reach = (kernel - 1).checked_mul(dilation).and_then(|reach| reach.checked_add(1)).ok_or_else(fail)?;
     let padded = padding.checked_mul(2).and_then(|both| both.checked_add(size)).ok_or_else(fail)?;
@@ -156,7 +159,7 @@ fn float_images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a Tensor
 
 fn pairs(lists: &[(&'static str, &Sizes)]) -> Result<(), Why> {
     match lists.iter().find(|(_, list)| list.len() != 2) {
-        Some((what, list)) => Err(Why::Other(format!("{what} names {} dims, must name 2", list.len()))),
+        Some((what, list)) => Err(Why::Other(format!("{what} must have 2 entries, got {}", list.len()))),
         None => Ok(()),
     }
 }
@@ -167,7 +170,7 @@ pub(crate) fn max_pool_type(op: &Op, args: &[Ty]) -> Rule {
         return Ok(smallvec![args[0].clone()]);
     };
     if x.dtype == DType::Bool {
-        return Err(Why::DType { argument: "x", expected: "a number", got: x.dtype });
+        return Err(Why::DType { argument: "x", expected: "numeric", got: x.dtype });
     }
     pairs(&[("kernel", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)])?;
     let mut shape = Shape::from(&x.shape[..2]);
@@ -196,7 +199,7 @@ fn output_size(op: &Op, input: &Shape, output: &[usize]) -> Result<[usize; 2], W
             _ => output[d],
         };
         if size == 0 && sizes[d] > 0 {
-            return Err(Why::Other(format!("an input of shape {input} has nothing to sample from")));
+            return Err(Why::Other(format!("can't resample an empty image: x has shape {input}")));
         }
     }
     Ok(sizes)
@@ -233,7 +236,7 @@ pub(crate) fn backward_type(op: &Op, args: &[Ty]) -> Rule {
     let [height, width] = output_size(op, &input, &grad.shape[2..])?;
     let want = Shape::from([input[0], input[1], height, width]);
     if want != grad.shape {
-        return Err(Why::Other(format!("grad has shape {}, the result's is {want}", grad.shape)));
+        return Err(Why::shape("grad", want, grad.shape.clone()));
     }
     checked(TensorTy { shape: input, ..grad.clone() })
 }

@@ -103,7 +103,7 @@ type Cx<'a> = &'a mut dyn Emit;
 
 /// A row of the wrong op was given to a rule: the table names the rules, so this is a bug of ours.
 fn misplaced() -> Why {
-    Why::Other("a rule of another row: this is a bug in Kiln".into())
+    Why::Other("the type rule of another op was used: this is a bug in Kiln".into())
 }
 
 /// Zero as a number that leaves a dtype as it is.
@@ -187,7 +187,7 @@ fn window_fits(args: &[Ty], x: &TensorTy, src: &TensorTy, window: &TensorTy) -> 
     if window.shape == src.shape {
         one(x.clone())
     } else {
-        Err(Why::Broadcast { left: window.shape.clone(), right: src.shape.clone() })
+        Err(Why::shape("src", window.shape.clone(), src.shape.clone()))
     }
 }
 
@@ -460,7 +460,8 @@ pub(crate) fn unfold_type(op: &Op, args: &[Ty]) -> Rule {
     let Op::Unfold { dim, size, step } = *op else { return Err(misplaced()) };
     check_dims(&Dims::from(dim), x.shape.rank())?;
     if size > x.shape[dim] {
-        return Err(Why::Index { index: size as i64, size: x.shape[dim] });
+        let have = x.shape[dim];
+        return Err(Why::Other(format!("a window of size {size} is larger than dim {dim} of size {have}")));
     }
     if step == 0 {
         return Err(Why::Number { argument: "step", expected: "1 or more", got: 0.0 });

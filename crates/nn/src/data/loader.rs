@@ -88,14 +88,14 @@ impl DataLoaderOptions {
         let loc = Loc::caller();
         let refuse = |why: &str| Err(Error::op("DataLoader", Why::Other(why.into()), loc));
         if self.batch_size == 0 {
-            return refuse("batch_size is 0: a batch has at least one sample");
+            return refuse("batch_size must be at least 1");
         }
         if self.prefetch_factor == 0 {
-            return refuse("prefetch_factor is 0: a worker makes at least one batch ahead");
+            return refuse("prefetch_factor must be at least 1");
         }
         let sampler: Box<dyn Sampler> = match (self.sampler, self.shuffle) {
             (Some(_), true) => {
-                return refuse("there is a sampler, and shuffle would draw in another order: choose one");
+                return refuse("pass either a sampler or shuffle, not both");
             }
             (Some(sampler), false) => sampler,
             (None, true) => Box::new(RandomSampler { seed: self.seed }),

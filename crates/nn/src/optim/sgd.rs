@@ -96,7 +96,7 @@ impl Rule for Settings {
         check("momentum", self.momentum)?;
         check("weight_decay", self.weight_decay)?;
         if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
-            let why = Why::Other("nesterov needs a momentum, and no dampening".into());
+            let why = Why::Other("nesterov needs momentum > 0 and dampening 0".into());
             return Err(Error::op("SGD", why, loc));
         }
         Ok(())

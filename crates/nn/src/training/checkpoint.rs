@@ -187,15 +187,15 @@ impl<'a> Checkpoint<'a> {
 fn read_metadata(path: &Path, metadata: &Metadata) -> Result<(Position, RngState)> {
     let fail = |why: String| Error::State(format!("{}: {why}", path.display()));
     if metadata.get(FORMAT.0).map(String::as_str) != Some(FORMAT.1) {
-        return Err(fail("this is no checkpoint of a training loop".into()));
+        return Err(fail("not a training checkpoint".into()));
     }
     let number = |name: &str| {
-        let text = metadata.get(name).ok_or_else(|| fail(format!("it does not say its {name}")))?;
-        text.parse::<u64>().map_err(|error| fail(format!("its {name} is {text:?}: {error}")))
+        let text = metadata.get(name).ok_or_else(|| fail(format!("the metadata has no {name}")))?;
+        text.parse::<u64>().map_err(|error| fail(format!("bad {name} {text:?}: {error}")))
     };
     let count = |name: &str| match number(name)? {
         count if count <= MOST_COUNTED => Ok(count),
-        count => Err(fail(format!("its {name} is {count}, which no loop has come to"))),
+        count => Err(fail(format!("implausible {name}: {count}"))),
     };
     let notes =
         metadata.iter().filter_map(|(name, text)| Some((name.strip_prefix(NOTE)?.into(), text.clone())));

@@ -72,8 +72,9 @@ pub trait Function: Send + Sync + 'static {
         match outputs.len() {
             1 => Ok(outputs.remove(0)),
             n => {
-                let why =
-                    Why::Other(format!("it has {n} outputs: apply is for one, apply_all for any number"));
+                let why = Why::Other(format!(
+                    "the function returned {n} outputs, but apply expects exactly one (use apply_all)"
+                ));
                 Err(Error::op(&name, why, loc))
             }
         }
@@ -262,7 +263,11 @@ pub fn gradients_of(
     let fail =
         |text: String| Err(Error::op(&format!("backward of {}", function.name()), Why::Other(text), loc));
     if results.len() != inputs.len() {
-        return fail(format!("it returned {} gradients for {} inputs", results.len(), inputs.len()));
+        return fail(format!(
+            "backward must return one gradient per input: got {} for {} inputs",
+            results.len(),
+            inputs.len()
+        ));
     }
     for (i, (result, ty)) in results.iter_mut().zip(inputs).enumerate() {
         if !context.needs_input_grad(i) {
@@ -271,7 +276,7 @@ pub fn gradients_of(
         if let Some(grad) = result
             && grad.ty() != *ty
         {
-            return fail(format!("it returned {} as the gradient of input {i}, which is {ty}", grad.ty()));
+            return fail(format!("the gradient of input {i} must be {ty}, got {}", grad.ty()));
         }
     }
     Ok(results)

@@ -233,7 +233,7 @@ impl Job<'_> {
             Input::Tensor(t) => Ok(t),
             Input::Number(_) => Err(self.op.error(
                 self.tys,
-                Why::Operand { argument: "every operand", expected: "a tensor" },
+                Why::Operand { argument: "operands", expected: "tensors" },
                 self.loc,
             )),
         }
@@ -280,12 +280,7 @@ impl Job<'_> {
             kernels::pointwise(function, out, inputs)
         });
         done?.map_err(|unsupported| {
-            let why = Why::DType {
-                argument: "every operand",
-                expected: "of another dtype",
-                got: unsupported.dtype,
-            };
-            self.op.error(self.tys, why, self.loc)
+            self.op.error(self.tys, Why::Unsupported { dtype: unsupported.dtype }, self.loc)
         })
     }
 
@@ -419,7 +414,11 @@ impl Job<'_> {
             Op::CrossEntropy { .. } => self.cross_entropy(out, inputs),
             // Scalar functions ran above, and what has a decomposition doesn't get here: `has_kernel`.
             _ => self.along(out, inputs).unwrap_or_else(|| {
-                Err(self.op.error(self.tys, Why::Other("has no kernel".into()), self.loc))
+                Err(self.op.error(
+                    self.tys,
+                    Why::Other("has no eager kernel: this is a bug in Kiln".into()),
+                    self.loc,
+                ))
             }),
         }
     }

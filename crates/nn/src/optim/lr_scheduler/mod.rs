@@ -121,7 +121,7 @@ impl<O: Optimizer> Scheduler<O> {
         let groups = optimizer.lrs().len();
         schedule.check(groups, loc)?;
         if schedule.momentum(0).is_some() && optimizer.momenta().is_empty() {
-            let why = Why::Other("the optimizer has no momentum to cycle".into());
+            let why = Why::Other("the schedule cycles momentum, but the optimizer has none".into());
             return Err(Error::op("lr_scheduler", why, loc));
         }
         if let Some(base) = schedule.base(groups) {
@@ -150,8 +150,11 @@ impl<O: Optimizer> Scheduler<O> {
         let mut state = self.state.lock();
         let now = self.optimizer.lrs();
         if now.len() != state.base.len() {
-            let why =
-                Why::Sizes { what: "groups of the optimizer", left: now.len(), right: state.base.len() };
+            let why = Why::Sizes {
+                what: "the number of parameter groups now and when the schedule was made",
+                left: now.len(),
+                right: state.base.len(),
+            };
             return Err(Error::op("lr_scheduler", why, loc));
         }
         let epoch = state.epoch + 1;
@@ -194,7 +197,7 @@ impl<O: Optimizer> Scheduler<O> {
         let mut state = self.state.lock();
         if base.len() != state.base.len() || last.len() != state.base.len() {
             let message =
-                format!("the state is of {} groups, the optimizer has {}", base.len(), state.base.len());
+                format!("the state has {} parameter groups, the optimizer {}", base.len(), state.base.len());
             return Err(Error::State(message));
         }
         *state = State { epoch, base, last };

@@ -131,7 +131,7 @@ impl Schedule for OneCycleLR {
         between(
             "OneCycleLR",
             "the number of max_lrs",
-            "1 or one for each group",
+            "1 or one per group",
             count as f64,
             count == 1 || count == groups,
             loc,
