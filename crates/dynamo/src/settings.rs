@@ -171,14 +171,14 @@ macro_rules! plain {
 }
 
 const OPTIONS: &[OptionInfo] = &[
-    plain!(max_fusion_size, COUNT, "kernels are merged up to this many expressions; 0 keeps them apart"),
-    plain!(max_fusion_buffers, COUNT, "kernels are merged up to this many buffers"),
-    plain!(max_inlined_ops, COUNT, "a value that is computed from more ops than this is stored"),
-    plain!(stages, FLAG, "long bodies are cut into loops over a block that stays in the first-level cache"),
+    plain!(max_fusion_size, COUNT, "fuse kernels up to this many expressions; 0: no fusion"),
+    plain!(max_fusion_buffers, COUNT, "fuse kernels up to this many buffers"),
+    plain!(max_inlined_ops, COUNT, "store a value that takes more ops than this to compute"),
+    plain!(stages, FLAG, "cut long bodies into loops over a block that stays in the first-level cache"),
     OptionInfo {
         name: "unroll",
         values: "1, 2, 4",
-        doc: "how many vectors loops over independent elements take at a time",
+        doc: "vectors per iteration in loops over independent elements",
         get: |settings| settings.unroll.to_string(),
         set: |settings, text| {
             let found = [1, 2, 4].into_iter().find(|count| count.to_string() == text);
@@ -200,7 +200,7 @@ const OPTIONS: &[OptionInfo] = &[
     OptionInfo {
         name: "isa",
         values: "best, avx512, avx2, plain",
-        doc: "the vector instructions to write for; more than the machine has gives what it has",
+        doc: "vector instructions to generate; capped at what the machine has",
         get: |settings| settings.isa.map_or("best", Isa::name).to_string(),
         set: |settings, text| {
             let isas = [Isa::Avx512, Isa::Avx2, Isa::Plain];
@@ -212,7 +212,7 @@ const OPTIONS: &[OptionInfo] = &[
     OptionInfo {
         name: "numerics",
         values: "default, strict",
-        doc: "strict: pointwise graphs of half precision give eager's bits too, rounded after every op",
+        doc: "strict: half-precision pointwise graphs give eager's bits too, rounding after every op",
         get: |settings| settings.numerics.name().to_string(),
         set: |settings, text| {
             let found = Numerics::ALL.into_iter().find(|numerics| numerics.name() == text);
@@ -222,7 +222,7 @@ const OPTIONS: &[OptionInfo] = &[
     OptionInfo {
         name: "sanitize",
         values: "off, undefined, address",
-        doc: "checks that the C compiler puts into kernels, for tests; `address` needs its library preloaded",
+        doc: "C compiler checks inside kernels, for tests; `address` needs its library preloaded",
         get: |settings| settings.sanitize.name().to_string(),
         set: |settings, text| {
             let found = Sanitize::ALL.into_iter().find(|sanitize| sanitize.name() == text);
@@ -231,7 +231,7 @@ const OPTIONS: &[OptionInfo] = &[
     },
     plain!(recompile_limit, COUNT, "after this many recompilations of a function, anything new runs eagerly"),
     plain!(size_limit, COUNT, "plans kept for this many sizes of one graph; other sizes run eagerly"),
-    plain!(autotune_ms, COUNT, "how many milliseconds mode max-autotune may measure for each graph"),
+    plain!(autotune_ms, COUNT, "milliseconds that mode max-autotune may spend measuring each graph"),
     plain!(keep_text, FLAG, "keeps every stage's text for explain()"),
     plain!(graph_cache, FLAG, "cache compiled plans on disk next to the kernels, for other processes"),
 ];
