@@ -357,7 +357,7 @@ fn kind(event: &Event) -> String {
 }
 
 /// A place in a program whose tensor work is captured and compiled. The closure runs on every call; only its
-/// tensor ops are taken over, so nothing it depends on can go stale.
+/// tensor ops are intercepted, so nothing it depends on can go stale.
 ///
 /// ```
 /// use kiln_dynamo::Compile;
@@ -431,8 +431,8 @@ impl Compile {
 }
 
 impl Region {
-    /// Runs a closure, its tensor work compiled. Any captures, any result; inputs are found by use. A region
-    /// inside another is part of it.
+    /// Runs a closure with its tensor work compiled. Any captures, any result; inputs are found by use. A region
+    /// inside another becomes part of it.
     pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         self.try_run(body)
     }
@@ -497,13 +497,13 @@ impl Region {
         site.explain()
     }
 
-    /// Runs a closure once, to have it compiled before it is needed, and drops the result. What the closure
-    /// does stays done: a training step that is warmed up has made a step.
+    /// Runs a closure once, so that it is compiled before it is needed, and drops the result. Side effects
+    /// stay: warming up a training step makes a step.
     pub fn warm_up<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<()> {
         self.run(body).map(drop)
     }
 
-    /// Forgets all recordings and what is known about them. Calls in progress end as they began.
+    /// Forgets all recordings and everything known about them. Calls in progress finish with what they have.
     pub fn reset(&self) {
         let old = std::mem::replace(&mut *self.place.site.write(), Site::new(self.place.options.clone()));
         old.retire();

@@ -87,21 +87,21 @@ pub struct Settings {
     pub keep_weights: bool,
     /// How hard the C compiler works.
     pub opt_level: OptLevel,
-    /// The vector instructions to write for; `None` is the machine's best.
+    /// The vector instructions to generate; `None` is the machine's best.
     pub isa: Option<Isa>,
-    /// How near results are to eager's.
+    /// How close results are to eager's.
     pub numerics: Numerics,
     /// Checks that the C compiler puts into kernels; `Off` leaves it to `KILN_SANITIZE`.
     pub sanitize: Sanitize,
-    /// With more recompilations than this, whatever else is new to a function runs eagerly.
+    /// After this many recompilations of a function, anything new runs eagerly.
     pub recompile_limit: usize,
-    /// Plans are kept for this many sizes; calls with more run eagerly.
+    /// Plans are kept for this many sizes of one graph; other sizes run eagerly.
     pub size_limit: usize,
     /// How long `max-autotune` may measure for each graph.
     pub autotune_ms: usize,
     /// Keeps every stage's text for `explain()`.
     pub keep_text: bool,
-    /// Keeps what the passes make of graphs for other processes, beside the kernels.
+    /// Caches compiled plans on disk next to the kernels, for other processes.
     pub graph_cache: bool,
 }
 

@@ -213,7 +213,7 @@ pub struct BertIntermediate {
     pub intermediate_act_fn: Gelu,
 }
 
-/// Attention and a perceptron, each beside a shortcut and before a norm.
+/// Attention and an MLP, each with a residual connection and followed by a norm.
 #[derive(Module)]
 #[module(name = "BertLayer")]
 pub struct BertLayer {

@@ -170,7 +170,7 @@ impl Forward for Gpt2Mlp {
     }
 }
 
-/// Attention and a perceptron, each behind a norm and beside a shortcut.
+/// Attention and an MLP, each after a norm and with a residual connection.
 #[derive(Module)]
 #[module(name = "GPT2Block")]
 pub struct Gpt2Block {
@@ -363,7 +363,7 @@ impl Gpt2 {
         self.lm_head.forward(&x.select(1, -1)?)
     }
 
-    /// The tokens `[batch, length]` and so many more, each the likeliest.
+    /// The tokens `[batch, length]` and this many more, each the most likely one.
     #[track_caller]
     pub fn generate(&self, ids: &Tensor, more: usize) -> Result<Tensor> {
         let cache = KvCache::new(self, ids.size(0)?, ids.size(1)? + more)?;
@@ -400,7 +400,7 @@ impl KvCache {
         self.layers.iter().flat_map(|(keys, values)| [keys.clone(), values.clone()]).collect()
     }
 
-    /// An empty cache for so many texts of up to `capacity` tokens.
+    /// An empty cache for this many texts of up to `capacity` tokens.
     #[track_caller]
     pub fn new(model: &Gpt2, batch: usize, capacity: usize) -> Result<KvCache> {
         let config = model.config();
@@ -437,7 +437,7 @@ impl KvCache {
         self.capacity
     }
 
-    /// Forgets the tokens behind the first `length`, to go on from there in another way.
+    /// Forgets the tokens after the first `length`, to continue differently from there.
     pub fn truncate(&self, length: usize) -> Result<()> {
         // Also where nothing is to be forgotten: programs that are compiled stay the same.
         let length = length.min(self.len());

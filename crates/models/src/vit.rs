@@ -50,7 +50,7 @@ impl ViTConfig {
 /// The size that torchvision's norms add to variances.
 const EPS: f64 = 1e-6;
 
-/// Attention and a perceptron, each behind a norm and beside a shortcut.
+/// Attention and an MLP, each after a norm and with a residual connection.
 #[derive(Module)]
 pub struct EncoderBlock {
     /// Before the attention.

@@ -139,7 +139,7 @@ impl MultiheadAttentionOptions {
     }
 }
 
-/// What a call of [`MultiheadAttention`] looks at besides query, key and value, with PyTorch's names and defaults.
+/// The arguments of [`MultiheadAttention`] besides query, key and value, with PyTorch's names and defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall<'a> {
     /// Truth values: which keys of a sample are *not* seen. Floats: what is added to their scores. `[batch, keys]`.

@@ -75,14 +75,14 @@ macro_rules! batch_norm {
             momentum: Option<f64>,
             /// Whether there are a scale and a shift; there are by default.
             affine: bool,
-            /// Whether there is a shift beside the scale; there is by default.
+            /// Whether there is a bias in addition to the scale; true by default.
             bias: bool,
             /// Whether there are running statistics; there are by default.
             track_running_stats: bool,
         });
 
         impl $Options {
-            /// A layer for so many channels.
+            /// A layer for this many channels.
             #[track_caller]
             pub fn build(&self, num_features: usize) -> Result<$BatchNorm> {
                 let (shape, dtype, device) = ([num_features], self.dtype, &self.device);
@@ -108,7 +108,7 @@ macro_rules! batch_norm {
         }
 
         impl $BatchNorm {
-            /// With default options for so many channels.
+            /// With default options, for this many channels.
             #[track_caller]
             pub fn new(num_features: usize) -> Result<$BatchNorm> {
                 $BatchNorm::options().build(num_features)
@@ -245,7 +245,7 @@ setters!(LayerNormOptions {
     eps: f64,
     /// Whether there are a scale and a shift; there are by default.
     elementwise_affine: bool,
-    /// Whether there is a shift beside the scale; there is by default.
+    /// Whether there is a bias in addition to the scale; true by default.
     bias: bool,
 });
 
@@ -330,7 +330,7 @@ setters!(GroupNormOptions {
     eps: f64,
     /// Whether there are a scale and a shift; there are by default.
     affine: bool,
-    /// Whether there is a shift beside the scale; there is by default.
+    /// Whether there is a bias in addition to the scale; true by default.
     bias: bool,
 });
 

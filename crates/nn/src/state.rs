@@ -38,7 +38,7 @@ impl StateDict {
         StateDict::default()
     }
 
-    /// Puts a tensor under a name, in the place of the one that has it.
+    /// Inserts a tensor under a name, replacing the one that has it.
     pub fn insert(&mut self, name: &str, tensor: Tensor) {
         match self.places.get(name) {
             Some(&at) => self.entries[at].1 = tensor,
@@ -158,7 +158,7 @@ impl fmt::Debug for StateDict {
     }
 }
 
-/// A name that is there on both sides, with different shapes.
+/// A name present on both sides, with different shapes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
     /// The name.

@@ -6,7 +6,7 @@ use crate::Tensor;
 use crate::composed::{composed, composed_of};
 use crate::methods::normalise_dim;
 
-/// What attention looks at, besides queries, keys and values.
+/// The arguments of attention besides queries, keys and values.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a> {
     /// Truth values: which keys a query sees. Floats: what is added to the scores.

@@ -65,7 +65,7 @@ impl Tensor {
         Tensor::full_in(Shape::scalar(), value, value.kind().dtype(), Device::Cpu, loc)
     }
 
-    /// A tensor filled with a number: f32 for floats, i64 for integers, bool for truth values, unless the options
+    /// A tensor filled with a number: f32 for floats, i64 for integers, bool for bools, unless the options
     /// (`&device`, `dtype`, `(dtype, &device)`) name a dtype.
     #[track_caller]
     pub fn full(

@@ -131,9 +131,9 @@ impl Tensor {
         read(self, "to_vec_cast", Loc::caller())
     }
 
-    /// The only element of a tensor that has one, as any type that can hold it: a float as any float (rounded),
-    /// an integer or truth value as any type in which it is the same number. A float is no integer
-    /// ([`to_dtype`](Tensor::to_dtype) makes it one).
+    /// The element of a single-element tensor, as any type that can hold it: a float as any float (rounded), an
+    /// integer or bool as any type that represents the same number. A float does not read as an integer
+    /// ([`to_dtype`](Tensor::to_dtype) converts it).
     ///
     /// ```
     /// # use kiln_tensor::{Device, Tensor};

@@ -9,7 +9,7 @@ use crate::composed::{composed, composed_of};
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 
-/// What cross-entropy and nll_loss look at, besides scores and targets.
+/// The arguments of cross-entropy and nll_loss besides scores and targets.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy<'a> {
     /// Weight of each class.

@@ -151,7 +151,7 @@ impl Tensor {
         self.unary(Op::Gelu { approximate: Approximate::Tanh }, Loc::caller())
     }
 
-    /// `x` where this tensor (of truth values) holds, else `y`.
+    /// `x` where this bool tensor is true, else `y`.
     #[track_caller]
     pub fn where_self<'a>(&self, x: impl Into<Operand<'a>>, y: impl Into<Operand<'a>>) -> Result<Tensor> {
         dispatch_tensor(

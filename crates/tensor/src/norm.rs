@@ -7,7 +7,7 @@ use crate::composed::composed;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 
-/// What batch normalisation works with, besides its input.
+/// The arguments of batch normalisation besides its input.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNorm<'a> {
     /// Running mean and variance; in training they move, otherwise they are used.

@@ -198,7 +198,7 @@ impl Tensor {
         }
     }
 
-    /// The whole tensor repeated, so many times along each dim; more counts than dims add leading dims.
+    /// The whole tensor repeated this many times along each dim; more counts than dims add leading dims.
     #[track_caller]
     pub fn repeat(&self, counts: impl Into<Shape>) -> Result<Tensor> {
         let counts = counts.into();

@@ -121,8 +121,8 @@ impl DataLoaderOptions {
 
 /// Batches of a data set. Each [`DataLoader::iter`] is an epoch; see the [module](super) for examples.
 ///
-/// A sample that can't be had (an error, a panic) is an error in the place of its batch, and the batches behind it
-/// follow all the same. Whoever drops an epoch early waits for the samples that are being made, for no others.
+/// If a sample fails (an error, a panic), its batch is an error, and the following batches still come. Dropping an
+/// epoch early waits only for the samples that are being made.
 pub struct DataLoader<D: Dataset, B> {
     plan: Arc<Plan<D, B>>,
     workers: usize,
@@ -171,8 +171,8 @@ impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
         self.batches(self.epoch.fetch_add(1, Ordering::Relaxed), 0)
     }
 
-    /// The batches of a certain epoch, from a certain batch on: to go on where a program stopped. Batches before it
-    /// are not made. [`DataLoader::iter`] goes on with the epoch behind it.
+    /// The batches of an epoch, starting at a given batch: to resume where a program stopped. Earlier batches are
+    /// not made. [`DataLoader::iter`] continues with the next epoch.
     pub fn epoch_from(&self, epoch: u64, batch: usize) -> Batches<D, B> {
         self.epoch.store(epoch.wrapping_add(1), Ordering::Relaxed);
         self.batches(epoch, batch)

@@ -17,7 +17,7 @@ settings! {
         eps: f64 = 1e-8,
         /// The weight of the parameters' square in what is minimised, 0 by default.
         weight_decay: f64 = 0.0,
-        /// The share of the last update that goes on, 0 by default.
+        /// The momentum factor, 0 by default.
         momentum: f64 = 0.0,
         /// Whether to divide by the deviation instead: the square less that of the running average.
         centered: bool = false,

@@ -45,7 +45,7 @@ impl SGDOptions {
         self
     }
 
-    /// The share of the last update that goes on, 0 by default.
+    /// The momentum factor, 0 by default.
     pub fn momentum(mut self, momentum: f64) -> SGDOptions {
         self.0.momentum = momentum;
         self

@@ -73,7 +73,7 @@ impl History {
         self.names.iter().position(|other| other == name)
     }
 
-    /// As comma-separated values: names first, numbers so that they read back to the bit.
+    /// As comma-separated values: names first, numbers that read back bit-exactly.
     pub fn to_csv(&self) -> String {
         let mut text = self.names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",");
         text.push('\n');

@@ -12,14 +12,13 @@ use crate::Tensor;
 use crate::handle::Handle;
 use crate::hook::{self, Scope};
 
-/// A computation with a gradient of its own: a straight-through estimator, the reversal or clipping of a gradient,
-/// a function whose backward is known in a better form.
+/// A computation with a custom gradient: a straight-through estimator, gradient reversal or clipping, or a function
+/// whose backward has a better closed form.
 ///
-/// `forward` runs without gradients being recorded; what it saves is there in `backward`, together with the
-/// gradients of its outputs. A value of the type is one application of the function: its fields are what
-/// `forward` depends on besides tensors, and may keep what `backward` needs besides tensors. Gradients of the
-/// gradient flow through `backward` as far as it is made of ops on what it is given and what was saved of the
-/// inputs and outputs.
+/// `forward` runs without recording gradients; what it saves is available in `backward`, together with the
+/// gradients of its outputs. A value of the type is one application of the function: its fields hold whatever
+/// `forward` needs besides tensors, and can carry what `backward` needs besides tensors. Second derivatives flow
+/// through `backward` as far as it is made of ops on its arguments and on saved inputs and outputs.
 ///
 /// ```
 /// use kiln_tensor::{Context, Function, Result, Tensor};

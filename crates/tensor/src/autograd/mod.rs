@@ -165,7 +165,7 @@ impl Tensor {
         })
     }
 
-    /// Puts or takes away the gradient.
+    /// Sets or clears the gradient.
     pub fn set_grad(&self, grad: Option<Tensor>) {
         let mut record = self.slot.record.lock();
         if grad.is_none() && record.meta.is_none() {

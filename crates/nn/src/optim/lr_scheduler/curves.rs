@@ -194,7 +194,7 @@ pub struct PolynomialLR {
 }
 
 impl PolynomialLR {
-    /// In a straight line, in so many steps.
+    /// Linearly, in this many steps.
     pub fn new(total_iters: u64) -> PolynomialLR {
         PolynomialLR { total_iters, power: 1.0 }
     }
@@ -227,7 +227,7 @@ pub struct CosineAnnealingLR {
 }
 
 impl CosineAnnealingLR {
-    /// To zero in so many steps.
+    /// To zero in this many steps.
     pub fn new(t_max: u64) -> CosineAnnealingLR {
         CosineAnnealingLR { t_max, eta_min: 0.0 }
     }

@@ -40,7 +40,7 @@ pub use curves::{
 pub use one_cycle::{Anneal, OneCycleLR};
 pub use plateau::{Plateau, PlateauScheduler, ReduceLROnPlateau, ThresholdMode};
 
-/// How learning rates go on. All lists have an entry for each group of parameters.
+/// How learning rates evolve. All lists have one entry per parameter group.
 pub trait Schedule: Send + Sync {
     /// The learning rates before the first step, given those that the schedule counts from and those there are.
     fn begin(&self, base: &[f64], now: &[f64]) -> Vec<f64>;
@@ -48,7 +48,7 @@ pub trait Schedule: Send + Sync {
     /// The learning rates after step number `epoch`, from 1.
     fn next(&self, epoch: u64, base: &[f64], now: &[f64]) -> Vec<f64>;
 
-    /// The momentum after so many steps, for a schedule that turns it too.
+    /// The momentum after this many steps, for a schedule that also cycles momentum.
     fn momentum(&self, epoch: u64) -> Option<f64> {
         let _ = epoch;
         None
@@ -60,7 +60,7 @@ pub trait Schedule: Send + Sync {
         None
     }
 
-    /// Whether the schedule makes sense for so many groups.
+    /// Checks that the schedule makes sense for this many groups.
     fn check(&self, groups: usize, loc: Loc) -> Result<()> {
         let _ = (groups, loc);
         Ok(())
