@@ -172,7 +172,7 @@ mod tests {
     fn what_is_wrong_in_a_file_is_told_with_its_line() {
         let wrong = |text: &str| History::from_csv(text).expect_err("wrong");
         assert_eq!(wrong(""), (1, "the file is empty".into()));
-        assert_eq!(wrong("a,b\n1,2\n1,x\n"), (3, "\"x\" is no number".into()));
+        assert_eq!(wrong("a,b\n1,2\n1,x\n"), (3, "\"x\" is not a number".into()));
         assert_eq!(wrong("a,b\n1\n"), (2, "expected 2 columns as in the first line, got 1".into()));
     }
 }
