@@ -125,7 +125,7 @@ fn what_a_backend_returns_is_checked() -> Result<()> {
     check(answering(|_| Ok(Vec::new())), "backend custom: returned 0 tensors for 1 outputs");
     check(
         answering(|_| Ok(vec![t(&[1.0])])),
-        "backend custom: returned f32[1] for output 0, which is f32[2]",
+        "backend custom: returned f32[1] for output 0, expected f32[2]",
     );
     check(answering(|_| Err(Error::State("out of order".into()))), "out of order");
     Ok(())
