@@ -376,7 +376,8 @@ impl Translator<'_> {
                 Remade::View => {}
                 Remade::Root => self.add_root(step, value),
                 Remade::Never => {
-                    let why = "a view is read again after it, or what it is a view of, changed its place on the tape";
+                    let why =
+                        "a view is read after the view or its base was moved to another place on the tape";
                     return Err(Error::op("functionalise", Why::Other(why.into()), self.graph.loc));
                 }
             }
@@ -510,7 +511,7 @@ impl Translator<'_> {
             {
                 let part = self.read(target)?;
                 if !(self.recording && self.requires[part.index()]) {
-                    let why = "values in the middle of a tape change without being recorded";
+                    let why = "a value in the middle of a tape is changed without being recorded";
                     return Err(Error::op("functionalise", Why::Other(why.into()), self.graph.loc));
                 }
             }

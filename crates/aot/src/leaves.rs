@@ -103,9 +103,10 @@ impl Translator<'_> {
         let value = self.begin_anew(variable, true)?;
         self.add_root(variable, value);
         if let State::Tensor { base, chain, remade, .. } = &mut self.states[variable as usize] {
-            match chain.is_empty() {
-                true => self.bases[*base].stored = Stored::Value(value),
-                false => *remade = Remade::Root,
+            if chain.is_empty() {
+                self.bases[*base].stored = Stored::Value(value)
+            } else {
+                *remade = Remade::Root
             }
         }
         Ok(())
@@ -118,10 +119,7 @@ impl Translator<'_> {
             if self.is_view_through(view, variable) {
                 self.read(view)?;
                 if let State::Tensor { recorded, remade, .. } = &mut self.states[view as usize] {
-                    match on {
-                        true => *recorded = false,
-                        false => *remade = Remade::Never,
-                    }
+                    if on { *recorded = false } else { *remade = Remade::Never }
                 }
             }
         }

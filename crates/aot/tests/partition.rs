@@ -63,9 +63,10 @@ fn parts_compute_what_the_whole_computes() {
         differentiable
             .set(differentiable.get() + usize::from(joint.parts[0].grads.iter().any(Option::is_some)));
         for lowered in [false, true] {
-            let joint = match lowered {
-                true => joint.clone().map(kiln_prims::lower).map_err(|e| e.to_string())?,
-                false => joint.clone(),
+            let joint = if lowered {
+                joint.clone().map(kiln_prims::lower).map_err(|e| e.to_string())?
+            } else {
+                joint.clone()
             };
             let parts = partition(&joint).map_err(|e| e.to_string())?;
             same(&joint, &parts, &program.inputs)

@@ -100,7 +100,7 @@ pub fn run(cases: &[Case], how: &How, other: &Path, pairs: usize) -> Done {
         let means = all.map(|all| format!("{:.3}", (all.iter().sum::<f64>() / all.len() as f64).exp()));
         table.row(["geometric mean".to_string()].into_iter().chain(means).collect());
     }
-    let names = format!("this binary's times over those of {}, {pairs} pairs of processes;", other.display());
+    let names = format!("this binary's times over those of {}, {pairs} process pairs;", other.display());
     output::print(&format!(
         "{names}\nmeans and their 95 % intervals, below 1 where this one is faster\n\n{table}"
     ))?;
@@ -169,7 +169,7 @@ impl Player {
         let status = self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
         child::failed(
             self.case,
-            format!("it has ended ({status}); builds without this command can't take turns"),
+            format!("it exited ({status}); a build without this command can't be compared with"),
         )
     }
 

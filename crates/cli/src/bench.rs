@@ -39,10 +39,7 @@ pub fn run(options: &BenchOptions) -> Done {
     if let Some(peers) = peers {
         let table = side_by_side(&all, &peers);
         // With --json the table goes where it does not mix with the lines.
-        match options.json {
-            true => eprint!("{table}"),
-            false => output::print(&format!("\n{table}"))?,
-        }
+        if options.json { eprint!("{table}") } else { output::print(&format!("\n{table}"))? }
     }
     all.iter().try_for_each(|result| match result {
         Measured::Case(figures) => figures.check(),
@@ -145,6 +142,6 @@ fn side_by_side(all: &[Measured], peers: &[Peer]) -> String {
     }
     match rows {
         0 => "no case of this run is in the peer's file\n".into(),
-        _ => format!("beside PyTorch (kiln / torch: below 1 Kiln is faster)\n\n{table}"),
+        _ => format!("against PyTorch (kiln / torch: below 1 Kiln is faster)\n\n{table}"),
     }
 }

@@ -115,7 +115,7 @@ fn instructions() -> Finding {
         (false, _) => Finding::note(
             "instructions",
             found,
-            format!("KILN_ISA asks for it; without that it would be {}", best.name()),
+            format!("set by KILN_ISA; the default here is {}", best.name()),
         ),
         (true, Isa::Plain) => Finding::note(
             "instructions",
@@ -133,7 +133,7 @@ fn thread_count() -> Finding {
     match used < cores {
         true if std::env::var_os("KILN_NUM_THREADS").is_some() => Finding::note(
             "threads",
-            format!("{found}, by KILN_NUM_THREADS"),
+            format!("{found}, set by KILN_NUM_THREADS"),
             "without it there would be more",
         ),
         _ => Finding::fine("threads", found),
@@ -148,7 +148,11 @@ fn compiler() -> Finding {
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
         Err(error @ CcError::Disabled) => {
-            return Finding::missing(NAME, error.to_string(), "unset KILN_CC: programs run eagerly");
+            return Finding::missing(
+                NAME,
+                error.to_string(),
+                "unset KILN_CC; until then programs run eagerly",
+            );
         }
         Err(error) => return Finding::missing(NAME, error.to_string(), INSTALL),
     };
@@ -162,11 +166,7 @@ fn compiler() -> Finding {
         Err(reason) => {
             let reason: Vec<&str> = reason.lines().filter(|line| !line.trim().is_empty()).take(4).collect();
             let advice = format!("{}\n{INSTALL}", reason.join("\n"));
-            Finding::missing(
-                NAME,
-                format!("{found}, but a small kernel can't be compiled and loaded"),
-                advice,
-            )
+            Finding::missing(NAME, format!("{found}, but it can't compile and load a small kernel"), advice)
         }
     }
 }

@@ -26,7 +26,7 @@ pub enum Failure {
     },
     /// Compiled results are further from f64 than they may be.
     #[error(
-        "{what}: compiled results are less exact than eager's: error against f64 {compiled:.1e}, eager's {eager:.1e}"
+        "{what}: compiled results are less accurate than eager: error against f64 {compiled:.1e}, eager {eager:.1e}"
     )]
     Inexact {
         /// The program.
@@ -37,7 +37,7 @@ pub enum Failure {
         eager: f64,
     },
     /// Kernels that the C compiler fails on run eagerly: what was measured is not compiled code.
-    #[error("{what}: kernels can't be compiled and ran eagerly instead: {reason}")]
+    #[error("{what}: kernels failed to compile and ran eagerly: {reason}")]
     Refused {
         /// The program.
         what: String,
@@ -57,13 +57,13 @@ pub enum Failure {
         name: String,
     },
     /// Compiled code is slower than eager.
-    #[error("compiled is slower than eager: {ratio:.2} times its time, more than the spread explains")]
+    #[error("compiled is slower than eager: {ratio:.2} × eager's time, beyond the measured spread")]
     Slower {
         /// Compiled over eager, paired.
         ratio: f64,
     },
     /// A process that measures something failed.
-    #[error("{case}, in a process of its own: {reason}")]
+    #[error("{case}, in a child process: {reason}")]
     Child {
         /// The case.
         case: String,
@@ -87,13 +87,13 @@ pub enum Failure {
         reason: String,
     },
     /// Objects of the kernel cache are not what was written.
-    #[error("damaged: {}; they are compiled again when they are wanted", .objects.join(", "))]
+    #[error("damaged: {} (recompiled on demand)", .objects.join(", "))]
     Damaged {
         /// Their files.
         objects: Vec<String>,
     },
     /// Something that Kiln needs is missing on this machine.
-    #[error("to be done: {}", .what.join(", "))]
+    #[error("needs attention: {}", .what.join(", "))]
     Unwell {
         /// The checks that failed.
         what: Vec<&'static str>,
@@ -115,7 +115,7 @@ pub enum Failure {
         reason: String,
     },
     /// A prompt with a character that the text has not.
-    #[error("the prompt has the character {character:?}, which is nowhere in the text")]
+    #[error("the prompt contains {character:?}, which never occurs in the training text")]
     Character {
         /// The first one.
         character: char,

@@ -59,7 +59,7 @@ enum Command {
     Bench(BenchOptions),
     /// Show how the recipe is compiled: graphs, kernels, bytes, breaks, recompiles
     Explain(RecipeOptions),
-    /// Train a model on data that Kiln brings along, compiled, with checkpoints, metrics and a plot
+    /// Train a model on built-in data, compiled, with checkpoints, metrics and a plot
     Train {
         #[command(subcommand)]
         what: train::What,
@@ -70,13 +70,13 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         device: DeviceKind,
     },
-    /// Run programs as users write them, eagerly and compiled: are they right, and is each step one graph
+    /// Run the corpus eagerly and compiled: check results and whether each step is one graph
     Corpus(CorpusOptions),
     /// List the operators
     Ops,
     /// Show what Kiln finds on this machine: vector instructions, C compiler, kernel cache, threads
     Info,
-    /// Check what Kiln needs on this machine, and say what to install; exit with 1 if something is missing
+    /// Check this machine for what Kiln needs and say what to install; exit with 1 if something is missing
     Doctor,
     /// The kernel cache on disk
     Cache {
@@ -103,7 +103,7 @@ enum Command {
         case: Case,
         #[command(flatten)]
         how: How,
-        /// Without compiling
+        /// Run eagerly, without compiling
         #[arg(long)]
         eager: bool,
     },
@@ -164,7 +164,7 @@ impl RecipeOptions {
 
 #[derive(Args)]
 struct BenchOptions {
-    /// Cases to run, by name or by part of it; all of them if none is named
+    /// Cases to run, by name or part of a name; all if none are given
     #[arg(value_name = "CASE")]
     cases: Vec<Cases>,
     #[command(flatten)]
@@ -172,13 +172,13 @@ struct BenchOptions {
     /// One JSON object per case
     #[arg(long)]
     json: bool,
-    /// JSON lines of PyTorch for the same cases: adds a side-by-side table
+    /// PyTorch results for the same cases as JSON lines: adds a side-by-side table
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
-    /// Another build of this command to take turns with: prints the ratios of all times, with their intervals
+    /// Another build of this command to alternate with: prints the ratio of every time, with its interval
     #[arg(long, value_name = "BINARY", conflicts_with_all = ["json", "peer", "seconds"])]
     against: Option<PathBuf>,
-    /// How many pairs of processes take turns
+    /// Number of process pairs to alternate
     #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = several, requires = "against")]
     pairs: usize,
 }
@@ -188,7 +188,7 @@ struct CorpusOptions {
     /// Only programs whose name or theme contains this
     #[arg(value_name = "NAME")]
     name: Option<String>,
-    /// The page docs/capture.md instead of the table
+    /// Print the page docs/capture.md instead of the table
     #[arg(long)]
     markdown: bool,
 }
@@ -233,7 +233,11 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 fn minutes(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().map_err(|error| error.to_string())?;
-    if number > 0.0 && number <= 1e4 { Ok(number) } else { Err("must be above 0, up to 10000".into()) }
+    if number > 0.0 && number <= 1e4 {
+        Ok(number)
+    } else {
+        Err("must be greater than 0 and at most 10000".into())
+    }
 }
 
 fn positive(text: &str) -> Result<usize, String> {

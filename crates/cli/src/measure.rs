@@ -171,7 +171,7 @@ pub fn measure(case: Case, how: &How, progress: &Progress) -> Result<Figures, Fa
     let mut notes = notes(&explanation);
     let refusal = refusal(&explanation, counters() - before);
     if kept > 0 {
-        notes.push(format!("keeps {} of constants in another form", output::bytes(kept as f64)));
+        notes.push(format!("keeps {} of packed weights", output::bytes(kept as f64)));
     }
     Ok(Figures {
         case,
@@ -217,7 +217,7 @@ fn notes(explanation: &Explanation) -> Vec<String> {
     let eager = explanation.graphs.iter().flat_map(|graph| &graph.fallbacks);
     let breaks = explanation.breaks.iter().map(|at| format!("break at {}: {}", at.loc, at.reason));
     let fallbacks =
-        explanation.fallbacks.iter().map(|at| format!("went on eagerly at {}: {}", at.loc, at.reason));
+        explanation.fallbacks.iter().map(|at| format!("fell back to eager at {}: {}", at.loc, at.reason));
     let all = interpreted
         .map(|reason| format!("runs op by op: {reason}"))
         .chain(eager.map(|op| format!("runs eagerly inside: {op}")))
@@ -316,9 +316,10 @@ impl Difference {
 
     /// Fails beyond the tolerance.
     pub fn check(&self, what: &str, allowed: f64) -> Result<(), Failure> {
-        match self.relative <= allowed {
-            true => Ok(()),
-            false => Err(Failure::Differs { what: what.into(), relative: self.relative, allowed }),
+        if self.relative <= allowed {
+            Ok(())
+        } else {
+            Err(Failure::Differs { what: what.into(), relative: self.relative, allowed })
         }
     }
 }

@@ -15,7 +15,7 @@ pub fn run() -> Done {
         let [w0, w1, w2] = widths;
         text += &format!("{call:w0$}  {kind:w1$}  {gradient:w2$}  {doc}\n");
     }
-    text += &format!("{} ops; every pointwise one also over lists, as foreach_…\n", rows.len());
+    text += &format!("{} ops; every pointwise op also works on lists, as foreach_…\n", rows.len());
     Ok(output::print(&text)?)
 }
 

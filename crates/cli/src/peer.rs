@@ -28,7 +28,7 @@ pub fn read(path: &Path) -> Result<Vec<Peer>, Failure> {
         .map(|(number, line)| serde_json::from_str(line).map_err(|error| failed(number, error.to_string())))
         .collect::<Result<_, _>>()?;
     if peers.is_empty() {
-        return Err(failed(0, "no JSON line in it".into()));
+        return Err(failed(0, "no JSON lines in the file".into()));
     }
     Ok(peers)
 }

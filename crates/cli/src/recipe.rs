@@ -17,16 +17,10 @@ pub fn run(options: &RecipeOptions) -> Done {
     progress.follow_compiler();
     let figures = measure::measure(case, &options.how, &progress)?;
     drop(progress);
-    output::print(&match options.json {
-        true => json(options, &figures)?,
-        false => text(options, &figures),
-    })?;
+    output::print(&if options.json { json(options, &figures)? } else { text(options, &figures) })?;
     figures.check()?;
     let ratio = figures.compiled.ratio_to(&figures.eager);
-    match ratio.low > 1.0 {
-        true => Err(Failure::Slower { ratio: ratio.median }),
-        false => Ok(()),
-    }
+    if ratio.low > 1.0 { Err(Failure::Slower { ratio: ratio.median }) } else { Ok(()) }
 }
 
 fn text(options: &RecipeOptions, figures: &Figures) -> String {

@@ -45,14 +45,14 @@ const SERIAL: i64 = i64::MAX;
 impl Form {
     fn name(self) -> String {
         match self {
-            Form::Usual => "the usual form".into(),
+            Form::Usual => "the default form".into(),
             Form::Level(level) => level.flag().into(),
             Form::Stages(true) => "in stages".into(),
             Form::Stages(false) => "without stages".into(),
             Form::Unroll(1) => "one vector at a time".into(),
             Form::Unroll(vectors) => format!("{vectors} vectors at a time"),
             Form::Coarser(SERIAL) => "on one thread".into(),
-            Form::Coarser(factor) => format!("{factor} times larger pieces for each thread"),
+            Form::Coarser(factor) => format!("{factor}× larger chunks per thread"),
         }
     }
 }
@@ -94,13 +94,16 @@ pub(crate) fn choose_products(
     let chosen = choose_plan(graph, &usual, settings, lower, &mut compiled);
     match chosen {
         Ok(Some((lowered, products))) => {
-            let note = format!("matrix products up to {products} are parts of kernels");
+            let note = format!("matrix products up to {products} are inlined into kernels");
             Chosen { lowered, products, compiled, note: Some(note) }
         }
         Ok(None) => Chosen { lowered: usual, products, compiled, note: None },
-        Err(reason) => {
-            Chosen { lowered: usual, products, compiled, note: Some(format!("no other products: {reason}")) }
-        }
+        Err(reason) => Chosen {
+            lowered: usual,
+            products,
+            compiled,
+            note: Some(format!("inlining products was not tried: {reason}")),
+        },
     }
 }
 
@@ -185,7 +188,7 @@ pub(crate) fn tune(
         match made {
             Ok(steps) => candidates.push(steps),
             Err(reason) => {
-                tuned.notes.push(format!("nothing: {reason}"));
+                tuned.notes.push(format!("nothing was tuned: {reason}"));
                 return tuned;
             }
         }
@@ -200,7 +203,7 @@ pub(crate) fn tune(
                 chosen
             }
             Err(reason) => {
-                tuned.notes.push(format!("nothing: {reason}"));
+                tuned.notes.push(format!("nothing was tuned: {reason}"));
                 return tuned;
             }
         },
@@ -214,7 +217,7 @@ pub(crate) fn tune(
         }
     }
     if tuned.notes.is_empty() {
-        tuned.notes.push("the usual forms are the quickest".into());
+        tuned.notes.push("the default forms are the fastest".into());
     }
     tuned
 }
@@ -351,7 +354,7 @@ fn measure(
         before += usual;
         after += time;
     }
-    notes.push(format!("{before:.1?} a call measured in the usual forms, {after:.1?} in those chosen"));
+    notes.push(format!("{before:.1?} per call with the default forms, {after:.1?} with the chosen ones"));
     Ok((chosen, notes))
 }
 
@@ -417,7 +420,7 @@ fn inputs(graph: &Graph, plan: &Plan, integer: i64) -> Result<Vec<Option<Tensor>
         let last = buffer.shape.iter().zip(buffer.strides.iter());
         let reach: isize = last.map(|(&size, &stride)| (size as isize - 1).max(0) * stride).sum();
         if buffer.strides.iter().any(|&stride| stride < 0) {
-            return Err("an input lies backwards in memory".into());
+            return Err("an input has negative strides".into());
         }
         let count = reach as usize + 1;
         bytes += count * buffer.dtype.size();

@@ -1,4 +1,4 @@
-//! Backends: who runs captured graphs. Kiln's own, and those that users write.
+//! Backends run captured graphs: Kiln's own, and those that users write.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,11 +28,11 @@ pub enum Backend {
 }
 named!(Backend, "backend", Inductor = "inductor" | "graph", AotEager = "aot_eager", Eager = "eager");
 
-/// A compiled graph: tensors and numbers in the order of the graph's inputs come in, one tensor for each of
-/// the graph's outputs goes out.
+/// A compiled graph: takes tensors and numbers in the order of the graph's inputs, returns one tensor for each
+/// of the graph's outputs.
 pub type CompiledGraph = Box<dyn Fn(&[GraphValue]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// A backend of your own: a graph goes in, something that runs it comes out.
+/// A custom backend: takes a graph, returns something that runs it.
 ///
 /// The graph is what the program did between two points where values were needed, after ahead-of-time
 /// autograd: no in-place changes, no views that share memory, `backward()` expanded into ops. Where results
@@ -46,10 +46,10 @@ pub type CompiledGraph = Box<dyn Fn(&[GraphValue]) -> Result<Vec<Tensor>> + Send
 ///
 /// What is returned is checked (how many, which types) and copied where it shares memory with something else,
 /// so a backend can't break a program's aliasing. If `compile` fails, the graph runs op by op; a warning and
-/// `explain()` say why. If a compiled graph fails, the program runs op by op, too, and fails as eager does; if
-/// it doesn't, the error of the compiled graph is the call's error.
+/// `explain()` say why. If a compiled graph fails, the program also runs op by op, and fails as eager does; if
+/// it doesn't fail there, the call returns the compiled graph's error.
 ///
-/// A function of a graph and its context is a backend, too:
+/// A function of a graph and its context is also a backend:
 ///
 /// ```
 /// use std::sync::atomic::{AtomicUsize, Ordering};
@@ -295,7 +295,7 @@ impl Custom {
         for (i, (tensor, want)) in made.into_iter().zip(&self.types).enumerate() {
             let got = tensor.ready()?.ty();
             if got != *want {
-                return Err(fail(&self.backend, format!("returned {got} for output {i}, which is {want}")));
+                return Err(fail(&self.backend, format!("returned {got} for output {i}, expected {want}")));
             }
             outputs.push(own(tensor)?);
         }

@@ -36,9 +36,8 @@ impl<F: ?Sized> Compiled<F> {
         &self.region
     }
 
-    /// Calls the function once with these arguments, a tuple of references, to have it compiled before it is
-    /// needed, and drops the result. What the function does stays done: a training step that is warmed up has
-    /// made a step.
+    /// Calls the function once with these arguments, a tuple of references, so that it is compiled before it is
+    /// needed, and drops the result. Side effects stay: warming up a training step makes a step.
     ///
     /// ```
     /// use kiln_tensor::{Result, Tensor};
@@ -56,7 +55,7 @@ impl<F: ?Sized> Compiled<F> {
         self.call.call(args)
     }
 
-    /// Forgets all recordings, so that the next call compiles anew.
+    /// Forgets all recordings, so the next call compiles again.
     pub fn reset(&self) {
         self.region.reset();
     }
@@ -81,7 +80,7 @@ impl<F: ?Sized> Deref for Compiled<F> {
     }
 }
 
-/// A function that can be compiled; `Args` tells apart the numbers of arguments.
+/// A function that can be compiled; `Args` distinguishes the number of arguments.
 pub trait Compilable<'a, Args> {
     /// The function as a trait object, which calls go to.
     type Dyn: ?Sized;

@@ -58,7 +58,7 @@ pub struct GuardInfo {
     pub shares_with: Option<usize>,
 }
 
-/// The sizes that a graph is compiled for, beside those it came in first.
+/// The sizes a graph is compiled for, besides those it was first seen in.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SizesInfo {
@@ -86,7 +86,7 @@ pub struct StepInfo {
     pub bytes_read: usize,
     /// Bytes written.
     pub bytes_written: usize,
-    /// How it runs with the step before, if it does: `on 64 rows at a time with the step before`.
+    /// How it runs with the step before, if it does: `in bands of 64 rows with the previous step`.
     pub joined: Option<String>,
 }
 
@@ -176,7 +176,7 @@ pub struct Explanation {
     pub graphs: Vec<GraphInfo>,
     /// Graph breaks.
     pub breaks: Vec<Break>,
-    /// Calls that went on eagerly.
+    /// Calls that fell back to eager.
     pub fallbacks: Vec<Break>,
     /// Recompilations.
     pub recompiles: Vec<Recompile>,

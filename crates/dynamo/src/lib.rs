@@ -1,6 +1,6 @@
 //! `compile()`: the program is re-run on every call, and checked.
 //!
-//! Rust has no frame hook and a closure can't be looked into, so Kiln does not guess what a closure depends
+//! Rust has no frame hook and no way to look into a closure, so Kiln does not guess what a closure depends
 //! on: the closure runs on every call, on lazy tensors; each op is checked against what was recorded before,
 //! and where a value is needed (or at the end) the compiled segment runs. Host code is never skipped, so
 //! nothing about it can go stale.
@@ -22,10 +22,10 @@
 //! | `why`         | why a graph runs op by op                                              |
 //! | `sizes`       | which recordings differ in sizes alone; `general`: one graph for all   |
 //! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
-//! | `autotune`    | the quickest of several forms of each kernel, by measuring             |
+//! | `autotune`    | the fastest of several forms of each kernel, by measuring              |
 //! | `segment`     | a compiled piece of program and its backward                           |
 //! | `interpret`   | the same piece run op by op                                            |
-//! | `progress`    | what long work tells whoever shows it                                  |
+//! | `progress`    | progress reports of long work                                          |
 //! | `explain`     | what happened, as data; `report`: as text                              |
 
 mod analysis;
@@ -75,9 +75,9 @@ pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
 pub use why::NotCompiled;
 
-/// Starts afresh: drops the recordings of every compiled function of this process, forgets the kernels it has
-/// loaded (the disk cache is left alone) and sets the counters to zero. The functions stay usable and are
-/// compiled again when they are called; calls in progress end as they began.
+/// Starts over: drops the recordings of every compiled function in this process, forgets the kernels it has
+/// loaded (the disk cache is left alone) and resets the counters. The functions stay usable and are compiled
+/// again when they are called; calls in progress finish with what they have.
 pub fn reset() {
     region::reset_all();
     kernels::forget();

@@ -41,7 +41,7 @@ fn wanted() -> &'static [Log] {
                 None => {
                     let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
                     kiln_runtime::warn::once("KILN_LOGS", || {
-                        format!("KILN_LOGS: unknown name {word:?}; valid are all, {}", names.join(", "))
+                        format!("KILN_LOGS: unknown name {word:?}, expected one of all, {}", names.join(", "))
                     });
                 }
             }

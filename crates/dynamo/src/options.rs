@@ -8,25 +8,25 @@ use kiln_ir::{Device, Error, Result};
 use crate::backend::{Backend, ChosenBackend};
 use crate::settings::{Numerics, Settings};
 
-/// What compilation aims for.
+/// What compilation optimises for.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Mode {
     /// A good balance.
     #[default]
     Default,
-    /// Least host time per call: a compiled graph keeps its temporary memory and its table of pointers from
-    /// one call to the next, at the price of memory that nothing else can use meanwhile.
+    /// The least host time per call: a compiled graph keeps its temporary memory and its pointer table from
+    /// one call to the next, at the price of memory that nothing else can use in the meantime.
     ReduceOverhead,
-    /// Measured choices, at the price of longer compilation: each kernel is compiled in several forms, which
-    /// are timed; the quickest is kept, and remembered beside the kernel cache.
+    /// Measured choices, at the price of longer compilation: each kernel is compiled in several forms and
+    /// timed; the fastest is kept, and remembered next to the kernel cache.
     MaxAutotune,
-    /// The same as `Default`, by the name that says what the function is for.
+    /// The same as `Default`, under a name that says what the function is for.
     Training,
-    /// For inference: the function runs as under `no_grad`, so that nothing is kept for a backward pass.
+    /// For inference: the function runs under `no_grad`, so nothing is saved for a backward pass.
     Evaluation,
 }
 
-/// How much to optimise, as a number. A name for a choice of other options.
+/// How hard to optimise, as a level: shorthand for other options.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub enum OptimizationLevel {
     /// No code generation: backend `aot_eager`.
@@ -136,11 +136,11 @@ impl Compile {
         self
     }
 
-    /// What becomes of the same ops on tensors of other sizes. They use the kernels that are there and need
-    /// only a plan of their own. `None`, the default, makes it when the sizes come for the second time; the
-    /// first time they run op by op, as in eager mode. `true` makes it at once. Neither counts as a
-    /// recompilation. `false` takes other sizes for another graph: compiled at once, and counted. Results never
-    /// depend on this.
+    /// How the same ops on tensors of other sizes are treated. With `None`, the default, a graph becomes dynamic
+    /// once it has been seen in three sizes; until then a new size runs op by op the first time and gets a plan
+    /// of its own the second time. With `true` it becomes dynamic at the second size. Neither counts as a
+    /// recompilation. With `false` other sizes are another graph, which is compiled at once and counted. Results
+    /// never depend on this.
     ///
     /// ```
     /// use kiln_dynamo::Compile;
@@ -162,7 +162,7 @@ impl Compile {
         self
     }
 
-    /// Who runs captured graphs: a [`Backend`], a [`CustomBackend`](crate::CustomBackend) of your own, or a
+    /// What runs captured graphs: a [`Backend`], your own [`CustomBackend`](crate::CustomBackend), or a
     /// [`ChosenBackend`] parsed from a name.
     pub fn backend(mut self, backend: impl Into<ChosenBackend>) -> Compile {
         self.backend = backend.into();
@@ -175,7 +175,7 @@ impl Compile {
         self
     }
 
-    /// Switches compilation off: everything runs eagerly.
+    /// Turns compilation off: everything runs eagerly.
     pub fn disable(mut self, disable: bool) -> Compile {
         self.disable = disable;
         self
@@ -198,7 +198,7 @@ impl Compile {
         Ok(self)
     }
 
-    /// How near results are to eager's: the named option `numerics`.
+    /// How close results are to eager's: the named option `numerics`.
     ///
     /// ```
     /// use kiln_dynamo::{Compile, Numerics};
@@ -239,8 +239,8 @@ impl Compile {
         &self.settings
     }
 
-    /// How much to optimise: `O0` is backend `aot_eager`, `O1` the default, `O2` larger kernels, `O3` mode
-    /// `max-autotune`. What is set afterwards wins.
+    /// How hard to optimise: `O0` is backend `aot_eager`, `O1` the default, `O2` larger kernels, `O3` mode
+    /// `max-autotune`. Options set afterwards win.
     pub fn optimization_level(mut self, level: OptimizationLevel) -> Compile {
         match level {
             OptimizationLevel::O0 => self.backend = Backend::AotEager.into(),
@@ -355,17 +355,20 @@ mod tests {
         };
         check(
             "mode=fast",
-            "mode: unknown value \"fast\"; valid are default, reduce-overhead, max-autotune, training, evaluation",
+            "mode: unknown value \"fast\", expected one of default, reduce-overhead, max-autotune, training, evaluation",
         );
-        check("dynamic=maybe", "dynamic: unknown value \"maybe\"; valid are none, true, false");
-        check("fullgraph=yes", "fullgraph: unknown value \"yes\"; valid are true, false");
-        check("device=cuda", "device: unknown value \"cuda\"; valid are cpu");
-        check("optimization_level=O4", "optimization_level: unknown value \"O4\"; valid are O0, O1, O2, O3");
-        check("options.opt_level=9", "opt_level: unknown value \"9\"; valid are 0, 1, 2, 3");
-        check("fullgraph", "compile: unknown value \"fullgraph\"; valid are name=value, name=value, …");
+        check("dynamic=maybe", "dynamic: unknown value \"maybe\", expected one of none, true, false");
+        check("fullgraph=yes", "fullgraph: unknown value \"yes\", expected one of true, false");
+        check("device=cuda", "device: unknown value \"cuda\", expected one of cpu");
+        check(
+            "optimization_level=O4",
+            "optimization_level: unknown value \"O4\", expected one of O0, O1, O2, O3",
+        );
+        check("options.opt_level=9", "opt_level: unknown value \"9\", expected one of 0, 1, 2, 3");
+        check("fullgraph", "compile: unknown value \"fullgraph\", expected one of name=value, name=value, …");
         check(
             "modus=default",
-            "compile: unknown value \"modus\"; valid are mode, dynamic, fullgraph, backend, disable, name, \
+            "compile: unknown value \"modus\", expected one of mode, dynamic, fullgraph, backend, disable, name, \
              optimization_level, device, options.NAME",
         );
         assert!("nvfuser".parse::<Backend>().unwrap_err().to_string().contains("aot_eager"));

@@ -41,7 +41,7 @@ impl State {
             && call.grad_enabled
             && call.args.first().is_some_and(|x| wants(x) || list_wants(x))
         {
-            return Err(Leave::Eager("an in-place op cuts a tensor's history off"));
+            return Err(Leave::Eager("an in-place op cuts off a tensor's history"));
         }
         let through_list = call.grad_enabled && !cuts && call.args.iter().any(list_wants);
         if !call.in_place && through_list {
@@ -49,7 +49,7 @@ impl State {
         }
         if !call.in_place {
             return match &outs[0] {
-                Ty::Scalar(_) => Err(Leave::Eager("an op on numbers alone")),
+                Ty::Scalar(_) => Err(Leave::Eager("an op whose operands are all numbers")),
                 ty => Ok(Made::Variable { ty: ty.clone(), requires_grad }),
             };
         }
@@ -57,10 +57,8 @@ impl State {
             return Err(Leave::Eager("an in-place op without a target"));
         };
         let recorded = call.grad_enabled && call.args.iter().any(|arg| wants(arg) || list_wants(arg));
-        let alike = match recorded {
-            true => self.analysis(site).alike(target).map_err(Leave::Eager)?,
-            false => SmallVec::new(),
-        };
+        let alike =
+            if recorded { self.analysis(site).alike(target).map_err(Leave::Eager)? } else { SmallVec::new() };
         match (call.args.first(), &tys[0]) {
             (Some(Arg::List(_)), Ty::List(_)) => {
                 let overlapping = self.analysis(site).overlapping_item(target);
@@ -95,21 +93,16 @@ impl State {
     pub(crate) fn target_conflict(&mut self, site: &Site, target: Variable) -> Option<&'static str> {
         let fresh = self.fresh.clone();
         let analysis = self.analysis(site);
-        match target < analysis.next() {
-            true => {
-                let conflict = analysis.conflict(target);
-                // An input that arrives with this very op may share the target's storage.
-                let arriving = fresh
-                    .iter()
-                    .any(|&(_, shares)| shares.is_some_and(|v| analysis.bases(target).contains(&v)));
-                conflict.or(arriving.then_some("two inputs share one storage and one of them is changed"))
-            }
-            false => {
-                let shares = fresh
-                    .iter()
-                    .any(|&(v, shares)| (v == target && shares.is_some()) || shares == Some(target));
-                shares.then_some("two inputs share one storage and one of them is changed")
-            }
+        if target < analysis.next() {
+            let conflict = analysis.conflict(target);
+            // An input that arrives with this very op may share the target's storage.
+            let arriving =
+                fresh.iter().any(|&(_, shares)| shares.is_some_and(|v| analysis.bases(target).contains(&v)));
+            conflict.or(arriving.then_some("two inputs share storage and one of them is changed in place"))
+        } else {
+            let shares =
+                fresh.iter().any(|&(v, shares)| (v == target && shares.is_some()) || shares == Some(target));
+            shares.then_some("two inputs share storage and one of them is changed in place")
         }
     }
 
@@ -204,7 +197,7 @@ impl State {
         // Recording may have gone aside.
         let aside = self.aside.clone();
         let Event::Backward(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the trie lost its place"));
+            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
         };
         let mut outside = Vec::new();
         for &(input, target, is_outside) in &event.targets {
@@ -213,10 +206,7 @@ impl State {
                 GradTarget::New(_) => {
                     let grad = self.make(false);
                     let Some(tensor) = self.held(input).cloned() else { continue };
-                    match is_outside {
-                        true => outside.push((tensor, grad)),
-                        false => tensor.set_grad(Some(grad)),
-                    }
+                    if is_outside { outside.push((tensor, grad)) } else { tensor.set_grad(Some(grad)) }
                 }
             }
         }
@@ -243,7 +233,9 @@ impl State {
         if tensors.is_empty() || no_leaves() || autograd::goes_through(&tensors) {
             return Ok(());
         }
-        Err(Leave::Eager("a pass that may fail outside the compiled function also reaches leaves inside"))
+        Err(Leave::Eager(
+            "a backward that may fail outside the compiled function also reaches leaves inside it",
+        ))
     }
 
     /// Hooks are user code that must run on every pass.
@@ -274,10 +266,11 @@ impl State {
             return Ok(None);
         }
         let survey = kiln_aot::survey_backward(&analysis::trace(self.trie(site), self.at), outputs)
-            .map_err(|_| Leave::Eager("backward through a tape that is no graph"))?;
-        match survey.used_up {
-            true => Err(Leave::Eager("backward through a tape that was already used up")),
-            false => Ok(Some(survey.inputs)),
+            .map_err(|_| Leave::Eager("backward through a tape that can't be captured"))?;
+        if survey.used_up {
+            Err(Leave::Eager("backward through a tape whose saved tensors are already freed"))
+        } else {
+            Ok(Some(survey.inputs))
         }
     }
 
@@ -291,11 +284,11 @@ impl State {
         let analysis = self.analysis(site);
         let roots: SmallVec<[Variable; 2]> = outputs.iter().map(|(output, _)| *output).collect();
         if roots.iter().any(|root| *root >= analysis.next()) {
-            return Err(Leave::Eager("backward on a tensor that was made outside"));
+            return Err(Leave::Eager("backward on a tensor computed outside the compiled function"));
         }
         let reach = analysis.reach(&roots);
         if reach.freed {
-            return Err(Leave::Eager("backward through a tape that was already used up"));
+            return Err(Leave::Eager("backward through a tape whose saved tensors are already freed"));
         }
         if reach.overwritten {
             return Err(Leave::Eager(OVERWRITTEN));
@@ -317,7 +310,7 @@ impl State {
         let leaves: Vec<(Variable, bool)> = inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
         // The tape outside may lead to a leaf whose gradient this graph has yet to put there.
         if analysis.has_delivered() && leaves.iter().any(|(_, leaf)| !leaf) {
-            return Err(Leave::Eager("a second backward, whose tape goes on outside the compiled function"));
+            return Err(Leave::Eager("a second backward whose tape continues outside the compiled function"));
         }
         if self.has_hooks(leaves.iter().map(|&(input, _)| input)) {
             return Ok(false);

@@ -151,7 +151,7 @@ impl Site {
             Stance::Default | Stance::ForceEager => Ok(()),
             Stance::EagerOnRecompile => Err(None),
             Stance::FailOnRecompile => {
-                let reason = format!("{} keeps other results than before", self.name());
+                let reason = format!("{} keeps a different set of results", self.name());
                 Err(Some(Error::Recompile { reason }))
             }
         }
@@ -173,20 +173,20 @@ impl Site {
         }
         // What is known stays compiled.
         if self.is_given_up() {
-            return Err(Leave::Eager("new to this function, which has met too much that was new"));
+            return Err(Leave::Eager("not seen before, and the function is over its recompile limit"));
         }
         match stance() {
             Stance::Default | Stance::ForceEager => {}
             // Behind other sizes everything is new; whether it is another graph shows at its end.
             _ if parted.is_some() && siblings.is_empty() => {}
             Stance::EagerOnRecompile => {
-                return Err(Leave::Eager("new to this function, and the stance is eager_on_recompile"));
+                return Err(Leave::Eager("not seen before, and the stance is eager_on_recompile"));
             }
             Stance::FailOnRecompile => {
                 let reason = match siblings.first() {
                     Some(&first) => self.recompile(first, event).reason,
                     None if at == ROOT => format!("{} was not compiled yet", self.name()),
-                    None => format!("{} at {} was never met here", kind(event), location(event)),
+                    None => format!("{} at {} was never seen here", kind(event), location(event)),
                 };
                 return Err(Leave::Error(Error::Recompile { reason }));
             }
@@ -229,7 +229,7 @@ impl Site {
         self.recompiles.lock().push(recompile);
         if number > self.options.settings.recompile_limit {
             let key = format!("recompiles-{:p}", self);
-            warn::once(&key, || format!("{}: {text}; whatever else is new runs eagerly", self.name()));
+            warn::once(&key, || format!("{}: {text}; from now on anything new runs eagerly", self.name()));
             return self.give_up("too many recompilations");
         }
         Ok(())
@@ -303,9 +303,11 @@ fn location(event: &Event) -> String {
 fn difference(before: &Event, now: &Event, inputs: usize) -> String {
     match (before, now) {
         (Event::Call(a), Event::Call(b)) => call_difference(a, b, inputs),
-        (Event::Backward(_), Event::Backward(_)) => "backward finds other gradients in place".into(),
+        (Event::Backward(_), Event::Backward(_)) => {
+            "backward finds a different set of gradients already accumulated".into()
+        }
         (Event::Grad(a), Event::Grad(b)) => grad_difference(a, b, inputs),
-        (before, now) => format!("the next thing was {}, now {}", kind(before), kind(now)),
+        (before, now) => format!("next came {}, now {}", kind(before), kind(now)),
     }
 }
 
@@ -326,15 +328,15 @@ fn call_difference(a: &CallEvent, b: &CallEvent, inputs: usize) -> String {
         let (before, now) = (not(a.grad_enabled), not(b.grad_enabled));
         return format!("gradients were {before}recorded, now they are {now}recorded");
     }
-    format!("{} has other operands", a.op.name())
+    format!("{} has different operands", a.op.name())
 }
 
 fn grad_difference(a: &GradEvent, b: &GradEvent, inputs: usize) -> String {
     let guards = (inputs..).zip(a.guards.iter().zip(&b.guards));
     match guards.into_iter().find_map(|(i, (a, b))| a.difference(b, i)) {
         Some(text) => text,
-        None if a.key != b.key => "grad is asked for something else".into(),
-        None => "grad finds other gradients".into(),
+        None if a.key != b.key => "grad() is asked for different gradients".into(),
+        None => "grad() finds different gradients".into(),
     }
 }
 
@@ -355,7 +357,7 @@ fn kind(event: &Event) -> String {
 }
 
 /// A place in a program whose tensor work is captured and compiled. The closure runs on every call; only its
-/// tensor ops are taken over, so nothing it depends on can go stale.
+/// tensor ops are intercepted, so nothing it depends on can go stale.
 ///
 /// ```
 /// use kiln_dynamo::Compile;
@@ -429,8 +431,8 @@ impl Compile {
 }
 
 impl Region {
-    /// Runs a closure, its tensor work compiled. Any captures, any result; inputs are found by use. A region
-    /// inside another is part of it.
+    /// Runs a closure with its tensor work compiled. Any captures, any result; inputs are found by use. A region
+    /// inside another becomes part of it.
     pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         self.try_run(body)
     }
@@ -495,13 +497,13 @@ impl Region {
         site.explain()
     }
 
-    /// Runs a closure once, to have it compiled before it is needed, and drops the result. What the closure
-    /// does stays done: a training step that is warmed up has made a step.
+    /// Runs a closure once, so that it is compiled before it is needed, and drops the result. Side effects
+    /// stay: warming up a training step makes a step.
     pub fn warm_up<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<()> {
         self.run(body).map(drop)
     }
 
-    /// Forgets all recordings and what is known about them. Calls in progress end as they began.
+    /// Forgets all recordings and everything known about them. Calls in progress finish with what they have.
     pub fn reset(&self) {
         let old = std::mem::replace(&mut *self.place.site.write(), Site::new(self.place.options.clone()));
         old.retire();

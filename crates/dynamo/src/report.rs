@@ -40,28 +40,28 @@ impl Break {
     pub fn advice(&self) -> Option<&'static str> {
         // What each reason begins with or says.
         const ADVICE: &[(&str, &str)] = &[
-            ("is needed outside", "call `backward()` inside the compiled function, too"),
-            ("is retained for", "call `backward()` inside the compiled function, too"),
-            ("requires_grad_ needs", "call `backward()` inside the compiled function, too"),
+            ("is needed outside", "call `backward()` inside the compiled function as well"),
+            ("is retained for", "call `backward()` inside the compiled function as well"),
+            ("requires_grad_ needs", "call `backward()` inside the compiled function as well"),
             ("register_hook needs", "put what the hook does into a custom `Function`, or hook a leaf"),
             ("custom function needs a value", "keep it a tensor (`where_self` instead of a branch)"),
             (
                 "needs the value",
                 "read it after the compiled function, or keep it a tensor (`where_self` instead of a branch)",
             ),
-            ("with a hook", "use `backward()`, in which hooks are captured, or take the hook off"),
-            ("user code takes part", "compute the tensor inside the compiled function, too"),
-            ("share one storage", "give each input memory of its own (`clone_tensor`)"),
-            ("shares the storage", "give each input memory of its own (`clone_tensor`)"),
-            ("share their memory", "give each element memory of its own (`clone_tensor`)"),
-            ("another thread", "let threads pass finished tensors: read them after the compiled function"),
-            ("was made outside", "compute the tensor inside the compiled function, too"),
-            ("goes on outside", "compute the tensor inside the compiled function, too"),
-            ("through a list op", "use the op on each tensor where gradients are recorded"),
+            ("with a hook", "use `backward()`, where hooks are captured, or remove the hook"),
+            ("runs user code", "compute the tensor inside the compiled function as well"),
+            ("share storage", "clone one of the inputs (`clone_tensor`)"),
+            ("shares the storage", "clone one of the inputs (`clone_tensor`)"),
+            ("share their memory", "clone the elements (`clone_tensor`)"),
+            ("another thread", "hand tensors to other threads only after the compiled function has returned"),
+            ("computed outside", "compute the tensor inside the compiled function as well"),
+            ("continues outside", "compute the tensor inside the compiled function as well"),
+            ("through a list op", "apply the op to each tensor where gradients are recorded"),
             ("an input is changed in place", "change a copy, or make the change under `no_grad`"),
-            ("more sizes than plans", "pad to a few sizes, or raise the option size_limit"),
+            ("more sizes than", "pad to a few sizes, or raise the option size_limit"),
             ("too many recompilations", "pad to a few sizes, or raise the option recompile_limit"),
-            ("eager_on_recompile", "warm the function up with such inputs first"),
+            ("eager_on_recompile", "warm up the function with such inputs first"),
         ];
         ADVICE.iter().find(|(part, _)| self.reason.contains(part)).map(|(_, advice)| *advice)
     }
@@ -73,7 +73,7 @@ impl Break {
         }
         writeln!(f, ": {}", self.reason)?;
         match self.advice() {
-            Some(advice) => writeln!(f, "  what helps: {advice}"),
+            Some(advice) => writeln!(f, "  hint: {advice}"),
             None => Ok(()),
         }
     }
@@ -88,11 +88,11 @@ impl GuardInfo {
         }
         match (self.requires_grad, self.leaf) {
             (true, true) => text += ", a leaf that requires a gradient",
-            (true, false) => text += ", with a tape outside",
+            (true, false) => text += ", with history from outside",
             (false, _) => {}
         }
         if let Some(other) = self.shares_with {
-            text += &format!(", in the memory of input {other}");
+            text += &format!(", sharing memory with input {other}");
         }
         text
     }
@@ -171,7 +171,12 @@ fn write_steps(f: &mut fmt::Formatter<'_>, steps: &[StepInfo]) -> fmt::Result {
     match steps.len().saturating_sub(most::STEPS) {
         0 => Ok(()),
         rest => {
-            writeln!(f, "    and {} that move{} less", plural(rest, "step"), if rest == 1 { "s" } else { "" })
+            writeln!(
+                f,
+                "    and {} that move{} fewer bytes",
+                plural(rest, "step"),
+                if rest == 1 { "s" } else { "" }
+            )
         }
     }
 }
@@ -238,7 +243,7 @@ fn write_sizes(f: &mut fmt::Formatter<'_>, sizes: &SizesInfo) -> fmt::Result {
         let made = plural(sizes.made, "size");
         writeln!(f, "  sizes: one plan each for {} ({made} so far)", sizes.ranges.join("; "))?;
     }
-    sizes.refused.iter().try_for_each(|reason| writeln!(f, "  sizes: some run for themselves: {reason}"))
+    sizes.refused.iter().try_for_each(|reason| writeln!(f, "  sizes: some are compiled separately: {reason}"))
 }
 
 fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> fmt::Result {
@@ -249,9 +254,10 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
             write_guards(f, &graph.guards)?;
         }
         // What was made from a plan for many sizes has no report of its own.
-        return match graph.steps.is_empty() {
-            true => writeln!(f, "  {}, by the plan for many sizes", plural(graph.kernels, "kernel")),
-            false => write_kernels(f, graph),
+        return if graph.steps.is_empty() {
+            writeln!(f, "  {}, from the dynamic-shape plan", plural(graph.kernels, "kernel"))
+        } else {
+            write_kernels(f, graph)
         };
     }
     writeln!(f, "graph {number}: {ops}, {inputs}")?;
@@ -279,10 +285,10 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
     }
     if let Some(reason) = &graph.interpreted {
         writeln!(f, "  runs op by op: {reason}")?;
-        return reason.advice().map_or(Ok(()), |advice| writeln!(f, "  what helps: {advice}"));
+        return reason.advice().map_or(Ok(()), |advice| writeln!(f, "  hint: {advice}"));
     }
     if graph.steps.is_empty() && graph.kernels == 0 {
-        writeln!(f, "  runs as its backend made it")?;
+        writeln!(f, "  runs as compiled by its backend")?;
     } else {
         write_kernels(f, graph)?;
     }
@@ -347,20 +353,20 @@ impl fmt::Display for Explanation {
             writeln!(f, "and {}", plural(self.graphs.len() - graphs, "more graph"))?;
         }
         some(f, self.breaks.len(), "break", |f, i| self.breaks[i].write(f, "break"))?;
-        some(f, self.fallbacks.len(), "went on eagerly", |f, i| {
-            self.fallbacks[i].write(f, "went on eagerly")
+        some(f, self.fallbacks.len(), "fell back to eager", |f, i| {
+            self.fallbacks[i].write(f, "fell back to eager")
         })?;
         some(f, self.recompiles.len(), "recompiles", |f, i| writeln!(f, "{}", self.recompiles[i].reason))?;
         if !self.unused.is_empty() {
-            writeln!(f, "parameters that no call has used: {}", self.unused.join(", "))?;
+            writeln!(f, "parameters never used: {}", self.unused.join(", "))?;
         }
         if self.given_up {
-            writeln!(f, "runs eagerly from now on: it was recompiled too often")?;
+            writeln!(f, "runs eagerly from now on: too many recompilations")?;
         }
         if f.alternate() || self.graphs.is_empty() {
             Ok(())
         } else {
-            writeln!(f, "every guard, step and refusal: {{:#}}")
+            writeln!(f, "{{:#}} prints every guard, step and refusal")
         }
     }
 }
@@ -401,8 +407,8 @@ impl Info {
             let follows = |bands: &&Bands| (bands.first + 1..bands.first + bands.steps).contains(&index);
             let is_epilogue = index > 0 && plan.steps[index - 1].has_epilogue();
             let joined = match plan.bands.iter().find(follows) {
-                Some(bands) => Some(format!("on {} rows at a time with the step before", bands.rows)),
-                None => is_epilogue.then(|| "together with the step before".into()),
+                Some(bands) => Some(format!("in bands of {} rows with the previous step", bands.rows)),
+                None => is_epilogue.then(|| "with the previous step".into()),
             };
             info.steps.push(StepInfo {
                 name: report.name.clone(),

@@ -86,10 +86,7 @@ impl Run {
     pub(crate) fn end(&self, normal: bool) -> Result<()> {
         let mut state = self.state.lock();
         let _ended = Ended { id: state.id };
-        let result = match normal {
-            true => self.flush(&mut state),
-            false => self.flush_by_interpreter(&mut state),
-        };
+        let result = if normal { self.flush(&mut state) } else { self.flush_by_interpreter(&mut state) };
         state.functions.clear();
         state.forget_variables();
         state.results.clear();
@@ -177,7 +174,7 @@ impl Run {
             return None;
         }
         let loc = Line::After(self.last_line(state));
-        self.site.note_fallback(loc, "more sizes than plans are kept for", || state.module());
+        self.site.note_fallback(loc, "more sizes than the size limit", || state.module());
         Some(self.flush_by_interpreter(state))
     }
 
@@ -206,9 +203,12 @@ impl Run {
         }
         let known = state.trie(&self.site).find(state.at, |event| *event == Event::Break);
         // The call stack is read once for each break.
-        let line = || match loc.is_known() {
-            true => loc.into(),
-            false => caller::line().unwrap_or_else(|| Line::After(self.last_line(state))),
+        let line = || {
+            if loc.is_known() {
+                loc.into()
+            } else {
+                caller::line().unwrap_or_else(|| Line::After(self.last_line(state)))
+            }
         };
         if self.site.options.fullgraph {
             return Err(Error::GraphBreak { loc: line(), reason: reason.to_string() });
@@ -331,7 +331,11 @@ impl Recorder for Run {
             return autograd::run_backward(request);
         }
         if request.outputs.iter().any(|output| output.tag().run() != state.id) {
-            self.break_graph(&mut state, "backward on a tensor that was made outside", request.loc)?;
+            self.break_graph(
+                &mut state,
+                "backward on a tensor computed outside the compiled function",
+                request.loc,
+            )?;
             drop(state);
             return autograd::run_backward(request);
         }
@@ -339,12 +343,17 @@ impl Recorder for Run {
             Ok(Some(outside)) if outside.is_empty() => Ok(()),
             Ok(Some(outside)) => {
                 state.walked = false;
-                self.break_graph(&mut state, "the tape goes on outside the compiled function", request.loc)?;
+                self.break_graph(
+                    &mut state,
+                    "the tape continues outside the compiled function",
+                    request.loc,
+                )?;
                 let walked = state.walked;
                 drop(state);
-                match walked {
-                    true => Ok(()),
-                    false => autograd::backward_from(&outside, request.retain_graph, request.loc),
+                if walked {
+                    Ok(())
+                } else {
+                    autograd::backward_from(&outside, request.retain_graph, request.loc)
                 }
             }
             Ok(None) => {
@@ -423,7 +432,11 @@ impl Recorder for Run {
         }
         match state.mark(&self.site, tensor.tag().variable(), Mark::Retain, loc) {
             Ok(()) if self.site.splits() => {
-                self.break_graph(&mut state, "a gradient is retained for a pass outside", loc)?;
+                self.break_graph(
+                    &mut state,
+                    "a gradient is retained for a backward outside the compiled function",
+                    loc,
+                )?;
                 Ok(false) // its tape is there now
             }
             Ok(()) => Ok(true),
@@ -519,9 +532,11 @@ impl Recorder for Run {
     }
 
     fn settle(&self) -> Result<()> {
-        match self.state.is_own() {
-            true => Ok(()), // its own ops are in order
-            false => self.force(),
+        if self.state.is_own() {
+            // its own ops are in order
+            Ok(())
+        } else {
+            self.force()
         }
     }
 

@@ -409,9 +409,10 @@ impl Kept {
             return Ok(self.saved.clone());
         }
         self.freed.extend(wanted.iter().flat_map(|tape| tape.calls.keys()));
-        match all.iter().all(|tape| tape.first_of(&self.freed).is_some()) {
-            true => Ok(std::mem::take(&mut self.saved)),
-            false => Ok(self.saved.clone()),
+        if all.iter().all(|tape| tape.first_of(&self.freed).is_some()) {
+            Ok(std::mem::take(&mut self.saved))
+        } else {
+            Ok(self.saved.clone())
         }
     }
 }

@@ -87,21 +87,21 @@ pub struct Settings {
     pub keep_weights: bool,
     /// How hard the C compiler works.
     pub opt_level: OptLevel,
-    /// The vector instructions to write for; `None` is the machine's best.
+    /// The vector instructions to generate; `None` is the machine's best.
     pub isa: Option<Isa>,
-    /// How near results are to eager's.
+    /// How close results are to eager's.
     pub numerics: Numerics,
     /// Checks that the C compiler puts into kernels; `Off` leaves it to `KILN_SANITIZE`.
     pub sanitize: Sanitize,
-    /// With more recompilations than this, whatever else is new to a function runs eagerly.
+    /// After this many recompilations of a function, anything new runs eagerly.
     pub recompile_limit: usize,
-    /// Plans are kept for this many sizes; calls with more run eagerly.
+    /// Plans are kept for this many sizes of one graph; other sizes run eagerly.
     pub size_limit: usize,
     /// How long `max-autotune` may measure for each graph.
     pub autotune_ms: usize,
     /// Keeps every stage's text for `explain()`.
     pub keep_text: bool,
-    /// Keeps what the passes make of graphs for other processes, beside the kernels.
+    /// Caches compiled plans on disk next to the kernels, for other processes.
     pub graph_cache: bool,
 }
 
@@ -171,30 +171,22 @@ macro_rules! plain {
 }
 
 const OPTIONS: &[OptionInfo] = &[
-    plain!(max_fusion_size, COUNT, "kernels are merged up to this many expressions; 0 keeps them apart"),
-    plain!(max_fusion_buffers, COUNT, "kernels are merged up to this many buffers"),
-    plain!(max_inlined_ops, COUNT, "a value that is computed from more ops than this is stored"),
-    plain!(stages, FLAG, "long bodies are cut into loops over a block that stays in the first-level cache"),
+    plain!(max_fusion_size, COUNT, "fuse kernels up to this many expressions; 0: no fusion"),
+    plain!(max_fusion_buffers, COUNT, "fuse kernels up to this many buffers"),
+    plain!(max_inlined_ops, COUNT, "store a value that takes more ops than this to compute"),
+    plain!(stages, FLAG, "cut long bodies into loops over a block that stays in the first-level cache"),
     OptionInfo {
         name: "unroll",
         values: "1, 2, 4",
-        doc: "how many vectors loops over independent elements take at a time",
+        doc: "vectors per iteration in loops over independent elements",
         get: |settings| settings.unroll.to_string(),
         set: |settings, text| {
             let found = [1, 2, 4].into_iter().find(|count| count.to_string() == text);
             found.map(|count| settings.unroll = count).is_some()
         },
     },
-    plain!(
-        max_inline_product,
-        COUNT,
-        "matrix products none of whose sizes is larger are part of kernels; 0: none"
-    ),
-    plain!(
-        keep_weights,
-        FLAG,
-        "weights that stay the same from call to call are kept in the form that is computed with"
-    ),
+    plain!(max_inline_product, COUNT, "inline matrix products up to this size into kernels; 0: none"),
+    plain!(keep_weights, FLAG, "keep a packed copy of weights that stay the same from call to call"),
     OptionInfo {
         name: "opt_level",
         values: "0, 1, 2, 3",
@@ -208,7 +200,7 @@ const OPTIONS: &[OptionInfo] = &[
     OptionInfo {
         name: "isa",
         values: "best, avx512, avx2, plain",
-        doc: "the vector instructions to write for; more than the machine has gives what it has",
+        doc: "vector instructions to generate; capped at what the machine has",
         get: |settings| settings.isa.map_or("best", Isa::name).to_string(),
         set: |settings, text| {
             let isas = [Isa::Avx512, Isa::Avx2, Isa::Plain];
@@ -220,7 +212,7 @@ const OPTIONS: &[OptionInfo] = &[
     OptionInfo {
         name: "numerics",
         values: "default, strict",
-        doc: "strict: pointwise graphs of half precision give eager's bits too, rounded after every op",
+        doc: "strict: half-precision pointwise graphs give eager's bits too, rounding after every op",
         get: |settings| settings.numerics.name().to_string(),
         set: |settings, text| {
             let found = Numerics::ALL.into_iter().find(|numerics| numerics.name() == text);
@@ -230,30 +222,18 @@ const OPTIONS: &[OptionInfo] = &[
     OptionInfo {
         name: "sanitize",
         values: "off, undefined, address",
-        doc: "checks that the C compiler puts into kernels, for tests; `address` needs its library preloaded",
+        doc: "C compiler checks inside kernels, for tests; `address` needs its library preloaded",
         get: |settings| settings.sanitize.name().to_string(),
         set: |settings, text| {
             let found = Sanitize::ALL.into_iter().find(|sanitize| sanitize.name() == text);
             found.map(|sanitize| settings.sanitize = sanitize).is_some()
         },
     },
-    plain!(
-        recompile_limit,
-        COUNT,
-        "with more recompilations than this, whatever else is new to a function runs eagerly"
-    ),
-    plain!(
-        size_limit,
-        COUNT,
-        "plans are kept for this many sizes of one graph; calls with others run eagerly"
-    ),
-    plain!(autotune_ms, COUNT, "how many milliseconds mode max-autotune may measure for each graph"),
+    plain!(recompile_limit, COUNT, "after this many recompilations of a function, anything new runs eagerly"),
+    plain!(size_limit, COUNT, "plans kept for this many sizes of one graph; other sizes run eagerly"),
+    plain!(autotune_ms, COUNT, "milliseconds that mode max-autotune may spend measuring each graph"),
     plain!(keep_text, FLAG, "keeps every stage's text for explain()"),
-    plain!(
-        graph_cache,
-        FLAG,
-        "keeps what the passes make of a graph for other processes, beside the kernels"
-    ),
+    plain!(graph_cache, FLAG, "cache compiled plans on disk next to the kernels, for other processes"),
 ];
 
 /// Every named option, with what it can be, what it is by default, and what it does.
@@ -277,13 +257,14 @@ impl Settings {
                 valid: names.join(", "),
             });
         };
-        match (option.set)(self, value) {
-            true => Ok(()),
-            false => Err(Error::Option {
+        if (option.set)(self, value) {
+            Ok(())
+        } else {
+            Err(Error::Option {
                 option: option.name,
                 value: value.to_string(),
                 valid: option.values.to_string(),
-            }),
+            })
         }
     }
 
@@ -339,7 +320,7 @@ mod tests {
             let error = settings.set(option.name, "perhaps").unwrap_err().to_string();
             assert_eq!(
                 error,
-                format!("{}: unknown value \"perhaps\"; valid are {}", option.name, option.values)
+                format!("{}: unknown value \"perhaps\", expected one of {}", option.name, option.values)
             );
         }
     }
@@ -352,6 +333,8 @@ mod tests {
         settings.set("opt_level", "3").unwrap();
         assert_eq!(settings.to_string(), "opt_level 3, isa avx2");
         let error = settings.set("max_fusion", "3").unwrap_err().to_string();
-        assert!(error.starts_with("options: unknown value \"max_fusion\"; valid are max_fusion_size, "));
+        assert!(
+            error.starts_with("options: unknown value \"max_fusion\", expected one of max_fusion_size, ")
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Stances: what compiled functions do for now, without touching them. For a service that must not compile
-//! while it answers, or for a debugging session that wants everything eager.
+//! Stances override what compiled functions do, without touching them: for a service that must not compile
+//! while it answers requests, or a debugging session that wants everything eager.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,14 +11,14 @@ use crate::options::named;
 /// What compiled functions do.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Stance {
-    /// Compile what is new.
+    /// Compile anything new.
     #[default]
     Default,
     /// Run everything eagerly, as if nothing had been compiled.
     ForceEager,
-    /// Use what is compiled; what is new runs eagerly.
+    /// Use compiled code; anything new runs eagerly.
     EagerOnRecompile,
-    /// Use what is compiled; what is new is an error that says what it is.
+    /// Use compiled code; anything new is an error that says what it is.
     FailOnRecompile,
 }
 named!(
@@ -36,7 +36,7 @@ thread_local! {
 /// The process's stance, by its place in `Stance::ALL`.
 static PROCESS: AtomicU8 = AtomicU8::new(0);
 
-/// Puts the thread's former stance back when dropped. See [`set_stance`].
+/// Restores the thread's previous stance when dropped. See [`set_stance`].
 #[must_use = "the stance lasts as long as this value"]
 pub struct StanceGuard {
     previous: Option<Stance>,
@@ -71,7 +71,7 @@ pub fn set_stance(stance: Stance) -> StanceGuard {
     StanceGuard { previous: THREAD.replace(Some(stance)), _not_send: std::marker::PhantomData }
 }
 
-/// Sets the stance of all threads that have none of their own, until it is set again; returns the former one.
+/// Sets the stance of all threads that have none of their own, until it is set again; returns the previous one.
 pub fn set_process_stance(stance: Stance) -> Stance {
     let place = Stance::ALL.iter().position(|other| *other == stance).unwrap_or(0);
     of(PROCESS.swap(place as u8, Ordering::Relaxed))
@@ -87,7 +87,7 @@ pub fn stance() -> Stance {
 }
 
 /// Whether the calling code runs inside a compiled function. The function runs on every call, so this is true
-/// on the first call as on all later ones: code that asks goes the same way each time.
+/// on the first call and on all later ones: code that asks takes the same path each time.
 ///
 /// ```
 /// use kiln_dynamo::{compile, is_compiling};

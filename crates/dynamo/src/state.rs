@@ -212,12 +212,11 @@ impl State {
         }
         let variable = self.variables.len() as Variable;
         let storage_tag = Tag(ready.storage.tag());
-        let shares_with = match storage_tag.run() == self.id {
-            true => Some(storage_tag.variable()),
-            false => {
-                ready.storage.set_tag(Tag::new(self.id, variable).0);
-                if self.trusts_tags() { None } else { self.owner_of(&ready) }
-            }
+        let shares_with = if storage_tag.run() == self.id {
+            Some(storage_tag.variable())
+        } else {
+            ready.storage.set_tag(Tag::new(self.id, variable).0);
+            if self.trusts_tags() { None } else { self.owner_of(&ready) }
         };
         tensor.set_tag(Tag::new(self.id, variable));
         self.variables.push(Held::Input(tensor.clone()));
@@ -634,7 +633,7 @@ impl State {
         self.keep_numbers(call);
         let aside = self.aside.clone();
         let Event::Call(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the trie lost its place"));
+            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
         };
         match (&event.made, call.args.first()) {
             (Made::Variable { ty: Ty::List(_), .. }, _) => {

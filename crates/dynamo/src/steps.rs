@@ -98,7 +98,7 @@ impl State {
         let carries = |place: &usize| types.1[*place].dtype.is_float();
         let made: SmallVec<[Variable; 1]> = (0..all.len()).filter(carries).map(|place| all[place]).collect();
         if all.iter().any(|&output| self.input(output).is_some()) {
-            return Err(Leave::Eager("a custom function returns a tensor that was there before"));
+            return Err(Leave::Eager("a custom function returns a tensor it did not create"));
         }
         let guards = self.guards()?;
         let known = self.trie(site).find(self.at, |event| match event {
@@ -202,7 +202,7 @@ impl State {
         let visited = analysis.on_the_way(&outputs, &key.inputs);
         let retained = analysis.retained_on(&visited).map_err(Leave::Eager)?;
         if retained.len() < analysis.retained_on(&reach.calls).map_err(Leave::Eager)?.len() {
-            return Err(Leave::Eager("grad() may arrive at a tensor whose gradient is retained"));
+            return Err(Leave::Eager("grad() may reach a tensor with a retained gradient"));
         }
         if !retained.is_empty() || !analysis.functions_on(&visited).is_empty() {
             return Ok(true);
@@ -246,7 +246,7 @@ impl State {
         }
         let aside = self.aside.clone();
         let Event::Grad(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the trie lost its place"));
+            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
         };
         let grads = self.make_found(site)?;
         Ok(match event.key.step.as_ref().and_then(|step| step.function) {
@@ -285,7 +285,7 @@ impl State {
                 let used = used.chain(analysis.outputs_of(function).iter().copied());
                 if analysis.changed_since(function, used) {
                     return Err(Leave::Eager(
-                        "what a custom function read, saved or made was changed in place",
+                        "an input, saved tensor or output of a custom function was changed in place",
                     ));
                 }
                 SmallVec::from_slice(analysis.outputs_of(function))
@@ -312,11 +312,11 @@ impl State {
         };
         let Some(mut event) = self.record_grad(site, key, request.loc)? else {
             return Err(Leave::Eager(
-                "a pass that user code takes part in goes through a tape that is no graph",
+                "a backward that runs user code goes through a tape that can't be captured",
             ));
         };
         if next.is_none() && !request.allow_unused && event.found[..asked].contains(&None) {
-            return Err(Leave::Eager("grad is asked for something that the outputs don't depend on"));
+            return Err(Leave::Eager("grad() of something the outputs don't depend on"));
         }
         event.reached = way.leaves;
         self.extend(site, Event::Grad(event))
@@ -330,7 +330,7 @@ impl State {
         let mut roots: Vec<Variable> = known.collect();
         let reach = analysis.reach(&roots);
         if reach.freed {
-            return Err(Leave::Eager("a pass through a tape that was already used up"));
+            return Err(Leave::Eager("a pass through a tape whose saved tensors are already freed"));
         }
         if reach.overwritten {
             return Err(Leave::Eager(OVERWRITTEN));
@@ -348,7 +348,7 @@ impl State {
             loop {
                 let from: OutputKey = roots.iter().map(|&root| (root, None)).collect();
                 let survey = kiln_aot::survey_backward(&trace, &from)
-                    .map_err(|_| Leave::Eager("backward through a tape that is no graph"))?;
+                    .map_err(|_| Leave::Eager("backward through a tape that can't be captured"))?;
                 let analysis = self.analysis(site);
                 functions = analysis.functions_of(&survey.inputs);
                 let behind: Vec<Variable> = functions.iter().flat_map(|&k| analysis.inputs_of(k)).collect();
@@ -368,15 +368,14 @@ impl State {
         }
         let analysis = self.analysis(site);
         if leaves.iter().any(|&leaf| !analysis.is_leaf(leaf)) {
-            let reason =
-                "the tape goes on outside the compiled function, and user code takes part in the pass";
+            let reason = "the tape continues outside the compiled function, and the backward runs user code";
             return Err(Leave::Eager(reason));
         }
         Ok(Way { leaves: leaves.into_iter().map(|leaf| (leaf, true)).collect(), retained, functions })
     }
 }
 
-const HOOKS: &str = "grad() reaches a leaf with a hook, which runs on its gradient, too";
+const HOOKS: &str = "grad() reaches a leaf with a hook, which would have to run on its gradient";
 
 /// Where a pass goes: the leaves that it reaches, what is retained on the way, and the custom functions.
 struct Way {

@@ -168,7 +168,7 @@ impl Guard {
                 )
             }
             () if self.requires_grad != other.requires_grad => {
-                format!("{name} required a gradient: {}, now {}", self.requires_grad, other.requires_grad)
+                format!("{name} had requires_grad {}, now {}", self.requires_grad, other.requires_grad)
             }
             () if self != other => format!("{name} shares its storage differently"),
             () => return None,

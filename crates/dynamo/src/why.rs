@@ -11,7 +11,7 @@ use crate::analysis::OVERWRITTEN;
 pub(crate) type Result<T> = std::result::Result<T, NotCompiled>;
 
 /// Why a captured graph runs op by op instead of compiled. Its text says what happened, [`advice`](NotCompiled::advice)
-/// what helps.
+/// what to do about it.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum NotCompiled {
@@ -110,12 +110,12 @@ impl fmt::Display for NotCompiled {
                 f.write_str("a leaf is changed in place and results leave with gradients")
             }
             NotCompiled::SameValue => {
-                f.write_str("a result that leaves is the same value as another whose gradient is its own")
+                f.write_str("two results are the same value but have separate gradients")
             }
             NotCompiled::Pass { name, error } => write!(f, "{name}: {error}"),
             NotCompiled::Compiler(reason) => write!(f, "compile: {reason}"),
             NotCompiled::Backend { name, error } => {
-                write!(f, "backend {name} can't compile a graph: {error}")
+                write!(f, "backend {name} failed to compile a graph: {error}")
             }
             NotCompiled::SeveralResults => f.write_str("several results leave with gradients"),
         }

@@ -101,9 +101,10 @@ fn gradients_of_indexing_are_compiled() -> Result<()> {
     let run = |compiled: bool| -> Result<Vec<f32>> {
         let weight = ramp(&[4, 5])?;
         weight.requires_grad_(true)?;
-        match compiled {
-            true => Compile::new().region().run(|| loss(&weight)?.backward())?,
-            false => loss(&weight)?.backward()?,
+        if compiled {
+            Compile::new().region().run(|| loss(&weight)?.backward())?
+        } else {
+            loss(&weight)?.backward()?
         }
         weight.grad().unwrap().to_vec()
     };

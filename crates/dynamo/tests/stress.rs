@@ -71,11 +71,10 @@ fn other_threads_read_what_a_run_has_not_computed() {
                 let wait = random.below(4) == 0;
                 let share = |at: usize, tensor: &Tensor, value: f32| {
                     let message = (tensor.clone(), value);
-                    match cut == at || cut == 3 {
-                        true if wait => to.send(message).expect("readers listen"),
-                        true => drop(to.try_send(message)),
-                        false => {}
+                    if cut != at && cut != 3 {
+                        return;
                     }
+                    if wait { to.send(message).expect("readers listen") } else { drop(to.try_send(message)) }
                 };
                 let last = region
                     .run(|| -> Result<Tensor> {

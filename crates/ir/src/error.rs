@@ -45,7 +45,7 @@ pub enum Error {
     #[error("{0}")]
     Environment(String),
     /// An option that does not exist, with those that do.
-    #[error("{option}: unknown value {value:?}; valid are {valid}")]
+    #[error("{option}: unknown value {value:?}, expected one of {valid}")]
     Option {
         /// The option's name.
         option: &'static str,
@@ -159,7 +159,7 @@ pub enum Why {
         right: Shape,
     },
     /// A dim outside the tensor's rank.
-    #[error("dim {dim} is out of range for a tensor of {rank} dims")]
+    #[error("dim {dim} is out of range for a tensor with {rank} dims")]
     Dim {
         /// The dim as given.
         dim: i64,
@@ -167,13 +167,13 @@ pub enum Why {
         rank: usize,
     },
     /// A dim named twice.
-    #[error("dim {dim} is named twice")]
+    #[error("dim {dim} appears twice")]
     DimTwice {
         /// The dim.
         dim: usize,
     },
     /// An operand of the wrong rank.
-    #[error("{argument} must have {expected} dims, has {got}")]
+    #[error("{argument} must have {expected} dims, got {got}")]
     Rank {
         /// The operand's name.
         argument: &'static str,
@@ -182,8 +182,22 @@ pub enum Why {
         /// The rank given.
         got: usize,
     },
+    /// An operand of the wrong shape.
+    #[error("{argument} must have shape {}, got {}", .shapes[0], .shapes[1])]
+    Shape {
+        /// The operand's name.
+        argument: &'static str,
+        /// The shape that is needed and the one given.
+        shapes: Box<[Shape; 2]>,
+    },
+    /// A reduction that has no value over no elements.
+    #[error("can't reduce an empty dimension: dim {dim} has size 0")]
+    Empty {
+        /// The dim.
+        dim: usize,
+    },
     /// An operand of a dtype the op is not defined for.
-    #[error("{argument} must be {expected}, is {got}")]
+    #[error("{argument} must be {expected}, got {got}")]
     DType {
         /// The operand's name.
         argument: &'static str,
@@ -192,8 +206,14 @@ pub enum Why {
         /// What was given.
         got: DType,
     },
+    /// A dtype the op has no kernel for.
+    #[error("not implemented for {dtype}")]
+    Unsupported {
+        /// The dtype the op would compute in.
+        dtype: DType,
+    },
     /// Elements asked for as another type than theirs.
-    #[error("the elements are {own}, not {wanted} ({converts} converts)")]
+    #[error("the tensor holds {own}, not {wanted} (convert with {converts})")]
     ElementType {
         /// The tensor's element type.
         own: DType,
@@ -203,7 +223,7 @@ pub enum Why {
         converts: &'static str,
     },
     /// An integer that a type has no place for.
-    #[error("{value} does not fit {dtype}")]
+    #[error("{value} does not fit in {dtype}")]
     Unfit {
         /// The integer.
         value: i64,
@@ -211,7 +231,7 @@ pub enum Why {
         dtype: DType,
     },
     /// Operands on different devices.
-    #[error("operands are on {left} and {right}")]
+    #[error("operands are on different devices: {left} and {right}")]
     Devices {
         /// One device.
         left: crate::Device,
@@ -219,7 +239,7 @@ pub enum Why {
         right: crate::Device,
     },
     /// A reshape that would change the number of elements.
-    #[error("{from} has {} elements, {to} has {}", .from.numel(), .to.numel())]
+    #[error("{from} has {} elements, but {to} needs {}", .from.numel(), .to.numel())]
     Numel {
         /// The tensor's shape.
         from: Shape,
@@ -227,7 +247,7 @@ pub enum Why {
         to: Shape,
     },
     /// Sizes that must be equal and are not.
-    #[error("{what}: {left} and {right} differ")]
+    #[error("{what} differ: {left} vs {right}")]
     Sizes {
         /// Which sizes.
         what: &'static str,
@@ -243,14 +263,14 @@ pub enum Why {
         shape: Shape,
     },
     /// More dims than tensors can have.
-    #[error("a tensor of {rank} dims: {} are the most", crate::MOST_DIMS)]
+    #[error("a tensor can have at most {} dims, got {rank}", crate::MOST_DIMS)]
     TooManyDims {
         /// How many.
         rank: usize,
     },
     /// Tensors that can't be joined along a dim.
-    #[error("tensor {number} of shape {} can't be joined with {} along dim {dim}: {} differ",
-        .shapes[1], .shapes[0], if .shapes[0].rank() == .shapes[1].rank() { "other sizes" } else { "numbers of dims" })]
+    #[error("tensor {number} has shape {}, which can't be joined to {} along dim {dim}: {} differ",
+        .shapes[1], .shapes[0], if .shapes[0].rank() == .shapes[1].rank() { "the other sizes" } else { "the ranks" })]
     Joined {
         /// Which of the tensors, from 0.
         number: usize,
@@ -260,7 +280,7 @@ pub enum Why {
         dim: usize,
     },
     /// A tensor larger than the machine's memory.
-    #[error("{bytes} bytes can't be had: {reason}")]
+    #[error("can't allocate {bytes} bytes: {reason}")]
     Memory {
         /// Bytes asked for.
         bytes: usize,
@@ -276,7 +296,7 @@ pub enum Why {
         size: usize,
     },
     /// A number the op is not defined for.
-    #[error("{argument} must be {expected}, is {got}")]
+    #[error("{argument} must be {expected}, got {got}")]
     Number {
         /// The operand's name.
         argument: &'static str,
@@ -286,7 +306,7 @@ pub enum Why {
         got: f64,
     },
     /// An integer divided by zero, or the one quotient that has no place among the integers.
-    #[error("{x} can't be divided by {y}")]
+    #[error("integer {}: {x} / {y}", if *.y == 0 { "division by zero" } else { "overflow" })]
     Division {
         /// The dividend.
         x: i64,
@@ -310,7 +330,7 @@ pub enum Why {
         expected: &'static str,
     },
     /// An in-place op whose result does not fit its target.
-    #[error("the result {result} can't be written into {target} in place")]
+    #[error("the result is {result} and can't be written into {target} in place")]
     InPlace {
         /// The type of the result.
         result: String,
@@ -318,15 +338,15 @@ pub enum Why {
         target: String,
     },
     /// An in-place op on a leaf that needs a gradient.
-    #[error("a leaf that requires a gradient is changed in place (use no_grad)")]
+    #[error("a leaf that requires a gradient can't be changed in place (use no_grad)")]
     Leaf,
     /// An in-place op, on the tape, on a view whose base is not known.
     #[error(
-        "a view that was made where no gradients are recorded is changed in place where they are (change a copy, or use slice_scatter)"
+        "a view made under no_grad can't be changed in place while gradients are recorded (change a copy, or use slice_scatter)"
     )]
     ViewInPlace,
     /// An in-place op on a tensor several of whose elements share memory.
-    #[error("the target is an expanded tensor: several elements share one place in memory")]
+    #[error("the target is an expanded tensor: several of its elements share memory (write to a copy)")]
     Overlap,
     /// A tensor that backward needs was overwritten.
     #[error("a tensor saved for backward was changed in place (saved at version {saved}, now {now})")]
@@ -337,16 +357,14 @@ pub enum Why {
         now: u64,
     },
     /// `backward()` a second time without `retain_graph`.
-    #[error(
-        "the graph's saved tensors are already freed (backward was called before; keep them with retain_graph)"
-    )]
+    #[error("the saved tensors are already freed: backward has run before (pass retain_graph to keep them)")]
     Freed,
     /// `backward()` on something that has no gradient.
     #[error("the tensor does not require a gradient")]
     NoGradient,
     /// `backward()` without a gradient on a tensor that is not a single number.
     #[error(
-        "backward needs a gradient for a tensor of shape {shape}: only a single number has an implicit one"
+        "backward needs a gradient for a tensor of shape {shape}: only a single element has an implicit one"
     )]
     ImplicitGradient {
         /// The tensor's shape.
@@ -367,6 +385,13 @@ pub enum Why {
     /// Anything else, in words.
     #[error("{0}")]
     Other(String),
+}
+
+impl Why {
+    /// An operand whose shape is not the one that is needed.
+    pub fn shape(argument: &'static str, expected: impl Into<Shape>, got: impl Into<Shape>) -> Why {
+        Why::Shape { argument, shapes: Box::new([expected.into(), got.into()]) }
+    }
 }
 
 impl Error {

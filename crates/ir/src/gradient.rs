@@ -265,12 +265,11 @@ pub(crate) fn slice_scatter(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, Op::SliceScatter { dim, start, end, step }) = (g!(call), call.op) else {
         return Ok(vec![None, None]);
     };
-    let gx = match call.wants(0) {
-        true => {
-            let zeros = zeros_like(cx, call.inputs[1])?;
-            Some(cx.slice_scatter(g, zeros, *dim, *start, *end, *step)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zeros = zeros_like(cx, call.inputs[1])?;
+        Some(cx.slice_scatter(g, zeros, *dim, *start, *end, *step)?)
+    } else {
+        None
     };
     let gsrc = if call.wants(1) { Some(cx.slice(g, *dim, *start, *end, *step)?) } else { None };
     Ok(vec![gx, gsrc])

@@ -258,9 +258,10 @@ impl Graph {
         let (mut list, mut before) = (ListTyBuilder::default(), None);
         for item in items {
             let number = self.types.numbers[item.index()];
-            match before == Some(number) {
-                true => list.again(),
-                false => list.push(self.types.kinds[number as usize].as_tensor()?, 1),
+            if before == Some(number) {
+                list.again()
+            } else {
+                list.push(self.types.kinds[number as usize].as_tensor()?, 1)
             }
             before = Some(number);
         }

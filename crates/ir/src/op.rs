@@ -301,7 +301,7 @@ impl Op {
             return types::over_lists(self, args);
         }
         if row.class != Class::List && args.iter().any(is_list) {
-            return Err(Why::Operand { argument: "every operand", expected: "a tensor or a number" });
+            return Err(Why::Operand { argument: "operands", expected: "tensors or numbers" });
         }
         let tys = (row.ty)(self, args)?;
         match tys.first() {

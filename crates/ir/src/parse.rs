@@ -23,9 +23,10 @@ impl FromStr for Graph {
         let mut parser = Parser { text, at: 0, values: FxHashMap::default() };
         let graph = parser.graph()?;
         parser.space();
-        match parser.rest().is_empty() {
-            true => Ok(graph),
-            false => Err(parser.fail("expected nothing after the graph")),
+        if parser.rest().is_empty() {
+            Ok(graph)
+        } else {
+            Err(parser.fail("expected nothing after the graph"))
         }
     }
 }
@@ -45,9 +46,10 @@ impl<'a> Parser<'a> {
         loop {
             let trimmed = self.rest().trim_start();
             self.at = self.text.len() - trimmed.len();
-            match trimmed.starts_with(';') {
-                true => self.at += trimmed.find('\n').unwrap_or(trimmed.len()),
-                false => return,
+            if trimmed.starts_with(';') {
+                self.at += trimmed.find('\n').unwrap_or(trimmed.len())
+            } else {
+                return;
             }
         }
     }
@@ -62,10 +64,7 @@ impl<'a> Parser<'a> {
     }
 
     fn expect(&mut self, token: &str) -> Result<()> {
-        match self.eat(token) {
-            true => Ok(()),
-            false => Err(self.fail(format!("expected `{token}`"))),
-        }
+        if self.eat(token) { Ok(()) } else { Err(self.fail(format!("expected `{token}`"))) }
     }
 
     fn take_while(&mut self, keep: impl Fn(char) -> bool) -> &'a str {
@@ -103,13 +102,12 @@ impl<'a> Parser<'a> {
             shape.push(self.number()?);
             self.eat(",");
         }
-        let device = match self.rest().starts_with('@') {
-            true => {
-                self.at += 1;
-                let name = self.take_while(|c| c.is_alphanumeric() || c == ':');
-                Device::parse(name).ok_or_else(|| self.fail(format!("unknown device `{name}`")))?
-            }
-            false => Device::Cpu,
+        let device = if self.rest().starts_with('@') {
+            self.at += 1;
+            let name = self.take_while(|c| c.is_alphanumeric() || c == ':');
+            Device::parse(name).ok_or_else(|| self.fail(format!("unknown device `{name}`")))?
+        } else {
+            Device::Cpu
         };
         Ok(TensorTy { dtype, device, shape })
     }
@@ -144,13 +142,12 @@ impl<'a> Parser<'a> {
             let name = self.word();
             self.expect(":")?;
             self.space();
-            let value = match self.rest().starts_with('[') {
-                true => {
-                    let inner = self.take_while(|c| c != ']');
-                    self.expect("]")?;
-                    format!("{inner}]")
-                }
-                false => self.take_while(|c| !matches!(c, ',' | '}' | '\n')).trim_end().to_string(),
+            let value = if self.rest().starts_with('[') {
+                let inner = self.take_while(|c| c != ']');
+                self.expect("]")?;
+                format!("{inner}]")
+            } else {
+                self.take_while(|c| !matches!(c, ',' | '}' | '\n')).trim_end().to_string()
             };
             attributes.insert(name, value);
             self.eat(",");
@@ -185,7 +182,7 @@ impl<'a> Parser<'a> {
             tys.push(self.ty()?);
         }
         if tys.len() != labels.len() {
-            return Err(self.fail("as many types as results, please"));
+            return Err(self.fail("expected one type per result"));
         }
         let outs = graph.push(op, &args, tys, in_place, Loc::UNKNOWN);
         for (label, out) in labels.into_iter().zip(outs) {
@@ -222,13 +219,12 @@ impl<'a> Parser<'a> {
                 let target = self.used()?;
                 self.expect("<-")?;
                 let value = self.used()?;
-                let element = match self.eat("[") {
-                    true => {
-                        let element = self.number()? as u32;
-                        self.expect("]")?;
-                        Some(element)
-                    }
-                    false => None,
+                let element = if self.eat("[") {
+                    let element = self.number()? as u32;
+                    self.expect("]")?;
+                    Some(element)
+                } else {
+                    None
                 };
                 graph.writes.push(Write { target, value, element });
             } else if self.eat("return") {

@@ -43,10 +43,7 @@ impl Graph {
         for (i, &out) in node.outs.iter().enumerate() {
             line += &format!("{}{}", if i > 0 { ", " } else { "" }, self.ty(out));
         }
-        match node.loc.is_known() {
-            true => writeln!(f, "{line:<72} ; {}", node.loc),
-            false => writeln!(f, "{line}"),
-        }
+        if node.loc.is_known() { writeln!(f, "{line:<72} ; {}", node.loc) } else { writeln!(f, "{line}") }
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn over_lists(op: &Op, args: &[Ty]) -> Rule {
     let lists: SmallVec<[&ListTy; 4]> = args.iter().filter_map(Ty::as_list).collect();
     let len = lists.first().map_or(0, |list| list.len());
     if let Some(other) = lists.iter().find(|list| list.len() != len) {
-        return Err(Why::Sizes { what: "lengths of the lists", left: len, right: other.len() });
+        return Err(Why::Sizes { what: "the lengths of the lists", left: len, right: other.len() });
     }
     let mut results = ListTyBuilder::default();
     for run in ListTy::common_runs(&lists) {
@@ -86,7 +86,7 @@ pub(crate) fn arithmetic(_: &Op, args: &[Ty]) -> Rule {
 
 pub(crate) fn arithmetic_not_bool(_: &Op, args: &[Ty]) -> Rule {
     match result_dtype(args) {
-        DType::Bool => Err(Why::DType { argument: "every operand", expected: "a number", got: DType::Bool }),
+        DType::Bool => Err(Why::DType { argument: "operands", expected: "numeric", got: DType::Bool }),
         dtype => broadcast_all(args, dtype),
     }
 }
@@ -118,7 +118,7 @@ pub(crate) fn float_arithmetic(_: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn float_only(_: &Op, args: &[Ty]) -> Rule {
     match result_dtype(args) {
         dtype if dtype.is_float() => broadcast_all(args, dtype),
-        got => Err(Why::DType { argument: "every operand", expected: "floating point", got }),
+        got => Err(Why::DType { argument: "operands", expected: "floating point", got }),
     }
 }
 
@@ -209,8 +209,8 @@ pub(crate) fn amax(op: &Op, args: &[Ty]) -> Rule {
     let x = tensor(args, 0, "x")?;
     if let Op::Amax { dims, .. } = op {
         check_dims(dims, x.shape.rank())?;
-        if dims.iter().any(|&d| x.shape[d] == 0) {
-            return Err(Why::Other("the largest of no elements is not defined".into()));
+        if let Some(&dim) = dims.iter().find(|&&d| x.shape[d] == 0) {
+            return Err(Why::Empty { dim });
         }
     }
     reduce(op, x, x.dtype)
@@ -238,13 +238,13 @@ fn matrix<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a Te
 }
 
 pub(crate) fn same_dtype(argument: &'static str, x: &TensorTy, y: &TensorTy) -> Result<(), Why> {
-    match x.dtype == y.dtype {
-        true if x.dtype == DType::Bool => {
-            Err(Why::DType { argument, expected: "a number", got: DType::Bool })
-        }
-        true => Ok(()),
-        false => Err(Why::DType { argument, expected: "of the other operand's dtype", got: y.dtype }),
+    if x.dtype != y.dtype {
+        return Err(Why::DType { argument, expected: x.dtype.name(), got: y.dtype });
     }
+    if x.dtype == DType::Bool {
+        return Err(Why::DType { argument, expected: "numeric", got: DType::Bool });
+    }
+    Ok(())
 }
 
 pub(crate) fn mm(_: &Op, args: &[Ty]) -> Rule {
@@ -287,7 +287,7 @@ pub(crate) fn linear(_: &Op, args: &[Ty]) -> Rule {
         let bias = tensor(args, 2, "bias")?;
         same_dtype("bias", x, bias)?;
         if *bias.shape != [weight.shape[0]] {
-            return Err(Why::Broadcast { left: shape, right: bias.shape.clone() });
+            return Err(Why::shape("bias", [weight.shape[0]], bias.shape.clone()));
         }
     }
     checked(TensorTy { dtype: x.dtype, device, shape })
@@ -308,7 +308,7 @@ pub(crate) fn permute(op: &Op, args: &[Ty]) -> Rule {
     let Op::Permute { dims } = op else { return one(x.clone()) };
     if dims.len() != x.shape.rank() {
         return Err(Why::Sizes {
-            what: "dims named and dims there",
+            what: "the number of dims given and the tensor's",
             left: dims.len(),
             right: x.shape.rank(),
         });
@@ -344,7 +344,10 @@ fn sliced(x: &TensorTy, dim: usize, start: usize, end: usize, step: usize) -> Re
         return Err(Why::Dim { dim: dim as i64, rank: x.shape.rank() });
     }
     if start > end || end > x.shape[dim] {
-        return Err(Why::Index { index: end as i64, size: x.shape[dim] });
+        let size = x.shape[dim];
+        return Err(Why::Other(format!(
+            "the slice {start}..{end} is out of range for dim {dim} of size {size}"
+        )));
     }
     if step == 0 {
         return Err(Why::Number { argument: "step", expected: "1 or more", got: 0.0 });
@@ -367,17 +370,16 @@ pub(crate) fn slice_scatter(op: &Op, args: &[Ty]) -> Rule {
     common_device(args)?;
     same_kind_of(x, src)?;
     if window != src.shape {
-        return Err(Why::Broadcast { left: window, right: src.shape.clone() });
+        return Err(Why::shape("src", window, src.shape.clone()));
     }
     one(x.clone())
 }
 
 pub(crate) fn same_kind_of(x: &TensorTy, src: &TensorTy) -> Result<(), Why> {
-    match x.dtype == src.dtype {
-        true => Ok(()),
-        false => {
-            Err(Why::DType { argument: "src", expected: "of the other operand's dtype", got: src.dtype })
-        }
+    if x.dtype == src.dtype {
+        Ok(())
+    } else {
+        Err(Why::DType { argument: "src", expected: x.dtype.name(), got: src.dtype })
     }
 }
 
@@ -412,10 +414,15 @@ pub(crate) fn gather(op: &Op, args: &[Ty]) -> Rule {
     check_index(x.shape.rank(), index, dim)?;
     for d in 0..x.shape.rank() {
         if d != dim && index.shape[d] > x.shape[d] {
-            return Err(Why::Sizes { what: "sizes of index and x", left: index.shape[d], right: x.shape[d] });
+            return Err(index_too_long(d, index, x));
         }
     }
     one(TensorTy { shape: index.shape.clone(), ..x.clone() })
+}
+
+/// Outside the indexed dim an index may be shorter than what it picks from, and not longer.
+pub(crate) fn index_too_long(dim: usize, index: &TensorTy, x: &TensorTy) -> Why {
+    Why::Other(format!("index has size {} in dim {dim}, but x only {}", index.shape[dim], x.shape[dim]))
 }
 
 pub(crate) fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(), Why> {
@@ -423,7 +430,7 @@ pub(crate) fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(
         return Err(Why::DType { argument: "index", expected: "i64", got: index.dtype });
     }
     if index.shape.rank() != rank {
-        return Err(Why::Rank { argument: "index", expected: "as many as x", got: index.shape.rank() });
+        return Err(Why::Sizes { what: "the ranks of index and x", left: index.shape.rank(), right: rank });
     }
     if dim >= rank {
         return Err(Why::Dim { dim: dim as i64, rank });
@@ -437,7 +444,7 @@ pub(crate) fn gather_backward(op: &Op, args: &[Ty]) -> Rule {
     common_device(args)?;
     check_index(src.shape.rank(), index, dim)?;
     if src.shape != index.shape {
-        return Err(Why::Broadcast { left: src.shape.clone(), right: index.shape.clone() });
+        return Err(Why::shape("index", src.shape.clone(), index.shape.clone()));
     }
     let mut shape = src.shape.clone();
     shape[dim] = size;
@@ -453,9 +460,10 @@ pub(crate) fn constant(op: &Op, _: &[Ty]) -> Rule {
 }
 
 fn numbers(args: &[Ty]) -> Result<(), Why> {
-    match args.iter().all(Ty::is_scalar) {
-        true => Ok(()),
-        false => Err(Why::Operand { argument: "every operand", expected: "a number" }),
+    if args.iter().all(Ty::is_scalar) {
+        Ok(())
+    } else {
+        Err(Why::Operand { argument: "operands", expected: "numbers" })
     }
 }
 
@@ -469,7 +477,7 @@ pub(crate) fn arange(op: &Op, args: &[Ty]) -> Rule {
     numbers(args)?;
     let Op::Arange { len, dtype, device } = op else { return one(args[0].clone()) };
     if *dtype == DType::Bool {
-        return Err(Why::DType { argument: "dtype", expected: "a number", got: DType::Bool });
+        return Err(Why::DType { argument: "dtype", expected: "numeric", got: DType::Bool });
     }
     checked(TensorTy { dtype: *dtype, device: *device, shape: Shape::from([*len]) })
 }
@@ -509,7 +517,7 @@ pub(crate) fn nll_loss(op: &Op, args: &[Ty]) -> Rule {
         return Err(Why::DType { argument: "input", expected: "floating point", got: input.dtype });
     }
     if target.dtype != DType::I64 {
-        return Err(Why::DType { argument: "target", expected: "i64 class numbers", got: target.dtype });
+        return Err(Why::DType { argument: "target", expected: "i64 class indices", got: target.dtype });
     }
     let samples: Shape = match input.shape.rank() {
         1 => Shape::scalar(),
@@ -517,7 +525,7 @@ pub(crate) fn nll_loss(op: &Op, args: &[Ty]) -> Rule {
         got => return Err(Why::Rank { argument: "input", expected: "1 or 2", got }),
     };
     if target.shape != samples {
-        return Err(Why::Broadcast { left: samples, right: target.shape.clone() });
+        return Err(Why::shape("target", samples, target.shape.clone()));
     }
     let shape = if *reduction == Reduction::None { samples } else { Shape::scalar() };
     one(TensorTy { dtype: input.dtype, device, shape })
@@ -526,7 +534,7 @@ pub(crate) fn nll_loss(op: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn list(_: &Op, args: &[Ty]) -> Rule {
     let mut items = ListTyBuilder::default();
     for ty in args {
-        let ty = ty.as_tensor().ok_or(Why::Operand { argument: "every operand", expected: "a tensor" })?;
+        let ty = ty.as_tensor().ok_or(Why::Operand { argument: "operands", expected: "tensors" })?;
         items.push(ty, 1);
     }
     one(Ty::List(items.finish()))

@@ -30,7 +30,7 @@ impl fmt::Display for VerifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "after {}: the graph breaks {} rule(s); this is a bug in Kiln",
+            "after {}: the graph violates {} rule(s); this is a bug in Kiln",
             self.pass,
             self.violations.len()
         )?;
@@ -67,12 +67,11 @@ impl Graph {
                     .push(format!("write of %{} changes the type of %{}", write.value.0, write.target.0));
             }
         }
-        match violations.is_empty() {
-            true => Ok(()),
-            false => {
-                let graph = self.to_string();
-                Err(Error::Verify(Box::new(VerifyError { pass: pass.to_string(), violations, graph })))
-            }
+        if violations.is_empty() {
+            Ok(())
+        } else {
+            let graph = self.to_string();
+            Err(Error::Verify(Box::new(VerifyError { pass: pass.to_string(), violations, graph })))
         }
     }
 

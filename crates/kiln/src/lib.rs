@@ -57,22 +57,22 @@ pub mod prelude {
     };
 }
 
-/// The programs of the README are tests.
+/// The programs in the README are tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// The programs of the guide to `compile()` are tests.
+/// So are those in the guide to `compile()`,
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/compile.md")]
 struct Guide;
 
-/// Those of the guide to training, too.
+/// in the training guide,
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/training.md")]
 struct TrainingGuide;
 
-/// And that of the page on numerics.
+/// and on the numerics page.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/numerics.md")]
 struct NumericsPage;

@@ -68,8 +68,8 @@ impl<M> CompiledModule<M> {
         &self.region
     }
 
-    /// Calls `forward` once, to have it compiled before it is needed, and drops the result. What `forward`
-    /// does besides (counting batches, moving averages) stays done.
+    /// Calls `forward` once, so that it is compiled before it is needed, and drops the result. Side effects of
+    /// `forward` (counting batches, moving averages) stay.
     pub fn warm_up<In: ?Sized>(&self, input: &In) -> Result<()>
     where
         M: Forward<In>,

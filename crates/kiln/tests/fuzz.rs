@@ -34,16 +34,13 @@ fn tensor(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Result<Tensor, Error>
     let special = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1e300, -1e-320, 1e9, -3.0];
     let odd = rng.one_in(4);
     let floats = (0..n).map(|_| if odd && rng.one_in(3) { *rng.pick(&special) } else { rng.normal() });
-    let base = match dtype.is_float() {
-        true => Tensor::from_vec(floats.collect::<Vec<f64>>(), shape)?,
-        false => {
-            let special = [i64::MIN, i64::MAX, -1, 0, 1, 1 << 40];
-            let ints = (0..n).map(|_| match odd && rng.one_in(3) {
-                true => *rng.pick(&special),
-                false => rng.below(6) as i64 - 1,
-            });
-            Tensor::from_vec(ints.collect::<Vec<i64>>(), shape)?
-        }
+    let base = if dtype.is_float() {
+        Tensor::from_vec(floats.collect::<Vec<f64>>(), shape)?
+    } else {
+        let special = [i64::MIN, i64::MAX, -1, 0, 1, 1 << 40];
+        let ints =
+            (0..n).map(|_| if odd && rng.one_in(3) { *rng.pick(&special) } else { rng.below(6) as i64 - 1 });
+        Tensor::from_vec(ints.collect::<Vec<i64>>(), shape)?
     };
     let base = base.to_dtype(dtype)?;
     let rank = shape.len();
@@ -110,15 +107,14 @@ fn call(rng: &mut Rng, row: &Row) -> Option<(Op, Vec<Result<Tensor, Scalar>>)> {
     }
     let sample = rng.pick(&samples).clone();
     let wild = rng.one_in(2);
-    let op = match wild && rng.one_in(2) {
-        true => {
-            let attributes: Vec<(&str, String)> = sample.op.attributes();
-            let texts: Vec<(&str, String)> =
-                attributes.into_iter().map(|(name, text)| (name, disturb(rng, &text))).collect();
-            let mut find = |name: &str| texts.iter().find(|(n, _)| *n == name).map(|(_, t)| t.clone());
-            Op::parse(row.name, &mut find)?
-        }
-        false => sample.op.clone(),
+    let op = if wild && rng.one_in(2) {
+        let attributes: Vec<(&str, String)> = sample.op.attributes();
+        let texts: Vec<(&str, String)> =
+            attributes.into_iter().map(|(name, text)| (name, disturb(rng, &text))).collect();
+        let mut find = |name: &str| texts.iter().find(|(n, _)| *n == name).map(|(_, t)| t.clone());
+        Op::parse(row.name, &mut find)?
+    } else {
+        sample.op.clone()
     };
     let dtype = if wild { *rng.pick(&DType::ALL) } else { *rng.pick(sample.dtypes) };
     let mut args = Vec::new();
@@ -144,9 +140,10 @@ fn call(rng: &mut Rng, row: &Row) -> Option<(Op, Vec<Result<Tensor, Scalar>>)> {
 
 /// What a tensor's elements are, bit for bit.
 fn contents(x: &Tensor) -> Vec<u64> {
-    match x.dtype().is_float() {
-        true => x.to_vec_cast::<f64>().unwrap().into_iter().map(f64::to_bits).collect(),
-        false => x.to_vec_cast::<i64>().unwrap().into_iter().map(|i| i as u64).collect(),
+    if x.dtype().is_float() {
+        x.to_vec_cast::<f64>().unwrap().into_iter().map(f64::to_bits).collect()
+    } else {
+        x.to_vec_cast::<i64>().unwrap().into_iter().map(|i| i as u64).collect()
     }
 }
 

@@ -120,15 +120,14 @@ fn numbers(array: &Array) -> Vec<Number> {
 /// An operand whose floats are short in text: multiples of 1/32 within the domain.
 fn short(rng: &mut Rng, dtype: DType, shape: &Shape, domain: Domain) -> Operand {
     let array = random_array(rng, &TensorTy::new(dtype, shape), domain);
-    let values = match dtype.is_float() {
-        true => {
-            let rounded = |x: f64| match (x * 32.0).round() / 32.0 {
-                0.0 if domain != Domain::Any => x.signum() / 32.0,
-                rounded => rounded,
-            };
-            (0..array.numel()).map(|i| Number::of(rounded(array.float(i)))).collect()
-        }
-        false => numbers(&array),
+    let values = if dtype.is_float() {
+        let rounded = |x: f64| match (x * 32.0).round() / 32.0 {
+            0.0 if domain != Domain::Any => x.signum() / 32.0,
+            rounded => rounded,
+        };
+        (0..array.numel()).map(|i| Number::of(rounded(array.float(i)))).collect()
+    } else {
+        numbers(&array)
     };
     Operand::Tensor { dtype: dtype.name().into(), shape: shape.to_vec(), values }
 }
@@ -202,9 +201,10 @@ enum Layout {
 }
 
 fn tensor(dtype: DType, shape: &[usize], values: &[Number], layout: Layout) -> Result<Tensor> {
-    let dense = match dtype.is_float() {
-        true => Tensor::from_vec(values.iter().map(|x| x.float()).collect::<Vec<f64>>(), shape)?,
-        false => Tensor::from_vec(values.iter().map(|x| x.int()).collect::<Vec<i64>>(), shape)?,
+    let dense = if dtype.is_float() {
+        Tensor::from_vec(values.iter().map(|x| x.float()).collect::<Vec<f64>>(), shape)?
+    } else {
+        Tensor::from_vec(values.iter().map(|x| x.int()).collect::<Vec<i64>>(), shape)?
     };
     let dense = dense.to_dtype(dtype)?;
     match layout {

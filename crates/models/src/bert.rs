@@ -213,7 +213,7 @@ pub struct BertIntermediate {
     pub intermediate_act_fn: Gelu,
 }
 
-/// Attention and a perceptron, each beside a shortcut and before a norm.
+/// Attention and an MLP, each with a residual connection and followed by a norm.
 #[derive(Module)]
 #[module(name = "BertLayer")]
 pub struct BertLayer {
@@ -337,7 +337,8 @@ impl Bert {
     pub fn without_pooler(config: &BertConfig) -> Result<Bert> {
         let (size, heads) = (config.hidden_size, config.num_attention_heads);
         if heads == 0 || !size.is_multiple_of(heads) {
-            let why = Why::Other(format!("vectors of {size} have no {heads} heads of equal size"));
+            let why =
+                Why::Other(format!("hidden_size {size} is not divisible by num_attention_heads {heads}"));
             return Err(Error::op("Bert", why, Loc::caller()));
         }
         Ok(Bert {

@@ -170,7 +170,7 @@ impl Forward for Gpt2Mlp {
     }
 }
 
-/// Attention and a perceptron, each behind a norm and beside a shortcut.
+/// Attention and an MLP, each after a norm and with a residual connection.
 #[derive(Module)]
 #[module(name = "GPT2Block")]
 pub struct Gpt2Block {
@@ -240,10 +240,8 @@ impl Gpt2Model {
     #[track_caller]
     pub fn new(config: &Gpt2Config) -> Result<Gpt2Model> {
         if config.n_head == 0 || !config.n_embd.is_multiple_of(config.n_head) {
-            let why = Why::Other(format!(
-                "an embedding of {} has no {} heads of equal size",
-                config.n_embd, config.n_head
-            ));
+            let why =
+                Why::Other(format!("n_embd {} is not divisible by n_head {}", config.n_embd, config.n_head));
             return Err(Error::op("Gpt2", why, Loc::caller()));
         }
         let table = |rows: usize| -> Result<Embedding> {
@@ -354,7 +352,7 @@ impl Gpt2 {
         let before = cache.len();
         if length == 0 || before + length > cache.capacity {
             let why = Why::Other(format!(
-                "{length} tokens behind {before} in a cache of {}: 1 or more fit, up to its size",
+                "can't decode {length} tokens after {before} with a cache of {}",
                 cache.capacity
             ));
             return Err(Error::op("decode", why, loc));
@@ -365,7 +363,7 @@ impl Gpt2 {
         self.lm_head.forward(&x.select(1, -1)?)
     }
 
-    /// The tokens `[batch, length]` and so many more, each the likeliest.
+    /// The tokens `[batch, length]` and this many more, each the most likely one.
     #[track_caller]
     pub fn generate(&self, ids: &Tensor, more: usize) -> Result<Tensor> {
         let cache = KvCache::new(self, ids.size(0)?, ids.size(1)? + more)?;
@@ -402,12 +400,15 @@ impl KvCache {
         self.layers.iter().flat_map(|(keys, values)| [keys.clone(), values.clone()]).collect()
     }
 
-    /// An empty cache for so many texts of up to `capacity` tokens.
+    /// An empty cache for this many texts of up to `capacity` tokens.
     #[track_caller]
     pub fn new(model: &Gpt2, batch: usize, capacity: usize) -> Result<KvCache> {
         let config = model.config();
         if capacity > config.n_positions {
-            let why = Why::Other(format!("{capacity} tokens, the model has {} places", config.n_positions));
+            let why = Why::Other(format!(
+                "the capacity is {capacity} tokens, but the model has only {} positions",
+                config.n_positions
+            ));
             return Err(Error::op("KvCache", why, Loc::caller()));
         }
         let ty = model.transformer.wte.weight.ty();
@@ -436,7 +437,7 @@ impl KvCache {
         self.capacity
     }
 
-    /// Forgets the tokens behind the first `length`, to go on from there in another way.
+    /// Forgets the tokens after the first `length`, to continue differently from there.
     pub fn truncate(&self, length: usize) -> Result<()> {
         // Also where nothing is to be forgotten: programs that are compiled stay the same.
         let length = length.min(self.len());

@@ -11,11 +11,11 @@ pub trait ResNetBlock: Module + Forward<Output = Tensor> + Sized {
     /// So many times as many channels come out as the block is wide.
     const EXPANSION: usize;
 
-    /// A block from so many channels to [`EXPANSION`](Self::EXPANSION) · width, over every `stride`-th pixel.
+    /// A block from this many channels to [`EXPANSION`](Self::EXPANSION) · width, over every `stride`-th pixel.
     fn build(channels: usize, width: usize, stride: usize) -> Result<Self>;
 }
 
-/// Two 3 × 3 convolutions beside a shortcut.
+/// Two 3 × 3 convolutions with a residual connection.
 #[derive(Module)]
 pub struct BasicBlock {
     /// The convolution that may leave pixels out.
@@ -60,7 +60,7 @@ impl Forward for BasicBlock {
     }
 }
 
-/// A 3 × 3 convolution between two that make channels fewer and more again, beside a shortcut.
+/// A 3 × 3 convolution between two 1 × 1 ones that shrink and expand the channels, with a residual connection.
 #[derive(Module)]
 pub struct Bottleneck {
     /// 1 × 1, to the width of the block.

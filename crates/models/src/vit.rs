@@ -50,7 +50,7 @@ impl ViTConfig {
 /// The size that torchvision's norms add to variances.
 const EPS: f64 = 1e-6;
 
-/// Attention and a perceptron, each behind a norm and beside a shortcut.
+/// Attention and an MLP, each after a norm and with a residual connection.
 #[derive(Module)]
 pub struct EncoderBlock {
     /// Before the attention.
@@ -163,7 +163,7 @@ impl ViT {
     pub fn new(config: ViTConfig) -> Result<ViT> {
         if config.patch_size == 0 || !config.image_size.is_multiple_of(config.patch_size) {
             let why = Why::Other(format!(
-                "an image of {} pixels is not cut into patches of {}",
+                "image_size {} is not divisible by patch_size {}",
                 config.image_size, config.patch_size
             ));
             return Err(Error::op("ViT", why, Loc::caller()));

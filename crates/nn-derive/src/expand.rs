@@ -28,10 +28,7 @@ pub(crate) fn module(input: &DeriveInput) -> Result<TokenStream> {
         // Spanned at the type: a field that is none of the kinds is reported there.
         quote_spanned!(ty.span()=> #root::Field::visit_field(&self.#member, #name, visitor);)
     });
-    let visitor = match visited.is_empty() {
-        true => format_ident!("_visitor"),
-        false => format_ident!("visitor"),
-    };
+    let visitor = if visited.is_empty() { format_ident!("_visitor") } else { format_ident!("visitor") };
 
     let ident = &input.ident;
     let name = options.name.unwrap_or_else(|| ident.unraw().to_string());
@@ -128,8 +125,5 @@ fn find_root() -> TokenStream {
             .ok()
             .and_then(|dir| std::fs::read_to_string(std::path::Path::new(&dir).join("Cargo.toml")).ok())
             .is_some_and(|manifest| names_it(&manifest));
-    match direct {
-        true => quote!(::kiln_nn),
-        false => quote!(::kiln::nn),
-    }
+    if direct { quote!(::kiln_nn) } else { quote!(::kiln::nn) }
 }

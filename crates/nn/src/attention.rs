@@ -108,8 +108,7 @@ impl MultiheadAttentionOptions {
     #[track_caller]
     pub fn build(&self, embed_dim: usize, num_heads: usize) -> Result<MultiheadAttention> {
         if embed_dim == 0 || num_heads == 0 || !embed_dim.is_multiple_of(num_heads) {
-            let why =
-                Why::Other(format!("an embedding of {embed_dim} has no {num_heads} heads of equal size"));
+            let why = Why::Other(format!("embed_dim {embed_dim} is not divisible by num_heads {num_heads}"));
             return Err(Error::op("MultiheadAttention", why, Loc::caller()));
         }
         let zeros = |shape: &[usize]| Tensor::full_of(shape, 0.0, self.dtype, &self.device);
@@ -121,10 +120,7 @@ impl MultiheadAttentionOptions {
         let (kdim, vdim) = (self.kdim.unwrap_or(embed_dim), self.vdim.unwrap_or(embed_dim));
         let together = kdim == embed_dim && vdim == embed_dim;
         let apart = |columns| if together { Ok(None) } else { glorot(embed_dim, columns).map(Some) };
-        let bias = |size: usize| match self.bias {
-            true => Parameter::new(zeros(&[size])?).map(Some),
-            false => Ok(None),
-        };
+        let bias = |size: usize| if self.bias { Parameter::new(zeros(&[size])?).map(Some) } else { Ok(None) };
         let bound = 1.0 / (embed_dim as f64).sqrt();
         let weight = init::uniform([embed_dim, embed_dim], -bound, bound, self.dtype, &self.device)?;
         Ok(MultiheadAttention {
@@ -143,7 +139,7 @@ impl MultiheadAttentionOptions {
     }
 }
 
-/// What a call of [`MultiheadAttention`] looks at besides query, key and value, with PyTorch's names and defaults.
+/// The arguments of [`MultiheadAttention`] besides query, key and value, with PyTorch's names and defaults.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall<'a> {
     /// Truth values: which keys of a sample are *not* seen. Floats: what is added to their scores. `[batch, keys]`.
@@ -197,7 +193,11 @@ impl MultiheadAttention {
         let _behalf = loc.on_behalf(crate::folder());
         let rank = query.rank();
         if !matches!(rank, 2 | 3) || key.rank() != rank || value.rank() != rank {
-            let why = Why::Rank { argument: "query, key and value", expected: "2 or 3 equal", got: rank };
+            let why = Why::Other(format!(
+                "query, key and value must all have 2 or all have 3 dims, got {rank}, {} and {}",
+                key.rank(),
+                value.rank()
+            ));
             return Err(Error::op("MultiheadAttention", why, loc));
         }
         // All as [batch, length, size].
@@ -241,20 +241,17 @@ impl MultiheadAttention {
         let (query, key, value) = (split(&query)?, split(&key)?, split(&value)?);
         let mask = self.mask(&query, [batch, queries, keys], call)?;
         let dropout = if self.training.get() { self.dropout } else { 0.0 };
-        let (found, weights) = match call.need_weights {
-            true => {
-                let scores = query.mul(1.0 / (head as f64).sqrt())?.matmul(&key.transpose(-2, -1)?)?;
-                let scores = match &mask {
-                    Some(mask) => scores.add(mask)?,
-                    None => scores,
-                };
-                let weights = scores.softmax(-1)?.dropout(dropout, true)?;
-                (weights.matmul(&value)?, Some(weights))
-            }
-            false => {
-                let options = Attention { mask: mask.as_ref(), dropout, ..Attention::default() };
-                (query.scaled_dot_product_attention(&key, &value, options)?, None)
-            }
+        let (found, weights) = if call.need_weights {
+            let scores = query.mul(1.0 / (head as f64).sqrt())?.matmul(&key.transpose(-2, -1)?)?;
+            let scores = match &mask {
+                Some(mask) => scores.add(mask)?,
+                None => scores,
+            };
+            let weights = scores.softmax(-1)?.dropout(dropout, true)?;
+            (weights.matmul(&value)?, Some(weights))
+        } else {
+            let options = Attention { mask: mask.as_ref(), dropout, ..Attention::default() };
+            (query.scaled_dot_product_attention(&key, &value, options)?, None)
         };
         let joined = found.transpose(1, 2)?.reshape([batch, queries, self.embed_dim])?;
         Ok((joined.linear(&self.out_proj.weight, self.out_proj.bias.as_deref())?, weights))
@@ -276,7 +273,7 @@ impl MultiheadAttention {
                 (Some(all), _) => all.narrow(0, i * size, size)?,
                 (None, Some(own)) => own.tensor().clone(),
                 (None, None) => {
-                    let why = Why::Other("there is no projection".into());
+                    let why = Why::Other("the input projection weight is missing".into());
                     return Err(Error::op("MultiheadAttention", why, Loc::caller()));
                 }
             };

@@ -28,9 +28,10 @@ pub fn get_total_norm(tensors: &[Tensor], norm_type: f64) -> Result<Tensor> {
     let _behalf = Loc::caller().on_behalf(crate::folder());
     let _off = no_grad();
     let norms: Vec<Tensor> = tensors.iter().map(|tensor| tensor.norm(norm_type)).collect::<Result<_>>()?;
-    match norms.is_empty() {
-        true => Tensor::zeros([0usize; 0], &kiln_tensor::Device::Cpu),
-        false => Tensor::stack(&norms, 0)?.norm(norm_type),
+    if norms.is_empty() {
+        Tensor::zeros([0usize; 0], &kiln_tensor::Device::Cpu)
+    } else {
+        Tensor::stack(&norms, 0)?.norm(norm_type)
     }
 }
 
@@ -92,8 +93,5 @@ pub fn clip_grad_value_(parameters: &[Tensor], clip_value: f64) -> Result<()> {
     let _behalf = Loc::caller().on_behalf(crate::folder());
     let _off = no_grad();
     let grads = gradients(parameters);
-    match grads.is_empty() {
-        true => Ok(()),
-        false => foreach::clamp_(&TensorList::new(grads), -clip_value, clip_value),
-    }
+    if grads.is_empty() { Ok(()) } else { foreach::clamp_(&TensorList::new(grads), -clip_value, clip_value) }
 }

@@ -99,7 +99,7 @@ impl<M> ModuleDict<M> {
         self.0.iter().find(|(own, _)| own == name).map(|(_, module)| module)
     }
 
-    /// Adds a module, or puts it in the place of one that has the name; that one is given back.
+    /// Adds a module, or replaces the one with that name, which is returned.
     pub fn insert(&mut self, name: &str, module: M) -> Option<M> {
         match self.0.iter_mut().find(|(own, _)| own == name) {
             Some((_, old)) => Some(std::mem::replace(old, module)),

@@ -40,9 +40,10 @@ fn text(module: &dyn Module) -> String {
     let mut children = Children(Vec::new());
     module.visit(&mut children);
     let (name, extra) = (module.type_name(), module.extra_repr());
-    let blocks = match name == MODULE_LIST {
-        true => gather(children.0),
-        false => children.0.into_iter().map(|(name, text)| format!("({name}): {text}")).collect(),
+    let blocks = if name == MODULE_LIST {
+        gather(children.0)
+    } else {
+        children.0.into_iter().map(|(name, text)| format!("({name}): {text}")).collect()
     };
     if blocks.is_empty() && !extra.contains('\n') {
         return format!("{name}({extra})");

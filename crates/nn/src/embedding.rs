@@ -51,7 +51,7 @@ setters!(EmbeddingOptions {
 });
 
 impl EmbeddingOptions {
-    /// A table of so many rows of this size, drawn from N(0, 1) as PyTorch does.
+    /// A table with this many rows of this size, drawn from N(0, 1) as PyTorch does.
     #[track_caller]
     pub fn build(&self, num_embeddings: usize, embedding_dim: usize) -> Result<Embedding> {
         let weight = Tensor::randn_of([num_embeddings, embedding_dim], self.dtype, &self.device)?;

@@ -105,9 +105,10 @@ impl LinearOptions {
             n => 1.0 / (n as f64).sqrt(),
         };
         let weight = init::uniform([out_features, in_features], -bound, bound, self.dtype, &self.device)?;
-        let bias = match self.bias {
-            true => Some(init::uniform([out_features], -bound, bound, self.dtype, &self.device)?),
-            false => None,
+        let bias = if self.bias {
+            Some(init::uniform([out_features], -bound, bound, self.dtype, &self.device)?)
+        } else {
+            None
         };
         Ok(Linear::from_parts(Parameter::new(weight)?, bias.map(Parameter::new).transpose()?))
     }

@@ -236,12 +236,11 @@ losses! {
         /// Whether the sum is divided by the number of samples, PyTorch's `batchmean`, whatever the reduction; not by default.
         batchmean: bool = false
     }
-    |this, input, target| match this.batchmean {
-        true => {
-            let samples = input.size(0)?.max(1) as f64;
-            input.kl_div(target, this.log_target, Reduction::Sum)?.div(samples)
-        }
-        false => input.kl_div(target, this.log_target, this.reduction),
+    |this, input, target| if this.batchmean {
+        let samples = input.size(0)?.max(1) as f64;
+        input.kl_div(target, this.log_target, Reduction::Sum)?.div(samples)
+    } else {
+        input.kl_div(target, this.log_target, this.reduction)
     };
     /// log(1 + e^(−target · input)) for targets 1 and −1.
     SoftMarginLoss "SoftMarginLoss" {}
@@ -268,9 +267,10 @@ losses! {
         eps: f64 = 1e-8
     }
     |this, input, target| {
-        let mut loss = match this.log_input {
-            true => input.exp()?.sub(&target.mul(input)?)?,
-            false => input.sub(&target.mul(&input.add(this.eps)?.log()?)?)?,
+        let mut loss = if this.log_input {
+            input.exp()?.sub(&target.mul(input)?)?
+        } else {
+            input.sub(&target.mul(&input.add(this.eps)?.log()?)?)?
         };
         if this.full {
             let stirling = target
@@ -365,7 +365,7 @@ losses_of_three! {
     }
     |this, x, y, target| {
         if target.rank() + 1 != x.rank() || x.rank() == 0 {
-            let why = Why::Sizes { what: "dims of the target and of x less one", left: target.rank(), right: x.rank().saturating_sub(1) };
+            let why = Why::Sizes { what: "the rank of target and the rank of x minus one", left: target.rank(), right: x.rank().saturating_sub(1) };
             return Err(Error::op("CosineEmbeddingLoss", why, Loc::caller()));
         }
         // As PyTorch computes it: a small number under the root instead of a least length.

@@ -153,8 +153,8 @@ pub trait Module: Send + Sync {
         Ok(self.hooks().ok_or_else(|| no_hooks(self.type_name(), loc))?.register(hook))
     }
 
-    /// Every parameter and every buffer that is kept, by name; one that is used several times is there under
-    /// each of its names. The tensors are the module's own, not copies.
+    /// Every parameter and persistent buffer, by name; one that is used several times appears under each of its
+    /// names. The tensors are the module's own, not copies.
     fn state_dict(&self) -> StateDict {
         let mut found = StateDict::new();
         walk(self, &mut |path, item| match item {
@@ -184,8 +184,7 @@ pub trait Module: Send + Sync {
     fn to(&self, dtype: DType) -> Result<()> {
         let _behalf = Loc::caller().on_behalf(crate::folder());
         if !dtype.is_float() {
-            let why =
-                Why::DType { argument: "the dtype of a module", expected: "floating point", got: dtype };
+            let why = Why::DType { argument: "a module's dtype", expected: "floating point", got: dtype };
             return Err(Error::op("to", why, Loc::caller()));
         }
         let mut seen = HashSet::new();

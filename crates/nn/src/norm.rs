@@ -75,21 +75,23 @@ macro_rules! batch_norm {
             momentum: Option<f64>,
             /// Whether there are a scale and a shift; there are by default.
             affine: bool,
-            /// Whether there is a shift beside the scale; there is by default.
+            /// Whether there is a bias in addition to the scale; true by default.
             bias: bool,
             /// Whether there are running statistics; there are by default.
             track_running_stats: bool,
         });
 
         impl $Options {
-            /// A layer for so many channels.
+            /// A layer for this many channels.
             #[track_caller]
             pub fn build(&self, num_features: usize) -> Result<$BatchNorm> {
                 let (shape, dtype, device) = ([num_features], self.dtype, &self.device);
                 let (affine, shift) = (self.affine, self.affine && self.bias);
-                let tracked = |value: f64, shape: &[usize], dtype| match self.track_running_stats {
-                    true => Ok(Some(Buffer::new(Tensor::full_of(shape, value, dtype, device)?))),
-                    false => Ok::<_, Error>(None),
+                let tracked = |value: f64, shape: &[usize], dtype| {
+                    if !self.track_running_stats {
+                        return Ok::<_, Error>(None);
+                    }
+                    Ok(Some(Buffer::new(Tensor::full_of(shape, value, dtype, device)?)))
                 };
                 Ok($BatchNorm {
                     weight: affine.then(|| ones(&shape, dtype, device)).transpose()?,
@@ -106,7 +108,7 @@ macro_rules! batch_norm {
         }
 
         impl $BatchNorm {
-            /// With default options for so many channels.
+            /// With default options, for this many channels.
             #[track_caller]
             pub fn new(num_features: usize) -> Result<$BatchNorm> {
                 $BatchNorm::options().build(num_features)
@@ -139,7 +141,7 @@ macro_rules! batch_norm {
                 }
                 if shape[1] != self.num_features {
                     let (left, right) = (shape[1], self.num_features);
-                    return fail(Why::Sizes { what: "channels of x and features", left, right });
+                    return fail(Why::Sizes { what: "the channels of x and num_features", left, right });
                 }
                 Ok(())
             }
@@ -243,7 +245,7 @@ setters!(LayerNormOptions {
     eps: f64,
     /// Whether there are a scale and a shift; there are by default.
     elementwise_affine: bool,
-    /// Whether there is a shift beside the scale; there is by default.
+    /// Whether there is a bias in addition to the scale; true by default.
     bias: bool,
 });
 
@@ -328,7 +330,7 @@ setters!(GroupNormOptions {
     eps: f64,
     /// Whether there are a scale and a shift; there are by default.
     affine: bool,
-    /// Whether there is a shift beside the scale; there is by default.
+    /// Whether there is a bias in addition to the scale; true by default.
     bias: bool,
 });
 
@@ -337,7 +339,8 @@ impl GroupNormOptions {
     #[track_caller]
     pub fn build(&self, num_groups: usize, num_channels: usize) -> Result<GroupNorm> {
         if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            let why = Why::Other(format!("{num_channels} channels don't make {num_groups} groups"));
+            let why =
+                Why::Other(format!("{num_channels} channels can't be split evenly into {num_groups} groups"));
             return Err(Error::op("GroupNorm", why, Loc::caller()));
         }
         let (shape, shift) = ([num_channels], self.affine && self.bias);

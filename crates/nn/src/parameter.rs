@@ -15,10 +15,7 @@ impl Parameter {
     /// Makes a tensor a parameter. One that was computed is cut off from its history.
     #[track_caller]
     pub fn new(tensor: Tensor) -> Result<Parameter> {
-        let tensor = match tensor.is_leaf() {
-            true => tensor,
-            false => tensor.detach()?,
-        };
+        let tensor = if tensor.is_leaf() { tensor } else { tensor.detach()? };
         tensor.requires_grad_(true)?;
         Ok(Parameter(tensor))
     }

@@ -180,7 +180,7 @@ impl<L> Recurrent<L> {
         let size = x.size(-1)?;
         if size != self.input_size {
             let why =
-                Why::Sizes { what: "the last size of x and input_size", left: size, right: self.input_size };
+                Why::Sizes { what: "the last dim of x and input_size", left: size, right: self.input_size };
             return Err(Error::op(name, why, loc));
         }
         // As [length, batch, size].
@@ -191,7 +191,7 @@ impl<L> Recurrent<L> {
         };
         let (length, batch) = (x.size(0)?, x.size(1)?);
         if length == 0 {
-            return Err(Error::op(name, Why::Other("a sequence without steps has no output".into()), loc));
+            return Err(Error::op(name, Why::Other("the sequence is empty".into()), loc));
         }
         let shape = [self.directions.len(), batch, self.hidden_size];
         let states = match states {
@@ -200,12 +200,11 @@ impl<L> Recurrent<L> {
                 .map(|state| {
                     let state =
                         if rank == 2 && state.rank() == 2 { state.unsqueeze(1)? } else { state.clone() };
-                    match state.shape()[..] == shape {
-                        true => Ok(state),
-                        false => {
-                            let why = Why::Broadcast { left: shape.into(), right: state.shape() };
-                            Err(Error::op(name, why, loc))
-                        }
+                    if state.shape()[..] == shape {
+                        Ok(state)
+                    } else {
+                        let why = Why::shape("the initial state", shape, state.shape());
+                        Err(Error::op(name, why, loc))
                     }
                 })
                 .collect::<Result<Vec<_>>>()?,
@@ -273,9 +272,10 @@ impl Direction {
             outputs.push(states[0].clone());
             Ok(())
         };
-        match reverse {
-            false => steps.iter().try_for_each(&mut step)?,
-            true => steps.iter().rev().try_for_each(&mut step)?,
+        if reverse {
+            steps.iter().rev().try_for_each(&mut step)?
+        } else {
+            steps.iter().try_for_each(&mut step)?
         }
         if reverse {
             outputs.reverse();

@@ -83,7 +83,7 @@ fn bytes_of(tensor: &Tensor) -> usize {
 
 fn write(tensors: &[(&str, &Tensor)], metadata: &Metadata, path: &Path) -> Result<()> {
     if let Some((name, _)) = tensors.iter().find(|(name, _)| *name == METADATA) {
-        return Err(fail(path, format_args!("no tensor can be called {name}")));
+        return Err(fail(path, format_args!("{name} is reserved: no tensor can have this name")));
     }
     // Wide elements first: then everything lies at a multiple of its own size.
     let mut order = tensors.to_vec();
@@ -143,7 +143,7 @@ impl SafeTensorsFile {
         file.read_exact(&mut size).map_err(|error| fail(&path, error))?;
         let size = u64::from_le_bytes(size);
         if size > LONGEST_HEADER || size > length.saturating_sub(8) {
-            return Err(fail(&path, format_args!("its header of {size} bytes is too long")));
+            return Err(fail(&path, format_args!("the header is too long: {size} bytes")));
         }
         let mut text = vec![0; size as usize];
         file.read_exact(&mut text).map_err(|error| fail(&path, error))?;
@@ -155,7 +155,9 @@ impl SafeTensorsFile {
             let there = length - begin;
             return Err(fail(
                 &path,
-                format_args!("its header tells of {data} bytes of data, and it has {there}"),
+                format_args!(
+                    "truncated or damaged: the header describes {data} bytes of data, the file has {there}"
+                ),
             ));
         }
         let metadata = header.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -176,12 +178,12 @@ impl SafeTensorsFile {
     /// One tensor, on the CPU.
     pub fn get(&self, name: &str) -> Result<Tensor> {
         let told = |why: &dyn std::fmt::Display| fail(&self.path, format_args!("{name}: {why}"));
-        let info = self.header.info(name).ok_or_else(|| told(&"there is no tensor of this name"))?;
+        let info = self.header.info(name).ok_or_else(|| told(&"no tensor with this name"))?;
         if info.shape.len() > MOST_DIMS {
-            return Err(told(&format_args!("{} dims, more than {MOST_DIMS}", info.shape.len())));
+            return Err(told(&format_args!("{} dims, the limit is {MOST_DIMS}", info.shape.len())));
         }
         let dtype =
-            dtype_of(info.dtype).ok_or_else(|| told(&format_args!("Kiln has no dtype {:?}", info.dtype)))?;
+            dtype_of(info.dtype).ok_or_else(|| told(&format_args!("unsupported dtype {:?}", info.dtype)))?;
         let mut file = self.file.lock();
         file.seek(SeekFrom::Start(self.begin + info.data_offsets.0 as u64)).map_err(|error| told(&error))?;
         Tensor::from_reader(&mut *file, &info.shape[..], dtype).map_err(|error| told(&error))
@@ -230,17 +232,13 @@ fn load_shards(index: &Path) -> Result<StateDict> {
 /// The shards that an index names, each with the names of its tensors.
 fn open_shards(index: &Path, text: &str) -> Result<Vec<(SafeTensorsFile, Vec<String>)>> {
     let parsed: Value = serde_json::from_str(text).map_err(|e| fail(index, e))?;
-    let map = parsed["weight_map"].as_object().ok_or_else(|| fail(index, "there is no weight_map"))?;
+    let map = parsed["weight_map"].as_object().ok_or_else(|| fail(index, "no weight_map"))?;
     let mut shards: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (name, shard) in map {
-        let shard =
-            shard.as_str().ok_or_else(|| fail(index, format_args!("{name}: not the name of a file")))?;
+        let shard = shard.as_str().ok_or_else(|| fail(index, format_args!("{name}: not a file name")))?;
         // Shards lie beside their index, nowhere else.
         if Path::new(shard).file_name() != Some(shard.as_ref()) {
-            return Err(fail(
-                index,
-                format_args!("{name}: {shard:?} is not the name of a file in this folder"),
-            ));
+            return Err(fail(index, format_args!("{name}: {shard:?} is not a file name in this folder")));
         }
         shards.entry(shard).or_default().push(name.clone());
     }
@@ -425,7 +423,7 @@ mod tests {
             assert!(load(length, "{}", 0).is_err(), "{length}");
         }
         assert!(load(2, "{}", 0).unwrap().is_empty());
-        assert!(told("{}", 1).contains("0 bytes of data, and it has 1"));
+        assert!(told("{}", 1).contains("0 bytes of data, the file has 1"));
         let entry = |shape: &str, begin: u64, end: u64| {
             format!(r#""{shape}":{{"dtype":"F32","shape":{shape},"data_offsets":[{begin},{end}]}}"#)
         };

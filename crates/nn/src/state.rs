@@ -38,7 +38,7 @@ impl StateDict {
         StateDict::default()
     }
 
-    /// Puts a tensor under a name, in the place of the one that has it.
+    /// Inserts a tensor under a name, replacing the one that has it.
     pub fn insert(&mut self, name: &str, tensor: Tensor) {
         match self.places.get(name) {
             Some(&at) => self.entries[at].1 = tensor,
@@ -121,7 +121,7 @@ impl StateDict {
     pub(crate) fn count(&self, name: &str) -> Result<u64> {
         let number = self.number(name)?;
         if !(0.0..=MOST_COUNTED as f64).contains(&number) || number.fract() != 0.0 {
-            return Err(Error::State(format!("{name} is {number}, which counts nothing")));
+            return Err(Error::State(format!("{name} must be a count, got {number}")));
         }
         Ok(number as u64)
     }
@@ -158,7 +158,7 @@ impl fmt::Debug for StateDict {
     }
 }
 
-/// A name that is there on both sides, with different shapes.
+/// A name present on both sides, with different shapes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mismatch {
     /// The name.
@@ -206,7 +206,7 @@ impl fmt::Display for LoadReport {
             lines.push(format!("{name}: the state has {got}, the module {expected}"));
         }
         for (first, second) in &self.conflicting {
-            lines.push(format!("{first} and {second} are one tensor of the module, and two in the state"));
+            lines.push(format!("{first} and {second} are tied in the module, but differ in the state"));
         }
         f.write_str(&lines.join("; "))
     }

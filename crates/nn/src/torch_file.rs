@@ -93,9 +93,7 @@ pub fn load_value(path: impl AsRef<Path>) -> Result<Value> {
 /// The named tensors of a file: a state dict as `torch.save(model.state_dict(), …)` writes it.
 pub fn load(path: impl AsRef<Path>) -> Result<StateDict> {
     let path = path.as_ref();
-    load_value(path)?
-        .state_dict()
-        .ok_or_else(|| fail(path, "it holds no dict of named tensors; see `load_value`"))
+    load_value(path)?.state_dict().ok_or_else(|| fail(path, "not a dict of named tensors (see `load_value`)"))
 }
 
 /// What a file holds.
@@ -104,13 +102,15 @@ fn read(file: impl Read + Seek) -> std::result::Result<Value, String> {
     let root = archive.root("data.pkl")?;
     let program = archive.get(&format!("{root}data.pkl"))?.unwrap_or_default();
     if archive.get(&format!("{root}byteorder"))?.is_some_and(|order| order != b"little") {
-        return Err("its numbers are in big-endian order".into());
+        return Err("big-endian data is not supported".into());
     }
     pickle::run(&program, &mut |key, dtype| {
         let name = format!("{root}data/{key}");
-        let size = archive.size(&name).ok_or_else(|| format!("there is no storage {key}"))? as usize;
+        let size = archive.size(&name).ok_or_else(|| format!("storage {key} is missing"))? as usize;
         if !size.is_multiple_of(dtype.size()) {
-            return Err(format!("storage {key} has {size} bytes, which are no elements of {dtype}"));
+            return Err(format!(
+                "storage {key} has {size} bytes, which is not a whole number of {dtype} elements"
+            ));
         }
         archive.read(&name, |bytes| {
             Tensor::from_reader(bytes, [size / dtype.size()], dtype).map_err(|error| error.to_string())

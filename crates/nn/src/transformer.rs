@@ -260,15 +260,12 @@ impl TransformerEncoderLayer {
             let hidden = activate(self.activation, &self.linear1.forward(x)?)?;
             self.dropout2.forward(&self.linear2.forward(&self.dropout.forward(&hidden)?)?)
         };
-        match self.norm_first {
-            true => {
-                let x = src.add(&seen(&self.norm1.forward(src)?)?)?;
-                x.add(&fed(&self.norm2.forward(&x)?)?)
-            }
-            false => {
-                let x = self.norm1.forward(&src.add(&seen(src)?)?)?;
-                self.norm2.forward(&x.add(&fed(&x)?)?)
-            }
+        if self.norm_first {
+            let x = src.add(&seen(&self.norm1.forward(src)?)?)?;
+            x.add(&fed(&self.norm2.forward(&x)?)?)
+        } else {
+            let x = self.norm1.forward(&src.add(&seen(src)?)?)?;
+            self.norm2.forward(&x.add(&fed(&x)?)?)
         }
     }
 }
@@ -350,17 +347,14 @@ impl TransformerDecoderLayer {
             let hidden = activate(self.activation, &self.linear1.forward(x)?)?;
             self.dropout3.forward(&self.linear2.forward(&self.dropout.forward(&hidden)?)?)
         };
-        match self.norm_first {
-            true => {
-                let x = target.add(&own(&self.norm1.forward(target)?)?)?;
-                let x = x.add(&other(&self.norm2.forward(&x)?)?)?;
-                x.add(&fed(&self.norm3.forward(&x)?)?)
-            }
-            false => {
-                let x = self.norm1.forward(&target.add(&own(target)?)?)?;
-                let x = self.norm2.forward(&x.add(&other(&x)?)?)?;
-                self.norm3.forward(&x.add(&fed(&x)?)?)
-            }
+        if self.norm_first {
+            let x = target.add(&own(&self.norm1.forward(target)?)?)?;
+            let x = x.add(&other(&self.norm2.forward(&x)?)?)?;
+            x.add(&fed(&self.norm3.forward(&x)?)?)
+        } else {
+            let x = self.norm1.forward(&target.add(&own(target)?)?)?;
+            let x = self.norm2.forward(&x.add(&other(&x)?)?)?;
+            self.norm3.forward(&x.add(&fed(&x)?)?)
         }
     }
 }

@@ -115,7 +115,7 @@ fn errors_and_panics_arrive_at_their_batch() {
     for workers in [0, 2] {
         let built = (options().workers(workers).build(ListDataset(ragged.clone())).unwrap(), line!());
         let error = built.0.iter().next().unwrap().unwrap_err().to_string();
-        let want = "batch 0, sample 1: collate: f32[2] beside f32[1]: the tensors of a batch have one shape";
+        let want = "batch 0, sample 1: collate: all tensors of a batch must have the same shape, got f32[2] and f32[1]";
         assert_eq!(error, format!("{want}, at data.rs:{}", built.1), "{workers} workers");
     }
     let (pairs, line) =
@@ -123,7 +123,7 @@ fn errors_and_panics_arrive_at_their_batch() {
     let error = pairs.iter().next().unwrap().unwrap_err().to_string();
     assert_eq!(
         error,
-        format!("batch 0, sample 1: collate: parts of the samples: 1 and 2 differ, at data.rs:{line}")
+        format!("batch 0, sample 1: collate: the lengths of the samples differ: 1 vs 2, at data.rs:{line}")
     );
     // An op of the user's own code has its own line.
     struct Own;

@@ -372,7 +372,7 @@ fn initialisers_keep_their_bounds() -> Result<()> {
 
     let error = init::xavier_uniform_(&ones(3)?, 1.0).err().map(|e| e.to_string()).unwrap_or_default();
     assert!(
-        error.starts_with("xavier_uniform_: the weight must have 2 or more dims, has 1, at modules.rs:"),
+        error.starts_with("xavier_uniform_: the weight must have 2 or more dims, got 1, at modules.rs:"),
         "{error}"
     );
     Ok(())

@@ -25,34 +25,34 @@ fn check<T>(result: Result<T>, expect: Expect) {
 #[test]
 fn options_are_checked() -> Result<()> {
     let p = || -> Result<_> { Ok(vec![parameter(2)?]) };
-    check(SGD::new(p()?, -0.1), expect!["SGD: lr must be 0 or more, is -0.1"]);
-    check(SGD::new(p()?, f64::NAN), expect!["SGD: lr must be 0 or more, is NaN"]);
-    check(SGD::options().momentum(-1.0).build(p()?), expect!["SGD: momentum must be 0 or more, is -1"]);
+    check(SGD::new(p()?, -0.1), expect!["SGD: lr must be 0 or more, got -0.1"]);
+    check(SGD::new(p()?, f64::NAN), expect!["SGD: lr must be 0 or more, got NaN"]);
+    check(SGD::options().momentum(-1.0).build(p()?), expect!["SGD: momentum must be 0 or more, got -1"]);
     check(
         SGD::options().weight_decay(-1.0).build(p()?),
-        expect!["SGD: weight_decay must be 0 or more, is -1"],
+        expect!["SGD: weight_decay must be 0 or more, got -1"],
     );
     check(
         SGD::options().nesterov(true).build(p()?),
-        expect!["SGD: nesterov needs a momentum, and no dampening"],
+        expect!["SGD: nesterov needs momentum > 0 and dampening 0"],
     );
     check(
         SGD::options().nesterov(true).momentum(0.9).dampening(0.1).build(p()?),
-        expect!["SGD: nesterov needs a momentum, and no dampening"],
+        expect!["SGD: nesterov needs momentum > 0 and dampening 0"],
     );
-    check(Adam::new(p()?, -1.0), expect!["Adam: lr must be 0 or more, is -1"]);
-    check(Adam::options().eps(-1.0).build(p()?), expect!["Adam: eps must be 0 or more, is -1"]);
+    check(Adam::new(p()?, -1.0), expect!["Adam: lr must be 0 or more, got -1"]);
+    check(Adam::options().eps(-1.0).build(p()?), expect!["Adam: eps must be 0 or more, got -1"]);
     check(
         Adam::options().betas(1.0, 0.9).build(p()?),
-        expect!["Adam: betas.0 must be 0 or more and less than 1, is 1"],
+        expect!["Adam: betas.0 must be 0 or more and less than 1, got 1"],
     );
     check(
         AdamW::options().betas(0.9, -0.5).build(p()?),
-        expect!["AdamW: betas.1 must be 0 or more and less than 1, is -0.5"],
+        expect!["AdamW: betas.1 must be 0 or more and less than 1, got -0.5"],
     );
     check(
         AdamW::options().weight_decay(-1.0).build(p()?),
-        expect!["AdamW: weight_decay must be 0 or more, is -1"],
+        expect!["AdamW: weight_decay must be 0 or more, got -1"],
     );
     Ok(())
 }
@@ -60,18 +60,21 @@ fn options_are_checked() -> Result<()> {
 #[test]
 fn parameters_are_checked() -> Result<()> {
     let p = parameter(2)?;
-    check(Adam::new(vec![], 0.1), expect!["Adam: the list of parameters is empty"]);
-    check(Adam::from_groups([]), expect!["Adam: there are no parameter groups"]);
-    check(SGD::new(vec![p.clone(), p.clone()], 0.1), expect!["SGD: the parameter f32[2] is there twice"]);
-    check(SGD::new(vec![p.exp()?], 0.1), expect!["SGD: f32[2] was computed: only leaves can be optimized"]);
+    check(Adam::new(vec![], 0.1), expect!["Adam: the parameter list is empty"]);
+    check(Adam::from_groups([]), expect!["Adam: needs at least one parameter group"]);
+    check(SGD::new(vec![p.clone(), p.clone()], 0.1), expect!["SGD: the parameter f32[2] appears twice"]);
+    check(
+        SGD::new(vec![p.exp()?], 0.1),
+        expect!["SGD: the parameter f32[2] is not a leaf: only leaves can be optimized"],
+    );
     check(
         SGD::new(vec![Tensor::from_slice(&[1i64])?], 0.1),
-        expect!["SGD: a parameter must be floating point, is i64"],
+        expect!["SGD: a parameter must be floating point, got i64"],
     );
     let linear = Linear::new(2, 3)?;
     let adam = Adam::new(linear.parameters(), 0.1)?;
     let again = ParamGroup::new(vec![linear.weight.tensor().clone()], Adam::options());
-    check(adam.add_param_group(again), expect!["Adam: the parameter f32[3, 2] (weight) is there twice"]);
+    check(adam.add_param_group(again), expect!["Adam: the parameter f32[3, 2] (weight) appears twice"]);
     Ok(())
 }
 

@@ -74,10 +74,7 @@ fn run(fixture: &Value, case: &Value, key: &str, dtype: DType, tolerance: f64) -
         for (i, param) in params.iter().enumerate() {
             let missing = case["no_grad"] == true && i == 1 && without.contains(&f64::from(step));
             let grad = &fixture["gradients"][step as usize - 1][i];
-            param.set_grad(match missing {
-                true => None,
-                false => Some(tensor(&numbers(grad), &shapes[i], dtype)?),
-            });
+            param.set_grad(if missing { None } else { Some(tensor(&numbers(grad), &shapes[i], dtype)?) });
         }
         optimizer.step()?;
         for (i, param) in params.iter().enumerate() {

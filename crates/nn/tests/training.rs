@@ -126,7 +126,7 @@ fn refusals(folder: &Path, path: &Path) -> Result<()> {
 
     let other = folder.join("other.safetensors");
     safetensors::save(&run.model.state_dict(), &other)?;
-    assert!(told(run.checkpoint().load(&other)).contains("no checkpoint of a training loop"));
+    assert!(told(run.checkpoint().load(&other)).contains("not a training checkpoint"));
     assert!(told(run.checkpoint().load(folder.join("none.safetensors"))).contains("none.safetensors"));
 
     Checkpoint::of(&run.model).save(&other, &Position::default())?;
@@ -165,7 +165,7 @@ fn absurd_counts(folder: &Path, path: &Path) -> Result<()> {
             changed.insert(name, Tensor::from_vec(vec![number], [0usize; 0])?);
             safetensors::save_with(&changed, file.metadata(), &other)?;
             let error = run.checkpoint().load(&other).unwrap_err().to_string();
-            assert!(error.contains("which counts nothing"), "{name} {number}: {error}");
+            assert!(error.contains("must be a count"), "{name} {number}: {error}");
         }
     }
     for name in ["epoch", "batch", "step"] {
@@ -173,9 +173,7 @@ fn absurd_counts(folder: &Path, path: &Path) -> Result<()> {
             let mut metadata = file.metadata().clone();
             metadata.insert(name.into(), text.into());
             safetensors::save_with(&state, &metadata, &other)?;
-            assert!(
-                run.checkpoint().load(&other).unwrap_err().to_string().contains(&format!("its {name} is"))
-            );
+            assert!(run.checkpoint().load(&other).unwrap_err().to_string().contains(name));
         }
     }
     Ok(())

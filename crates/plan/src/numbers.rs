@@ -42,7 +42,7 @@ impl Numbers {
         for step in &self.computed {
             let args: SmallVec<[Scalar; 4]> = step.args.iter().map(|n| value(n, &computed)).collect();
             let result = step.op.fold(&args).ok_or_else(|| {
-                Error::op(step.op.name(), Why::Other("is not defined for numbers alone".into()), Loc::UNKNOWN)
+                Error::op(step.op.name(), Why::Other("needs at least one tensor".into()), Loc::UNKNOWN)
             })?;
             computed.push(result.to_kind(step.kind));
         }

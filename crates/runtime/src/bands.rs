@@ -208,10 +208,7 @@ impl Run<'_> {
                             std::slice::from_raw_parts(numbers, scalars.len()),
                         )
                     };
-                    let item = |row: usize| match row == band.all {
-                        true => *items,
-                        false => (row / rows) as i64 * per,
-                    };
+                    let item = |row: usize| if row == band.all { *items } else { (row / rows) as i64 * per };
                     let (begin, end) = (item(band.before + band.from), item(band.before + band.to));
                     let args = Args { bufs, ints, scalars };
                     // SAFETY: the caller's promise is passed on.

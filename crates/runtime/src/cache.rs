@@ -261,7 +261,8 @@ impl KernelCache {
 
     fn new(directory: Result<Directory, Refused>) -> KernelCache {
         if let Err(reason) = &directory {
-            let message = format!("kernels are compiled anew by every process: {reason}");
+            let message =
+                format!("the kernel cache is off, every process compiles its own kernels: {reason}");
             crate::warn::once(&message, || message.clone());
         }
         KernelCache { directory, memory: Mutex::default(), unused: UNUSED }
@@ -535,7 +536,7 @@ fn limit() -> u64 {
     };
     directory::parse_size(&text).unwrap_or_else(|| {
         crate::warn::once("KILN_CACHE_SIZE", || {
-            format!("KILN_CACHE_SIZE={text} is no size (such as 500M or 2G): using 1G")
+            format!("KILN_CACHE_SIZE={text} is not a size such as 500M or 2G; using 1G")
         });
         DEFAULT_LIMIT
     })

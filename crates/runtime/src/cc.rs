@@ -95,7 +95,7 @@ impl Sanitize {
             let found = Sanitize::ALL.into_iter().find(|sanitize| sanitize.name() == text);
             if found.is_none() && !text.is_empty() {
                 crate::warn::once("KILN_SANITIZE", || {
-                    format!("KILN_SANITIZE={text} is none of off, undefined, address: off")
+                    format!("KILN_SANITIZE={text} is not off, undefined or address; using off")
                 });
             }
             found.unwrap_or_default()
@@ -138,7 +138,10 @@ pub enum CcError {
         saved_source: PathBuf,
     },
     /// The compiler was stopped; it is not started again.
-    #[error("C compiler stopped after {limit:?} on {on}, and not used any more\n{command}", on = on.display())]
+    #[error(
+        "the C compiler ran longer than {limit:?} on {on} and was stopped; it is not used again\n{command}",
+        on = on.display()
+    )]
     TimedOut {
         /// The command line.
         command: String,
@@ -376,7 +379,7 @@ fn time_limit() -> Duration {
     let seconds = text.trim().parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.unwrap_or_else(|| {
         crate::warn::once("KILN_CC_TIMEOUT", || {
-            format!("KILN_CC_TIMEOUT={text} is no number of seconds: using {}", TIME_LIMIT.as_secs())
+            format!("KILN_CC_TIMEOUT={text} is not a number of seconds; using {}", TIME_LIMIT.as_secs())
         });
         TIME_LIMIT
     })

@@ -90,10 +90,8 @@ pub unsafe fn contract<T: Real>(
     };
     let (m, n) = (dst.rows.len(), dst.columns.len());
     let is_turned = cost(n, m) < cost(m, n);
-    let (dst, lhs, rhs) = match is_turned {
-        true => (dst.transposed(), rhs.transposed(), lhs.transposed()),
-        false => (dst, lhs, rhs),
-    };
+    let (dst, lhs, rhs) =
+        if is_turned { (dst.transposed(), rhs.transposed(), lhs.transposed()) } else { (dst, lhs, rhs) };
     let tile = T::tile(dst.columns.len());
     // As many columns at a time as fit a packed buffer of modest size.
     let most = (MOST_PACKED / (lhs.columns.len() * size_of::<T>()).max(1)).max(GROUP * tile.width);

@@ -80,12 +80,11 @@ impl Epilogue<'_> {
             // SAFETY: the caller's promise is passed on.
             unsafe { self.kernel.run(&args, items[0] as i64, items[1] as i64, self.scratch_bytes) }
         };
-        match is_one_loop {
-            false => run(part.pixels.start, [part.planes.start, part.planes.end]),
-            true => {
-                let each = part.planes.clone().map(|plane| run(plane * pixels + part.pixels.start, [0, 1]));
-                each.fold(0, |first, code| if first == 0 { code } else { first })
-            }
+        if *is_one_loop {
+            let each = part.planes.clone().map(|plane| run(plane * pixels + part.pixels.start, [0, 1]));
+            each.fold(0, |first, code| if first == 0 { code } else { first })
+        } else {
+            run(part.pixels.start, [part.planes.start, part.planes.end])
         }
     }
 }

@@ -39,7 +39,7 @@ impl Isa {
                     Some(wanted) => wanted.max(found),
                     None => {
                         crate::warn::once("KILN_ISA", || {
-                            format!("KILN_ISA={name} is none of avx512, avx2, plain: using {}", found.name())
+                            format!("KILN_ISA={name} is not avx512, avx2 or plain; using {}", found.name())
                         });
                         found
                     }

@@ -11,13 +11,13 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadObject {
     /// Not an object, or one that is cut short or inconsistent.
-    #[error("it is no whole object: {reason}")]
+    #[error("not a complete object: {reason}")]
     Malformed {
         /// What does not fit.
         reason: String,
     },
     /// The code is for another processor.
-    #[error("it is for another machine: {found}, not {wanted}")]
+    #[error("built for another machine: {found}, not {wanted}")]
     OtherMachine {
         /// Which.
         found: String,
@@ -25,13 +25,13 @@ pub enum BadObject {
         wanted: String,
     },
     /// An executable, or an object that still has to be linked.
-    #[error("it is no shared library: {found}")]
+    #[error("not a shared library: {found}")]
     NotShared {
         /// What it is.
         found: String,
     },
     /// A function is not there.
-    #[error("it has no function {name}")]
+    #[error("no function {name}")]
     MissingSymbol {
         /// Which.
         name: String,

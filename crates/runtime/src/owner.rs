@@ -122,9 +122,10 @@ impl<T> OwnerLock<T> {
     #[inline]
     fn enter(&self) -> bool {
         self.inside.store(true, Ordering::Relaxed);
-        match has_membarrier() {
-            true => compiler_fence(Ordering::SeqCst),
-            false => fence(Ordering::SeqCst),
+        if has_membarrier() {
+            compiler_fence(Ordering::SeqCst)
+        } else {
+            fence(Ordering::SeqCst)
         }
         let alone = !self.revoked.load(Ordering::Acquire);
         if !alone {
@@ -135,10 +136,7 @@ impl<T> OwnerLock<T> {
 
     /// Takes the lock unless it is this thread's own and held.
     pub fn lock_unless_inside(&self) -> Option<OwnerGuard<'_, T>> {
-        match self.is_own() && self.inside.load(Ordering::Relaxed) {
-            true => None,
-            false => Some(self.lock()),
-        }
+        if self.is_own() && self.inside.load(Ordering::Relaxed) { None } else { Some(self.lock()) }
     }
 
     #[cold]

@@ -30,7 +30,7 @@ const CLASSES: usize = 4 * usize::BITS as usize;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AllocError {
     /// More than the machine could ever give.
-    #[error("a buffer of {requested} bytes is larger than this machine's memory of {machine} bytes")]
+    #[error("{requested} bytes requested, but the machine has only {machine} bytes of memory")]
     TooLarge {
         /// Bytes asked for.
         requested: usize,
@@ -38,7 +38,7 @@ pub enum AllocError {
         machine: usize,
     },
     /// Together with the live buffers, more than the machine has.
-    #[error("no memory for {requested} bytes: {live} of {machine} bytes are in use by live buffers")]
+    #[error("out of memory: {requested} bytes requested, {live} of {machine} bytes in use by live buffers")]
     Exhausted {
         /// Bytes asked for.
         requested: usize,

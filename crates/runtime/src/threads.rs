@@ -55,7 +55,7 @@ fn default_count() -> usize {
         Ok(threads) if threads > 0 => threads,
         _ => {
             crate::warn::once("KILN_NUM_THREADS", || {
-                format!("KILN_NUM_THREADS={text} is not a positive number: using the machine's cores")
+                format!("KILN_NUM_THREADS={text} is not a positive number; using one thread per core")
             });
             cores()
         }

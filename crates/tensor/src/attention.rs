@@ -6,7 +6,7 @@ use crate::Tensor;
 use crate::composed::{composed, composed_of};
 use crate::methods::normalise_dim;
 
-/// What attention looks at, besides queries, keys and values.
+/// The arguments of attention besides queries, keys and values.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a> {
     /// Truth values: which keys a query sees. Floats: what is added to the scores.
@@ -41,7 +41,7 @@ impl Tensor {
             }
         }
         if options.mask.is_some() && options.causal {
-            return fail(Why::Other("a mask and causal exclude each other".into()));
+            return fail(Why::Other("pass either a mask or causal, not both".into()));
         }
         composed([Some(self), Some(key), Some(value), options.mask], |operands| match operands {
             [Some(query), Some(key), Some(value), mask] => {
@@ -53,9 +53,10 @@ impl Tensor {
 
     /// [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) of operands that fit.
     fn attend(&self, key: &Tensor, value: &Tensor, options: Attention<'_>, loc: Loc) -> Result<Tensor> {
-        let (key, value) = match options.grouped {
-            true => (key.repeat_heads(self, loc)?, value.repeat_heads(self, loc)?),
-            false => (key.clone(), value.clone()),
+        let (key, value) = if options.grouped {
+            (key.repeat_heads(self, loc)?, value.repeat_heads(self, loc)?)
+        } else {
+            (key.clone(), value.clone())
         };
         let size = self.shape()[self.rank() - 1];
         let scale = options.scale.unwrap_or(1.0 / (size as f64).sqrt());
@@ -101,7 +102,7 @@ impl Tensor {
             }
             (few, many) => {
                 let why = Why::Other(format!(
-                    "{} heads of queries don't share {} heads of keys and values",
+                    "the number of query heads must be a multiple of the key/value heads: got {} and {}",
                     many.unwrap_or(0),
                     few.unwrap_or(0)
                 ));
@@ -117,7 +118,7 @@ impl Tensor {
         let dim = normalise_dim("glu", dim, self.rank(), loc)?;
         let size = self.shape().get(dim).copied().unwrap_or(0);
         if size == 0 || size % 2 == 1 {
-            let why = Why::Other(format!("dim {dim} of size {size} has no two halves"));
+            let why = Why::Other(format!("dim {dim} must have an even size, got {size}"));
             return Err(Error::op("glu", why, loc));
         }
         let (half, dim) = (size / 2, dim as i64);

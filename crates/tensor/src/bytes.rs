@@ -52,7 +52,7 @@ impl Tensor {
     pub fn from_bytes(bytes: &[u8], shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let (loc, shape) = (Loc::caller(), shape.into());
         if size_of(&shape, dtype) != Some(bytes.len()) {
-            let why = Why::Other(format!("{} bytes are not {dtype}{shape}", bytes.len()));
+            let why = Why::Other(format!("{dtype}{shape} does not take {} bytes", bytes.len()));
             return Err(Error::op("from_bytes", why, loc));
         }
         check_rank(&shape, "from_bytes", loc)?;

@@ -158,12 +158,8 @@ impl Tensor {
             return Err(Error::op(name, Why::Other("padding 'same' needs a stride of 1".into()), loc));
         }
         if weight.rank() != N + 2 {
-            let got = weight.rank();
-            return Err(Error::op(
-                name,
-                Why::Rank { argument: "weight", expected: "as many as x", got },
-                loc,
-            ));
+            let (expected, got) = (if N == 1 { "3" } else { "4" }, weight.rank());
+            return Err(Error::op(name, Why::Rank { argument: "weight", expected, got }, loc));
         }
         let kernel = weight.shape();
         let total: [usize; N] = std::array::from_fn(|d| dilation[d] * kernel[d + 2].saturating_sub(1));
@@ -212,12 +208,8 @@ impl Tensor {
         let ConvTranspose { stride, padding, output_padding, dilation, groups } = options;
         let (own, kernel) = (images.shape(), weight.shape());
         if kernel.rank() != N + 2 {
-            let got = kernel.rank();
-            return Err(Error::op(
-                name,
-                Why::Rank { argument: "weight", expected: "as many as x", got },
-                loc,
-            ));
+            let (expected, got) = (if N == 1 { "3" } else { "4" }, kernel.rank());
+            return Err(Error::op(name, Why::Rank { argument: "weight", expected, got }, loc));
         }
         let mut input = Shape::from([own[0], kernel[1].saturating_mul(groups)]);
         // Where more is added at the end than a stride, no convolution has these images as its result: the whole
@@ -225,7 +217,7 @@ impl Tensor {
         let (mut inner, mut cuts) = (padding, Vec::new());
         for d in 0..N {
             if output_padding[d] >= stride[d].max(dilation[d]) {
-                let why = Why::Other("the output padding must be smaller than stride or dilation".into());
+                let why = Why::Other("output_padding must be smaller than stride or dilation".into());
                 return Err(Error::op(name, why, loc));
             }
             let span = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
@@ -234,7 +226,8 @@ impl Tensor {
                 .saturating_add(output_padding[d])
                 .saturating_add(1);
             let Some(size) = reach.checked_sub(padding[d].saturating_mul(2)).filter(|&size| size > 0) else {
-                let why = Why::Other(format!("a padding of {} leaves nothing of the result", padding[d]));
+                let why =
+                    Why::Other(format!("padding {} is too large: the output would be empty", padding[d]));
                 return Err(Error::op(name, why, loc));
             };
             if output_padding[d] >= stride[d] {

@@ -65,7 +65,7 @@ impl Tensor {
         Tensor::full_in(Shape::scalar(), value, value.kind().dtype(), Device::Cpu, loc)
     }
 
-    /// A tensor filled with a number: f32 for floats, i64 for integers, bool for truth values, unless the options
+    /// A tensor filled with a number: f32 for floats, i64 for integers, bool for bools, unless the options
     /// (`&device`, `dtype`, `(dtype, &device)`) name a dtype.
     #[track_caller]
     pub fn full(
@@ -192,7 +192,7 @@ impl Tensor {
         let (loc, options) = (Loc::caller(), options.into());
         let steps = ((end - start) / step).ceil();
         if step == 0.0 || !steps.is_finite() || steps < 0.0 {
-            let why = Why::Number { argument: "step", expected: "a step from start towards end", got: step };
+            let why = Why::Number { argument: "step", expected: "nonzero and towards end", got: step };
             return Err(Error::op("arange", why, loc));
         }
         let dtype = options.dtype_or(DType::F32);
@@ -267,7 +267,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let (loc, options) = (Loc::caller(), options.into());
         if low >= high {
-            let why = Why::Number { argument: "high", expected: "more than low", got: high as f64 };
+            let why = Why::Number { argument: "high", expected: "greater than low", got: high as f64 };
             return Err(Error::op("randint", why, loc));
         }
         let (shape, device) = (shape.into(), options.device());

@@ -133,10 +133,7 @@ impl<'a> DenseCall<'a> {
         loc: Loc,
     ) -> Result<Vec<HeldCall>> {
         let held = |call: &DenseCall<'_>| {
-            let out = match in_place {
-                true => call.first.clone(),
-                false => allocate_like(call.first, op.name(), loc)?,
-            };
+            let out = if in_place { call.first.clone() } else { allocate_like(call.first, op.name(), loc)? };
             let inputs = call.inputs().iter().map(|input| match input {
                 Input::Tensor(t) => HeldInput::Tensor((*t).clone()),
                 Input::Number(x) => HeldInput::Number(*x),
@@ -219,9 +216,10 @@ impl HeldCall {
         // SAFETY: each step was a list op that runs at once, with operands as `row` says; all is locked. Blocks have
         // what they ask for besides.
         unsafe {
-            match in_blocks(&kernels) {
-                true => kernels::pointwise_blocks(&kernels),
-                false => kernels.iter().for_each(|step| kernels::pointwise_rows(step.function, &step.rows)),
+            if in_blocks(&kernels) {
+                kernels::pointwise_blocks(&kernels)
+            } else {
+                kernels.iter().for_each(|step| kernels::pointwise_rows(step.function, &step.rows))
             }
         }
         for call in steps.iter().flatten().filter(|call| call.in_place) {

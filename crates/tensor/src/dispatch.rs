@@ -38,9 +38,10 @@ pub(crate) fn dispatch_tensor(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Lo
 /// [`dispatch`] of an op that changes its first operand, which the caller has: no handle to it is made.
 pub(crate) fn dispatch_in_place(op: &Op, args: &[Arg<'_>], loc: Loc) -> Result<()> {
     let call = Call { op, args, in_place: true, grad_enabled: grad_enabled(), loc };
-    match hook::with_current(|recorder| recorder.is_some_and(|recorder| recorder.replay_in_place(&call))) {
-        true => Ok(()),
-        false => dispatch_call(&call).map(drop),
+    if hook::with_current(|recorder| recorder.is_some_and(|recorder| recorder.replay_in_place(&call))) {
+        Ok(())
+    } else {
+        dispatch_call(&call).map(drop)
     }
 }
 
@@ -55,7 +56,7 @@ fn tensor(output: Output, op: &Op, loc: Loc) -> Result<Tensor> {
         Output::Tensor(t) => Ok(t),
         Output::List(_) => Err(Error::op(
             op.name(),
-            Why::Operand { argument: "every operand", expected: "a tensor or a number" },
+            Why::Operand { argument: "operands", expected: "tensors or numbers" },
             loc,
         )),
     }
@@ -116,9 +117,7 @@ pub fn execute(call: &Call<'_>) -> Result<Output> {
 fn pack(call: &Call<'_>) -> Result<Output> {
     let tensors = call.args.iter().map(|arg| match arg {
         Arg::Tensor(t) => Ok((*t).clone()),
-        _ => {
-            Err(Error::op("list", Why::Operand { argument: "every operand", expected: "a tensor" }, call.loc))
-        }
+        _ => Err(Error::op("list", Why::Operand { argument: "operands", expected: "tensors" }, call.loc)),
     });
     Ok(Output::List(TensorList::new(tensors.collect::<Result<_>>()?)))
 }
@@ -273,9 +272,10 @@ fn recording(call: &Call<'_>, columns: &Columns<'_>) -> bool {
 fn differentiated(call: &Call<'_>) -> bool {
     let wants = |arg: &Arg<'_>| matches!(arg, Arg::Tensor(t) if t.requires_grad());
     call.grad_enabled
-        && match cuts(call) {
-            true => call.in_place && call.args.first().is_some_and(wants),
-            false => call.args.iter().any(wants),
+        && if cuts(call) {
+            call.in_place && call.args.first().is_some_and(wants)
+        } else {
+            call.args.iter().any(wants)
         }
 }
 
@@ -333,10 +333,7 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
             }
             None => Ok(Tensor::from_ready(dense.compute(call.op, call.loc)?)),
         };
-        return match differentiated(call) {
-            true => on_tape(call, None, run),
-            false => run(&[]),
-        };
+        return if differentiated(call) { on_tape(call, None, run) } else { run(&[]) };
     }
     let (tys, result) = check_typed(call)?;
     let Ty::Tensor(result_ty) = &result else { return numbers_alone(call, &tys) };
@@ -357,9 +354,10 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
             None => Ok(Tensor::from_ready(eager::compute(call.op, call.args, tys, result_ty, call.loc)?)),
         },
     };
-    match differentiated(call) && (carries_gradient(&result) || cuts(call)) {
-        true => on_tape(call, Some(tys), run),
-        false => run(&tys),
+    if differentiated(call) && (carries_gradient(&result) || cuts(call)) {
+        on_tape(call, Some(tys), run)
+    } else {
+        run(&tys)
     }
 }
 
@@ -479,12 +477,11 @@ fn check_in_place_result(call: &Call<'_>, tys: &[Ty], result: &Ty) -> Result<()>
         return Err(in_place_error(call, tys, why));
     };
     // Comparisons write truth values into any dtype; otherwise the category must not drop.
-    match result.shape != target.shape || result.dtype.kind() > target.dtype.kind() {
-        true => {
-            let why = Why::InPlace { result: result.to_string(), target: target.to_string() };
-            Err(in_place_error(call, tys, why))
-        }
-        false => Ok(()),
+    if result.shape != target.shape || result.dtype.kind() > target.dtype.kind() {
+        let why = Why::InPlace { result: result.to_string(), target: target.to_string() };
+        Err(in_place_error(call, tys, why))
+    } else {
+        Ok(())
     }
 }
 
@@ -553,7 +550,7 @@ fn decomposed(call: &Call<'_>, tys: &[Ty], grad_enabled: bool) -> Result<Tensor>
     match call.op.decompose(&mut cx, &args).map_err(|error| error.named(call.op.name()))? {
         Some(values) => cx.take(values[0]),
         None => {
-            let why = Why::NotDifferentiable { reason: "its row has neither a gradient nor a decomposition" };
+            let why = Why::NotDifferentiable { reason: "it has neither a gradient rule nor a decomposition" };
             Err(call.op.error(tys, why, call.loc))
         }
     }

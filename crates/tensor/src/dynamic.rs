@@ -29,7 +29,7 @@ impl Tensor {
     /// x.mark_dynamic(0, 2..=64)?;
     /// assert_eq!((x.dynamic_dims()[0].least, x.dynamic_dims()[0].most), (2, 64));
     /// let error = x.mark_dynamic(1, 4..).unwrap_err().to_string();
-    /// assert!(error.starts_with("mark_dynamic: size 3 of dim 1 is not within 4 and up"), "{error}");
+    /// assert!(error.starts_with("mark_dynamic: size 3 of dim 1 is outside the declared range 4.."), "{error}");
     /// # Ok(()) }
     /// ```
     #[track_caller]
@@ -37,7 +37,7 @@ impl Tensor {
         let loc = Loc::caller();
         let fail = |why: String| Err(Error::op("mark_dynamic", Why::Other(why), loc));
         let dim = normalise_dim("mark_dynamic", dim, self.rank(), loc)?;
-        let Some(&size) = self.shape().get(dim) else { return fail("a number has no sizes".into()) };
+        let Some(&size) = self.shape().get(dim) else { return fail("a 0-d tensor has no sizes".into()) };
         let least = match sizes.start_bound() {
             Bound::Included(&least) => least,
             Bound::Excluded(&below) => below.saturating_add(1),
@@ -49,11 +49,11 @@ impl Tensor {
             Bound::Unbounded => usize::MAX,
         };
         if least < 2 {
-            return fail("tensors of size 0 and 1 are computed with other code; begin at 2".into());
+            return fail("sizes 0 and 1 are always specialised: the lower bound must be 2 or more".into());
         }
         if !(least..=most).contains(&size) {
-            let upper = if most == usize::MAX { "up".into() } else { most.to_string() };
-            return fail(format!("size {size} of dim {dim} is not within {least} and {upper}"));
+            let upper = if most == usize::MAX { String::new() } else { format!("={most}") };
+            return fail(format!("size {size} of dim {dim} is outside the declared range {least}..{upper}"));
         }
         self.with_meta(|meta| {
             meta.dynamic.retain(|other| other.dim != dim);

@@ -49,7 +49,7 @@ fn labels_of(letters: &[Option<char>], rank: usize, equation: &str, loc: Loc) ->
     let named = letters.iter().flatten().count();
     let open = letters.contains(&None);
     if named > rank || (named < rank && !open) {
-        return fail(format!("{equation:?} names {named} dims of an operand that has {rank}"), loc);
+        return fail(format!("{equation:?} has {named} subscripts for an operand with {rank} dims"), loc);
     }
     let hidden = rank - named;
     let spell = |letter: &Option<char>| match letter {
@@ -190,7 +190,9 @@ impl Tensor {
         for (i, label) in output.iter().enumerate() {
             if !all.contains(label) || output[..i].contains(label) {
                 return fail(
-                    format!("{equation:?}: the result must name each dim once, of those there are"),
+                    format!(
+                        "{equation:?}: each output subscript must appear in the inputs, and only once in the output"
+                    ),
                     loc,
                 );
             }
@@ -219,7 +221,7 @@ fn check_sizes(named: &[Named], equation: &str, loc: Loc) -> Result<()> {
                 Some((_, known)) if *known == 1 => *known = size,
                 Some((_, known)) => {
                     return fail(
-                        format!("{equation:?}: a dim is {known} in one operand, {size} in another"),
+                        format!("{equation:?}: one subscript stands for sizes {known} and {size}"),
                         loc,
                     );
                 }
@@ -230,7 +232,7 @@ fn check_sizes(named: &[Named], equation: &str, loc: Loc) -> Result<()> {
     match named.iter().map(dtype).find(|&(d, v)| (d, v) != dtype(&named[0]) || d == DType::Bool) {
         Some((got, Device::Cpu)) => Err(Error::op(
             "einsum",
-            Why::DType { argument: "every operand", expected: "a number of one dtype", got },
+            Why::DType { argument: "operands", expected: "numeric and of one dtype", got },
             loc,
         )),
         Some(_) => fail("the operands are on different devices".into(), loc),

@@ -203,12 +203,12 @@ impl<T: Recycle> Handle<T> {
     pub(crate) fn references(&self) -> usize {
         let counted = self.counted();
         let shared = counted.shared.load(Ordering::Acquire);
-        match shared < BIAS / 2 {
-            true => shared,
-            false if counted.is_own() => {
-                shared.wrapping_sub(BIAS).wrapping_add(counted.local.load(Ordering::Relaxed)).wrapping_add(1)
-            }
-            false => usize::MAX,
+        if shared < BIAS / 2 {
+            shared
+        } else if counted.is_own() {
+            shared.wrapping_sub(BIAS).wrapping_add(counted.local.load(Ordering::Relaxed)).wrapping_add(1)
+        } else {
+            usize::MAX
         }
     }
 
@@ -232,11 +232,10 @@ impl<T: Recycle> Clone for Handle<T> {
     #[inline]
     fn clone(&self) -> Handle<T> {
         let counted = self.counted();
-        match counted.is_own() {
-            true => counted.add_local(1),
-            false => {
-                counted.shared.fetch_add(1, Ordering::Relaxed);
-            }
+        if counted.is_own() {
+            counted.add_local(1)
+        } else {
+            counted.shared.fetch_add(1, Ordering::Relaxed);
         }
         Handle(self.0)
     }

@@ -107,7 +107,7 @@ impl Tensor {
     /// let x = Tensor::from_slice(&[1.5f32, f32::NAN])?;
     /// assert_eq!(x.to_vec::<f32>()?[0], 1.5);
     /// let error = x.to_vec::<i64>().unwrap_err().to_string();
-    /// assert!(error.starts_with("to_vec: f32[2]: the elements are f32, not i64 (to_vec_cast converts)"), "{error}");
+    /// assert!(error.starts_with("to_vec: f32[2]: the tensor holds f32, not i64 (convert with to_vec_cast)"), "{error}");
     /// # Ok(()) }
     /// ```
     #[track_caller]
@@ -131,9 +131,9 @@ impl Tensor {
         read(self, "to_vec_cast", Loc::caller())
     }
 
-    /// The only element of a tensor that has one, as any type that can hold it: a float as any float (rounded),
-    /// an integer or truth value as any type in which it is the same number. A float is no integer
-    /// ([`to_dtype`](Tensor::to_dtype) makes it one).
+    /// The element of a single-element tensor, as any type that can hold it: a float as any float (rounded), an
+    /// integer or bool as any type that represents the same number. A float does not read as an integer
+    /// ([`to_dtype`](Tensor::to_dtype) converts it).
     ///
     /// ```
     /// # use kiln_tensor::{Device, Tensor};
@@ -142,7 +142,7 @@ impl Tensor {
     /// assert_eq!(count.item::<i64>()?, 2);
     /// assert_eq!(count.item::<f32>()?, 2.0);
     /// let large = Tensor::new(&300i64, &Device::Cpu)?;
-    /// assert!(large.item::<u8>().unwrap_err().to_string().contains("300 does not fit u8"));
+    /// assert!(large.item::<u8>().unwrap_err().to_string().contains("300 does not fit in u8"));
     /// let loss = Tensor::new(&0.5f32, &Device::Cpu)?;
     /// assert_eq!(loss.item::<f64>()?, 0.5);
     /// assert!(loss.item::<i64>().is_err());
@@ -153,7 +153,10 @@ impl Tensor {
         let loc = Loc::caller();
         let fail = |why| Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("item"));
         if self.numel() != 1 {
-            return fail(Why::Other(format!("a tensor of {} elements is not a single number", self.numel())));
+            return fail(Why::Other(format!(
+                "needs a tensor with exactly one element, got {}",
+                self.numel()
+            )));
         }
         let (own, wanted) = (self.dtype(), T::DTYPE);
         if own == wanted || (own.is_float() && wanted.is_float()) {
@@ -209,22 +212,22 @@ pub(crate) fn read<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) ->
 pub(crate) fn elements<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) -> Result<Vec<T>> {
     // Looked at once: its data may be replaced at any time.
     let ready = tensor.ready()?.clone();
-    let dense = match ready.layout.is_contiguous() && ready.dtype == T::DTYPE {
-        true => Tensor::from_ready(ready),
-        false => {
-            let tensor = &Tensor::from_ready(ready.clone());
-            let converted = match ready.dtype == T::DTYPE {
-                true => tensor.clone(),
-                false => execute_tensor(&Op::To { dtype: T::DTYPE }, &[Arg::Tensor(tensor)], loc)?,
-            };
-            execute_tensor(&Op::Clone {}, &[Arg::Tensor(&converted)], loc)?
-        }
+    let dense = if ready.layout.is_contiguous() && ready.dtype == T::DTYPE {
+        Tensor::from_ready(ready)
+    } else {
+        let tensor = &Tensor::from_ready(ready.clone());
+        let converted = if ready.dtype == T::DTYPE {
+            tensor.clone()
+        } else {
+            execute_tensor(&Op::To { dtype: T::DTYPE }, &[Arg::Tensor(tensor)], loc)?
+        };
+        execute_tensor(&Op::Clone {}, &[Arg::Tensor(&converted)], loc)?
     };
     let ready = dense.ready()?;
     let TensorTy { shape, .. } = ready.ty();
     let _lock = storage::Guard::lock(std::iter::once((&ready.storage, false)));
     if ready.pointer().is_null() && shape.numel() > 0 {
-        return Err(Error::op(what, Why::Other("the tensor has no memory".into()), loc));
+        return Err(Error::op(what, Why::Other("the tensor has no storage".into()), loc));
     }
     // SAFETY: the storage is locked for reading and holds `numel` dense elements of T's dtype.
     unsafe { T::read(ready.pointer(), shape.numel()) }.map_err(|error| {

@@ -48,7 +48,7 @@ impl Tensor {
         };
         for (argument, t) in [("weight", Some(weight)), ("bias", bias)] {
             if let Some(got) = t.map(Tensor::dtype).filter(|&dtype| dtype != self.dtype()) {
-                let why = Why::DType { argument, expected: "of the other operand's dtype", got };
+                let why = Why::DType { argument, expected: self.dtype().name(), got };
                 return Err(Error::op(name, why, loc));
             }
         }
@@ -90,7 +90,7 @@ impl Tensor {
         let ConvTranspose { stride, padding, output_padding, dilation, groups } = options;
         let (own, kernel) = (self.shape(), weight.shape());
         if groups == 0 || own[1] != kernel[0] || !own[1].is_multiple_of(groups) {
-            let why = Why::Sizes { what: "channels of x and weight", left: own[1], right: kernel[0] };
+            let why = Why::Sizes { what: "the channels of x and weight", left: own[1], right: kernel[0] };
             return Err(Error::op(name, why, loc));
         }
         let mut spread = self.clone();

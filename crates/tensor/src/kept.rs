@@ -48,13 +48,12 @@ impl Kept {
     }
 
     fn settle(self) -> Result<Option<Spare>, Kept> {
-        match self.0.slot.settle() {
-            true => {
-                // SAFETY: as above; the count is an ordinary one now.
-                drop(unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0) });
-                Ok(None)
-            }
-            false => Err(self),
+        if self.0.slot.settle() {
+            // SAFETY: as above; the count is an ordinary one now.
+            drop(unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0) });
+            Ok(None)
+        } else {
+            Err(self)
         }
     }
 }

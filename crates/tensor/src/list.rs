@@ -93,7 +93,7 @@ impl TensorList {
             hook::force(self.tag())?;
         }
         self.try_items().ok_or_else(|| {
-            let lost = Why::Other("the computation that was to make this list failed".into());
+            let lost = Why::Other("the computation that should have produced this list failed".into());
             Error::op("list", lost, Loc::UNKNOWN)
         })
     }

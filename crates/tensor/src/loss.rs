@@ -9,7 +9,7 @@ use crate::composed::{composed, composed_of};
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 
-/// What cross-entropy and nll_loss look at, besides scores and targets.
+/// The arguments of cross-entropy and nll_loss besides scores and targets.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy<'a> {
     /// Weight of each class.
@@ -109,8 +109,11 @@ impl Tensor {
     ) -> Result<Tensor> {
         let loc = Loc::caller();
         if self.shape() != target.shape() {
-            let why =
-                Why::Sizes { what: "elements of x and target", left: self.numel(), right: target.numel() };
+            let why = Why::Sizes {
+                what: "the number of elements of x and target",
+                left: self.numel(),
+                right: target.numel(),
+            };
             return Err(Error::op("binary_cross_entropy", why, loc));
         }
         self.weighted_loss(&Op::BinaryCrossEntropy {}, &[Arg::Tensor(target)], weight, reduction)
@@ -144,8 +147,11 @@ impl Tensor {
     ) -> Result<Tensor> {
         let loc = Loc::caller();
         if self.shape() != target.shape() {
-            let why =
-                Why::Sizes { what: "elements of x and target", left: self.numel(), right: target.numel() };
+            let why = Why::Sizes {
+                what: "the number of elements of x and target",
+                left: self.numel(),
+                right: target.numel(),
+            };
             return Err(Error::op("binary_cross_entropy_with_logits", why, loc));
         }
         let pos_weight = pos_weight.map_or(Arg::Number(Scalar::Float(1.0)), Arg::Tensor);
@@ -189,11 +195,11 @@ impl Tensor {
     /// Class numbers of these samples, `[m]`.
     fn class_targets(&self, name: &str, samples: &[usize], loc: Loc) -> Result<Tensor> {
         if self.dtype() != DType::I64 {
-            let why = Why::DType { argument: "target", expected: "i64 class numbers", got: self.dtype() };
+            let why = Why::DType { argument: "target", expected: "i64 class indices", got: self.dtype() };
             return Err(Error::op(name, why, loc));
         }
         if self.shape()[..] != *samples {
-            let why = Why::Broadcast { left: samples.into(), right: self.shape() };
+            let why = Why::shape("target", samples, self.shape());
             return Err(Error::op(name, why, loc));
         }
         self.reshape([self.numel()])
@@ -262,15 +268,16 @@ impl Tensor {
         let classes = rows.shape()[1] as f64;
         if target.dtype().is_float() {
             if target.shape() != self.shape() {
-                let why = Why::Broadcast { left: self.shape(), right: target.shape() };
+                let why = Why::shape("target", self.shape(), target.shape());
                 return Err(Error::op("cross_entropy", why, loc));
             }
             let target = target.class_rows("cross_entropy", loc)?.0;
             return composed([Some(&rows), Some(&target), weight], |operands| {
                 let [Some(rows), Some(target), weight] = operands else { return Ok(rows.clone()) };
-                let target = match smoothing > 0.0 {
-                    true => target.mul(1.0 - smoothing)?.add(smoothing / classes)?,
-                    false => target.clone(),
+                let target = if smoothing > 0.0 {
+                    target.mul(1.0 - smoothing)?.add(smoothing / classes)?
+                } else {
+                    target.clone()
                 };
                 let mut terms = rows.log_softmax(1)?.mul(&target)?;
                 if let Some(weight) = weight {

@@ -48,10 +48,7 @@ impl Tensor {
         let (beta, alpha) = (factor(beta.into()), factor(alpha.into()));
         composed_of([self, x, y], |[own, x, y]| {
             let product = x.bmm(y)?.mul(alpha)?;
-            match beta.as_f64() == 0.0 {
-                true => own.zeros_like()?.add(&product),
-                false => own.mul(beta)?.add(&product),
-            }
+            if beta.as_f64() == 0.0 { own.zeros_like()?.add(&product) } else { own.mul(beta)?.add(&product) }
         })
     }
 

@@ -151,7 +151,7 @@ impl Tensor {
         self.unary(Op::Gelu { approximate: Approximate::Tanh }, Loc::caller())
     }
 
-    /// `x` where this tensor (of truth values) holds, else `y`.
+    /// `x` where this bool tensor is true, else `y`.
     #[track_caller]
     pub fn where_self<'a>(&self, x: impl Into<Operand<'a>>, y: impl Into<Operand<'a>>) -> Result<Tensor> {
         dispatch_tensor(
@@ -189,10 +189,7 @@ impl Tensor {
     /// Converted to another dtype; the tensor itself if it has it already.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
-        match self.dtype() == dtype {
-            true => Ok(self.clone()),
-            false => self.unary(Op::To { dtype }, Loc::caller()),
-        }
+        if self.dtype() == dtype { Ok(self.clone()) } else { self.unary(Op::To { dtype }, Loc::caller()) }
     }
 
     /// Takes the values of `src`, converted and broadcast.
@@ -449,10 +446,7 @@ impl Tensor {
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
         let loc = Loc::caller();
-        match self.is_contiguous()? {
-            true => Ok(self.clone()),
-            false => self.unary(Op::Clone {}, loc),
-        }
+        if self.is_contiguous()? { Ok(self.clone()) } else { self.unary(Op::Clone {}, loc) }
     }
 
     /// This tensor with the elements of a slice replaced by `src`.
@@ -577,7 +571,7 @@ pub(crate) fn fill_in(from: &Shape, sizes: &[i64], loc: Loc) -> Result<Shape> {
             }
             shape[hole] = from.numel() / known;
         }
-        _ => return fail(Why::Other("only one size can be -1".into())),
+        _ => return fail(Why::Other("at most one size can be -1".into())),
     }
     Ok(shape)
 }

@@ -86,7 +86,7 @@ impl Tensor {
         }
         let mut shape = Shape::default();
         data.sizes(&mut shape).map_err(|(left, right)| {
-            Error::op("new", Why::Sizes { what: "lengths of the rows", left, right }, loc)
+            Error::op("new", Why::Sizes { what: "the lengths of the rows", left, right }, loc)
         })?;
         let mut elements = Vec::with_capacity(shape.checked_numel().unwrap_or(0));
         data.elements(&mut elements);
@@ -108,7 +108,7 @@ impl Tensor {
     /// let x = Tensor::zeros((2, 3), &Device::Cpu)?;
     /// let (rows, columns) = x.dims2()?;
     /// assert_eq!((rows, columns), (2, 3));
-    /// assert!(x.dims3().unwrap_err().to_string().contains("x must have 3 dims, has 2"));
+    /// assert!(x.dims3().unwrap_err().to_string().contains("x must have 3 dims, got 2"));
     /// # Ok(()) }
     /// ```
     #[track_caller]

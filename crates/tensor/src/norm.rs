@@ -7,7 +7,7 @@ use crate::composed::composed;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 
-/// What batch normalisation works with, besides its input.
+/// The arguments of batch normalisation besides its input.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchNorm<'a> {
     /// Running mean and variance; in training they move, otherwise they are used.
@@ -60,15 +60,14 @@ impl Tensor {
     /// The number of last dims that a shape names.
     fn last_dims(&self, name: &str, shape: &[usize], loc: Loc) -> Result<usize> {
         let own = self.shape();
-        match own.ends_with(shape) && !shape.is_empty() {
-            true => Ok(shape.len()),
-            false => {
-                let why = Why::Other(format!(
-                    "the last dims of {own} are not the shape to normalise over, {}",
-                    kiln_ir::Shape::from(shape)
-                ));
-                Err(Error::op(name, why, loc))
-            }
+        if own.ends_with(shape) && !shape.is_empty() {
+            Ok(shape.len())
+        } else {
+            let why = Why::Other(format!(
+                "the last dims of {own} must be normalized_shape, {}",
+                kiln_ir::Shape::from(shape)
+            ));
+            Err(Error::op(name, why, loc))
         }
     }
 
@@ -127,7 +126,9 @@ impl Tensor {
             running => {
                 let count = shape.numel() / shape[1].max(1);
                 if training && count == 1 {
-                    let why = Why::Other(format!("a batch of shape {shape} has one value a channel"));
+                    let why = Why::Other(format!(
+                        "training needs more than one value per channel, got shape {shape}"
+                    ));
                     return Err(Error::op("batch_norm", why, loc));
                 }
                 if let Some((mean, variance)) = running {

@@ -168,7 +168,11 @@ impl Tensor {
     pub fn avg_pool2d(&self, pool: Pool<2>) -> Result<Tensor> {
         let loc = Loc::caller();
         if pool.dilation != [1; 2] {
-            return Err(Error::op("avg_pool2d", Why::Other("averages have no dilation".into()), loc));
+            return Err(Error::op(
+                "avg_pool2d",
+                Why::Other("dilation is not supported: use max_pool2d, or dilation 1".into()),
+                loc,
+            ));
         }
         let op = Op::AvgPool2d {
             kernel: Sizes::from(pool.kernel),

@@ -127,11 +127,14 @@ impl Elements {
                 let smallest = sizes().fold(f64::INFINITY, f64::min);
                 let whole = sizes().all(|x| x.fract() == 0.0);
                 let far = largest / smallest > 1000.0 || largest > 1e8;
-                match whole {
-                    _ if far && largest > 0.0 => Form::Exponent,
-                    true => Form::Whole,
-                    false if smallest < 1e-4 => Form::Exponent,
-                    false => Form::Fixed,
+                if far && largest > 0.0 {
+                    Form::Exponent
+                } else if whole {
+                    Form::Whole
+                } else if smallest < 1e-4 {
+                    Form::Exponent
+                } else {
+                    Form::Fixed
                 }
             }
             Elements::Ints(_) | Elements::Bools(_) => Form::Plain,
@@ -196,17 +199,13 @@ impl Grid<'_> {
             let size = self.shape[dim];
             let gap = format!(",{}{:width$}", "\n".repeat(rank - dim - 1), "", width = INDENT + dim + 1);
             for i in 0..size {
-                match hidden(size, i, self.cut) {
-                    false => {
-                        let gap = if i > 0 { gap.as_str() } else { "" };
-                        text.push_str(gap);
-                        self.write(text, dim + 1, first + i * inner);
-                    }
-                    true if i == EDGE => {
-                        text.push_str(&gap);
-                        text.push_str("...");
-                    }
-                    true => {}
+                if !hidden(size, i, self.cut) {
+                    let gap = if i > 0 { gap.as_str() } else { "" };
+                    text.push_str(gap);
+                    self.write(text, dim + 1, first + i * inner);
+                } else if i == EDGE {
+                    text.push_str(&gap);
+                    text.push_str("...");
                 }
             }
         }
@@ -220,10 +219,10 @@ impl Grid<'_> {
         let most = ((WIDTH - indent.min(WIDTH)) / (self.style.width + 2)).max(1);
         let mut cells = Vec::new();
         for i in 0..size {
-            match hidden(size, i, self.cut) {
-                false => cells.push(self.cell(first + i)),
-                true if i == EDGE => cells.push(" ...".to_string()),
-                true => {}
+            if !hidden(size, i, self.cut) {
+                cells.push(self.cell(first + i));
+            } else if i == EDGE {
+                cells.push(" ...".to_string());
             }
         }
         for (row, cells) in cells.chunks(most).enumerate() {

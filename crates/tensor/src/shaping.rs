@@ -35,7 +35,7 @@ impl Tensor {
         match self.layout()?.view(&op) {
             Some(_) => self.unary(op, loc),
             None => {
-                let why = "the elements don't lie together in memory as this shape asks (use reshape)";
+                let why = "the strides don't allow this shape without a copy (use reshape)";
                 Err(op.error(&[ty], Why::Other(why.into()), loc).named("view"))
             }
         }
@@ -111,7 +111,11 @@ impl Tensor {
         let from = normalise_dims("movedim", source, rank, loc)?;
         let to = normalise_dims("movedim", destination, rank, loc)?;
         if from.len() != to.len() {
-            let why = Why::Sizes { what: "dims moved and places", left: from.len(), right: to.len() };
+            let why = Why::Sizes {
+                what: "the number of source and destination dims",
+                left: from.len(),
+                right: to.len(),
+            };
             return Err(Error::op("movedim", why, loc));
         }
         for dims in [&from, &to] {
@@ -165,7 +169,8 @@ impl Tensor {
         let dim = known_dim(self, "split", dim, loc)?;
         let (total, want) = (self.shape()[dim], sizes.iter().fold(0usize, |a, &b| a.saturating_add(b)));
         if total != want {
-            let why = Why::Sizes { what: "sum of the sizes and size of the dim", left: want, right: total };
+            let why =
+                Why::Sizes { what: "the sum of the sizes and the size of the dim", left: want, right: total };
             return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("split"));
         }
         let mut start = 0;
@@ -193,13 +198,17 @@ impl Tensor {
         }
     }
 
-    /// The whole tensor repeated, so many times along each dim; more counts than dims add leading dims.
+    /// The whole tensor repeated this many times along each dim; more counts than dims add leading dims.
     #[track_caller]
     pub fn repeat(&self, counts: impl Into<Shape>) -> Result<Tensor> {
         let counts = counts.into();
         let (loc, own) = (Loc::caller(), self.shape());
         let Some(lead) = counts.len().checked_sub(own.rank()) else {
-            let why = Why::Sizes { what: "counts and dims", left: counts.len(), right: own.rank() };
+            let why = Why::Sizes {
+                what: "the number of counts and of dims",
+                left: counts.len(),
+                right: own.rank(),
+            };
             return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("repeat"));
         };
         let sizes: Vec<usize> = vec![1; lead].into_iter().chain(own.iter().copied()).collect();
@@ -249,7 +258,11 @@ impl Tensor {
         let values = crate::host::read::<i64>(counts, "repeat_interleave", loc)?;
         let size = self.shape()[at];
         if values.len() != size {
-            let why = Why::Sizes { what: "counts and slices", left: values.len(), right: size };
+            let why = Why::Sizes {
+                what: "the number of counts and the size of the dim",
+                left: values.len(),
+                right: size,
+            };
             return Err(Error::op("repeat_interleave", why, loc));
         }
         if let Some(&bad) = values.iter().find(|&&count| count < 0) {
@@ -278,7 +291,11 @@ impl Tensor {
         let loc = Loc::caller();
         let (shifts, dims) = (shifts.into_dims(), dims.into_dims());
         if shifts.len() != dims.len() || dims.is_empty() {
-            let why = Why::Sizes { what: "shifts and dims", left: shifts.len(), right: dims.len() };
+            let why = Why::Sizes {
+                what: "the number of shifts and of dims",
+                left: shifts.len(),
+                right: dims.len(),
+            };
             return Err(Error::op("roll", why, loc));
         }
         let mut rolled = self.clone();
@@ -391,12 +408,11 @@ impl Tensor {
         let loc = Loc::caller();
         let op = Op::AsStrided { view: Pairs::new(sizes, strides), offset };
         same_length(sizes, strides, "as_strided", loc)?;
-        match self.is_contiguous()? {
-            true => self.unary(op, loc),
-            false => {
-                let why = "the tensor must be row-major in memory (use contiguous)";
-                Err(op.error(&[self.ty().into()], Why::Other(why.into()), loc))
-            }
+        if self.is_contiguous()? {
+            self.unary(op, loc)
+        } else {
+            let why = "the tensor must be contiguous (call contiguous() first)";
+            Err(op.error(&[self.ty().into()], Why::Other(why.into()), loc))
         }
     }
 
@@ -428,7 +444,7 @@ impl Tensor {
         }
         slice.remove(dim);
         if src.shape() != slice {
-            let why = Why::Broadcast { left: slice, right: src.shape() };
+            let why = Why::shape("src", slice, src.shape());
             return Err(Op::Detach {}
                 .error(&[self.ty().into(), src.ty().into()], why, loc)
                 .named("select_scatter"));
@@ -444,7 +460,7 @@ impl Tensor {
     pub fn meshgrid(lines: &[&Tensor]) -> Result<Vec<Tensor>> {
         let loc = Loc::caller();
         if let Some(t) = lines.iter().find(|t| t.rank() > 1) {
-            let why = Why::Rank { argument: "every tensor", expected: "0 or 1", got: t.rank() };
+            let why = Why::Rank { argument: "tensors", expected: "0 or 1", got: t.rank() };
             return Err(Error::op("meshgrid", why, loc));
         }
         let shape: Shape = lines.iter().map(|t| t.numel()).collect();
@@ -509,7 +525,11 @@ impl Tensor {
         let shape = self.shape();
         let rank = shape.rank();
         if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {
-            let why = Why::Sizes { what: "widths and twice the dims", left: widths.len(), right: 2 * rank };
+            let why = Why::Sizes {
+                what: "the number of widths and twice the rank",
+                left: widths.len(),
+                right: 2 * rank,
+            };
             return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
         }
         let (mut before, mut after) = (vec![0; rank], vec![0; rank]);
@@ -610,11 +630,14 @@ pub(crate) fn known_dim(t: &Tensor, op: &str, dim: i64, loc: Loc) -> Result<usiz
 }
 
 fn same_length(sizes: &[usize], strides: &[usize], op: &str, loc: Loc) -> Result<()> {
-    match sizes.len() == strides.len() {
-        true => Ok(()),
-        false => {
-            let why = Why::Sizes { what: "sizes and strides", left: sizes.len(), right: strides.len() };
-            Err(Error::op(op, why, loc))
-        }
+    if sizes.len() == strides.len() {
+        Ok(())
+    } else {
+        let why = Why::Sizes {
+            what: "the number of sizes and of strides",
+            left: sizes.len(),
+            right: strides.len(),
+        };
+        Err(Error::op(op, why, loc))
     }
 }

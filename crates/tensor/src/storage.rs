@@ -267,10 +267,7 @@ fn lock_all<S: Borrow<Storage>>(held: &[(S, bool)]) {
             later.borrow().prefetch();
         }
         let lock = &storage.borrow().0.lock;
-        match write {
-            true => lock.lock_exclusive(),
-            false => lock.lock_shared(),
-        }
+        if *write { lock.lock_exclusive() } else { lock.lock_shared() }
     }
 }
 
@@ -285,11 +282,6 @@ unsafe fn unlock_all<S: Borrow<Storage>>(held: &[(S, bool)]) {
         }
         let lock = &storage.borrow().0.lock;
         // SAFETY: the caller's promise.
-        unsafe {
-            match write {
-                true => lock.unlock_exclusive(),
-                false => lock.unlock_shared(),
-            }
-        }
+        unsafe { if *write { lock.unlock_exclusive() } else { lock.unlock_shared() } }
     }
 }

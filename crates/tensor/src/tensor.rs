@@ -129,7 +129,7 @@ impl Held {
             None => {
                 // Lazy: its run makes it ready.
                 tensor.ready()?;
-                let lost = Why::Other("the computation that was to make this tensor failed".into());
+                let lost = Why::Other("the computation that should have produced this tensor failed".into());
                 self.get(tensor).ok_or_else(|| Error::op(op.name(), lost, loc))?
             }
         };
@@ -362,7 +362,9 @@ impl Tensor {
     #[inline]
     fn check_as(&self, ready: &Ready, ty: Option<&Ty>, op: &Op, loc: Loc) -> Result<()> {
         if self.slot.status.load(Ordering::Acquire) >= REPLACED && ty != Some(&Ty::Tensor(ready.ty())) {
-            let why = Why::Other("an operand was given other data while the op began".into());
+            let why = Why::Other(
+                "an operand was given other data by another thread (set_data) while the op started".into(),
+            );
             return Err(Error::op(op.name(), why, loc));
         }
         Ok(())
@@ -379,7 +381,7 @@ impl Tensor {
         let fail = |why| Err(Error::op("set_data", why, loc));
         let (own, other) = (self.ready()?.ty(), data.ready()?.ty());
         if !self.is_leaf() {
-            return fail(Why::Other("only a leaf can be given other data".into()));
+            return fail(Why::Other("only a leaf's data can be replaced".into()));
         }
         if own.device != other.device {
             return fail(Why::Devices { left: own.device, right: other.device });
@@ -431,7 +433,7 @@ impl Tensor {
     fn forced(&self) -> Result<Seen<'_>> {
         hook::force(self.tag())?;
         self.try_ready().ok_or_else(|| {
-            let lost = Why::Other("the computation that was to make this tensor failed".into());
+            let lost = Why::Other("the computation that should have produced this tensor failed".into());
             Error::op("tensor", lost, Loc::UNKNOWN)
         })
     }

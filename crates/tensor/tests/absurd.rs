@@ -441,7 +441,10 @@ fn tensors_have_at_most_64_dims() -> Result<()> {
     ];
     for result in too_many {
         let error = result.err().map(|e: Error| e.to_string()).unwrap_or_default();
-        assert!(error.contains("dims: 64 are the most") && error.contains("absurd.rs:"), "{error}");
+        assert!(
+            error.contains("a tensor can have at most 64 dims") && error.contains("absurd.rs:"),
+            "{error}"
+        );
     }
     Ok(())
 }

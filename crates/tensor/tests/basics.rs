@@ -112,12 +112,12 @@ fn errors_name_op_shapes_and_line() -> Result<()> {
         assert!(error.starts_with(want), "{error}");
     };
     check(x.add(&w), "add: f32[32, 10] × f32[5, 20]: shapes [32, 10] and [5, 20] don't broadcast together");
-    check(x.sum_dim(2, false), "sum: dim 2 is out of range for a tensor of 2 dims");
+    check(x.sum_dim(2, false), "sum: dim 2 is out of range for a tensor with 2 dims");
     check(
         Tensor::zeros([usize::MAX, 2], &CPU),
         "full: float: shape [18446744073709551615, 2] has too many elements",
     );
-    check(Tensor::zeros([1 << 45], &CPU), "full: 140737488355328 bytes can't be had");
+    check(Tensor::zeros([1 << 45], &CPU), "full: can't allocate 140737488355328 bytes");
     check(Tensor::zeros([1], &Device::Cuda(0)), "full: cuda:0 is not available");
     Ok(())
 }

@@ -125,7 +125,9 @@ fn host_reads_convert_only_where_asked() -> Result<()> {
         assert_eq!(x.to_vec::<T>().is_ok(), own == wanted, "{own} as {wanted}");
         if own != wanted {
             let error = x.to_vec::<T>().err().map(text).unwrap_or_default();
-            assert!(error.contains(&format!("the elements are {own}, not {wanted} (to_vec_cast converts)")));
+            assert!(
+                error.contains(&format!("the tensor holds {own}, not {wanted} (convert with to_vec_cast)"))
+            );
             assert!(error.contains("dtypes.rs:"), "{error}");
         }
         assert!(x.to_vec_cast::<T>().is_ok());

@@ -114,14 +114,15 @@ fn joining_says_which_tensor_does_not_fit() -> Result<()> {
     let (a, b) = (ones(&[2, 3])?, ones(&[2, 4])?);
     let error = Tensor::cat([&a, &a, &b], 0).unwrap_err().to_string();
     assert!(
-        error
-            .contains("tensor 2 of shape [2, 4] can't be joined with [2, 3] along dim 0: other sizes differ"),
+        error.contains(
+            "tensor 2 has shape [2, 4], which can't be joined to [2, 3] along dim 0: the other sizes differ"
+        ),
         "{error}"
     );
     let error = Tensor::cat([&a, &ones(&[2])?], 1).unwrap_err().to_string();
     assert!(
         error.contains(
-            "tensor 1 of shape [2] can't be joined with [2, 3] along dim 1: numbers of dims differ"
+            "tensor 1 has shape [2], which can't be joined to [2, 3] along dim 1: the ranks differ"
         ),
         "{error}"
     );

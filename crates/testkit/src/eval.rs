@@ -212,9 +212,10 @@ impl Evaluator {
             Eval::Compare { float, int } => {
                 let common = result_dtype(&tys);
                 let operands = self.operands(op, args, &arrays, common, &shape);
-                match common.is_float() {
-                    true => compare_float(&shape, &operands, float),
-                    false => map_int(DType::Bool, &shape, &operands, |a| i64::from(int(a))),
+                if common.is_float() {
+                    compare_float(&shape, &operands, float)
+                } else {
+                    map_int(DType::Bool, &shape, &operands, |a| i64::from(int(a)))
                 }
             }
             Eval::Convert => match (op, out) {

@@ -380,9 +380,10 @@ impl Generator {
         let rows = Shape::from(&ty.shape[..ty.shape.rank() - 1]);
         let target = self.indices(rows, *ty.shape.last()?);
         let ignore_index = if self.rng.one_in(2) { -100 } else { 0 };
-        match self.rng.one_in(2) {
-            true => self.emit(Op::NllLoss { reduction, ignore_index }, &[x, target]),
-            false => self.emit(Op::CrossEntropy { reduction, ignore_index }, &[x, target]),
+        if self.rng.one_in(2) {
+            self.emit(Op::NllLoss { reduction, ignore_index }, &[x, target])
+        } else {
+            self.emit(Op::CrossEntropy { reduction, ignore_index }, &[x, target])
         }
     }
 

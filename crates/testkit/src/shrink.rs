@@ -32,9 +32,10 @@ pub fn shrink(program: Program, property: &impl Fn(&Program) -> Result<(), Strin
         let writes = best.graph.writes.len();
         let drop_result = (0..outputs + writes).map(|skip| {
             let mut graph = best.graph.clone();
-            match skip < outputs {
-                true => drop(graph.outputs.remove(skip)),
-                false => drop(graph.writes.remove(skip - outputs)),
+            if skip < outputs {
+                graph.outputs.remove(skip);
+            } else {
+                graph.writes.remove(skip - outputs);
             }
             cut(&Program { graph, inputs: best.inputs.clone() }, usize::MAX)
         });
@@ -118,9 +119,12 @@ mod tests {
 
     #[test]
     fn failures_shrink_to_the_culprit() {
-        let has_product = |p: &Program| match p.graph.nodes.iter().any(|n| matches!(n.op, Op::Mm {})) {
-            true => Err("a product".to_string()),
-            false => Ok(()),
+        let has_product = |p: &Program| {
+            if p.graph.nodes.iter().any(|n| matches!(n.op, Op::Mm {})) {
+                Err("a product".to_string())
+            } else {
+                Ok(())
+            }
         };
         let program = (0..).map(|seed| generate(seed, 20)).find(|p| has_product(p).is_err()).unwrap();
         let small = shrink(program, &has_product);

@@ -85,13 +85,12 @@ pub(crate) fn evaluate(
             coordinates(shape, |at| {
                 let i = at[*dim];
                 let inside = i >= *start && i < *end && (i - start).is_multiple_of(*step);
-                positions.push(match inside {
-                    true => {
-                        let mut from = at.to_vec();
-                        from[*dim] = (i - start) / step;
-                        x.numel() + position(&src.shape, &from)
-                    }
-                    false => position(&x.shape, at),
+                positions.push(if inside {
+                    let mut from = at.to_vec();
+                    from[*dim] = (i - start) / step;
+                    x.numel() + position(&src.shape, &from)
+                } else {
+                    position(&x.shape, at)
                 });
             });
             joined.take(shape.clone(), positions.into_iter())
@@ -161,12 +160,15 @@ pub(crate) fn evaluate(
             result.take(shape.clone(), 0..shape.numel())
         }
         Op::Full { .. } => expand(&args[0].convert(dtype, precision), shape),
-        Op::Arange { .. } => match dtype.is_float() {
-            true => rounded(Array::floats(dtype, shape, |i| args[0].float(0) + i as f64 * args[1].float(0))),
-            false => rounded(Array::ints(dtype, shape, |i| {
-                args[0].int(0).wrapping_add((i as i64).wrapping_mul(args[1].int(0)))
-            })),
-        },
+        Op::Arange { .. } => {
+            if dtype.is_float() {
+                rounded(Array::floats(dtype, shape, |i| args[0].float(0) + i as f64 * args[1].float(0)))
+            } else {
+                rounded(Array::ints(dtype, shape, |i| {
+                    args[0].int(0).wrapping_add((i as i64).wrapping_mul(args[1].int(0)))
+                }))
+            }
+        }
         Op::Rand { .. } | Op::Randn { .. } => {
             let (seed, offset) = (args[0].int(0) as u64, args[1].int(0) as u64);
             let element = if matches!(op, Op::Rand { .. }) { philox::uniform } else { philox::normal };
@@ -227,9 +229,10 @@ pub(crate) fn evaluate(
 }
 
 pub(crate) fn numbers(dtype: DType, shape: &Shape, float: Vec<f64>, int: Vec<i64>) -> Array {
-    match dtype.is_float() {
-        true => Array::floats(dtype, shape, |i| float[i]),
-        false => Array::ints(dtype, shape, |i| int[i]),
+    if dtype.is_float() {
+        Array::floats(dtype, shape, |i| float[i])
+    } else {
+        Array::ints(dtype, shape, |i| int[i])
     }
 }
 
@@ -304,9 +307,8 @@ fn softmax(x: &Array, dim: usize, log: bool) -> Array {
     let top = expand(&largest(x, &kept, &dims), &x.shape);
     let e = Array::floats(DType::F64, &x.shape, |i| (x.float(i) - top.float(i)).exp());
     let total = expand(&sum(&e, &kept, &dims), &x.shape);
-    Array::floats(DType::F64, &x.shape, |i| match log {
-        true => x.float(i) - top.float(i) - total.float(i).ln(),
-        false => e.float(i) / total.float(i),
+    Array::floats(DType::F64, &x.shape, |i| {
+        if log { x.float(i) - top.float(i) - total.float(i).ln() } else { e.float(i) / total.float(i) }
     })
 }
 

@@ -71,9 +71,8 @@ pub fn special_argument(rng: &mut Rng, ty: &Ty) -> Argument {
                 let top = 1i64 << (bits - 1);
                 let special = [top, top.wrapping_sub(1), -1, 0, 1, (1 << 53) + 1];
                 let special = special.map(|x| dtype.wrap(x));
-                let array = Array::ints(t.dtype, &t.shape, |i| match rng.one_in(2) {
-                    true => *rng.pick(&special),
-                    false => plain.int(i),
+                let array = Array::ints(t.dtype, &t.shape, |i| {
+                    if rng.one_in(2) { *rng.pick(&special) } else { plain.int(i) }
                 });
                 Array { device: t.device, ..array }
             }
@@ -86,9 +85,8 @@ pub fn special_argument(rng: &mut Rng, ty: &Ty) -> Argument {
                 };
                 let special =
                     [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, tiny, -tiny, huge, 1.0, -1.0];
-                let array = Array::floats(dtype, &t.shape, |i| match rng.one_in(2) {
-                    true => *rng.pick(&special),
-                    false => plain.float(i),
+                let array = Array::floats(dtype, &t.shape, |i| {
+                    if rng.one_in(2) { *rng.pick(&special) } else { plain.float(i) }
                 });
                 Array { device: t.device, ..array }
             }

@@ -87,10 +87,11 @@ fn check_manifest(place: usize, text: &str) -> Vec<String> {
         let Some(name) = LAYERS.iter().map(|l| l.name).find(|name| package(name) == dependency.name) else {
             continue;
         };
-        let allowed = match dependency.for_tests {
+        let allowed = if dependency.for_tests {
             // Tests may look at any crate above, and use the kit.
-            true => name == "testkit" || above().any(|other| other == name) || layer.name == "testkit",
-            false => layer.knows.contains(&name),
+            name == "testkit" || above().any(|other| other == name) || layer.name == "testkit"
+        } else {
+            layer.knows.contains(&name)
         };
         if !allowed {
             let may = if layer.knows.is_empty() { "no crate of ours".into() } else { layer.knows.join(", ") };

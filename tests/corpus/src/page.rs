@@ -11,21 +11,21 @@ pub const PATH: &str = "docs/capture.md";
 const INTRODUCTION: &str = "\
 # Capture, counted
 
-Made from the programs in `tests/corpus` by `kiln corpus --markdown`; a test keeps it true, `BLESS=1 cargo test -p
-kiln-corpus` renews it.
+Generated from the programs in `tests/corpus` by `kiln corpus --markdown`. A test keeps this page up to date;
+`BLESS=1 cargo test -p kiln-corpus` regenerates it.
 
-Each program is written as users write theirs: a model, data, and a step that is called again and again. It runs
-twice from the same seed, once as it is and once with its step compiled, and everything that it computes (losses,
-outputs, final parameters) is compared: integers must be equal, floats agree within 1e-4.
+Each program is written the way users write theirs: a model, data, and a step that is called again and again. It
+runs twice from the same seed, once as is and once with its step compiled, and everything it computes (losses,
+outputs, final parameters) is compared: integers must be equal, floats must agree within 1e-4.
 
-- *right*: both runs give the same.
-- *calls*: how often compiled steps were called.
+- *right*: both runs give the same results.
+- *calls*: how many times compiled steps were called.
 - *graphs*: how many graphs were captured and compiled, over all calls.
-- *breaks*: lines inside a step at which a graph ends because the host needs a value (`item()`, `nonzero()`), or
-  because what stands there is not captured.
-- *recompiles*: how often a call went another way than all before it: another branch, another dtype. Other sizes
-  are no recompilation: from the third on they run with one plan for many sizes.
-- *one graph*: every call of every step was one compiled graph (or ended with the error that eager gives, too).
+- *breaks*: lines inside a step where a graph ends because the host needs a value (`item()`, `nonzero()`), or
+  because the op there can't be captured.
+- *recompiles*: how many times a call took a path no call had taken before: another branch, another dtype. Other
+  sizes are not a recompilation: from the third size on they run with a dynamic-shape plan.
+- *one graph*: every call of every step was one compiled graph (or ended with the same error as in eager mode).
 ";
 
 /// The whole page.
@@ -35,7 +35,7 @@ pub fn markdown(reports: &[Report]) -> String {
     let percent = |part: usize| 100.0 * part as f64 / sum.programs.max(1) as f64;
     let _ = writeln!(
         page,
-        "\n**{} programs: {} right ({:.0} %), {} captured in one graph a call ({:.0} %).** {} graphs, {} breaks, {} \
+        "\n**{} programs: {} right ({:.0} %), {} captured in one graph per call ({:.0} %).** {} graphs, {} breaks, {} \
          recompiles.",
         sum.programs,
         sum.right,

@@ -48,9 +48,10 @@ impl Record {
     /// Adds all elements of a tensor.
     #[track_caller]
     pub fn tensor(&mut self, name: &'static str, tensor: &Tensor) -> Result<()> {
-        let values = match tensor.dtype().is_float() {
-            true => Values::Floats(tensor.to_vec_cast::<f64>()?),
-            false => Values::Integers(tensor.to_vec_cast::<i64>()?),
+        let values = if tensor.dtype().is_float() {
+            Values::Floats(tensor.to_vec_cast::<f64>()?)
+        } else {
+            Values::Integers(tensor.to_vec_cast::<i64>()?)
         };
         self.entries.push((name, values));
         Ok(())

@@ -213,7 +213,7 @@ pub fn run(options: &Options) -> Done {
     if text.training.len() < context + 1 || text.validation.len() < context || context < 2 {
         return Err(Failure::Text {
             path: options.text.as_ref().map_or("the text".into(), |path| path.display().to_string()),
-            reason: format!("too short for a context of {context}, which is at least 2"),
+            reason: format!("too short for a context of {context} (the context is at least 2)"),
         });
     }
 
@@ -223,16 +223,16 @@ pub fn run(options: &Options) -> Done {
     let loader = DataLoader::options().batch_size(options.batch_size).shuffle(true).drop_last(true);
     let loader = loader.seed(options.common.seed).workers(options.workers).build(windows)?;
     if loader.is_empty() {
-        let reason = format!("fewer than {} stretches of {context} characters", options.batch_size);
+        let reason = format!("fewer than {} sequences of {context} characters", options.batch_size);
         return Err(Failure::Text { path: "the text".into(), reason });
     }
     let parameters: usize = learner.model.parameters().iter().map(Tensor::numel).sum();
     output::print(&format!(
-        "{parameters} parameters, {} characters of text in {} kinds, {} a step of {} × {context}\n",
+        "{parameters} parameters, {} characters of text; batch {}, sequence {context}, vocabulary {}; {}\n",
         text.training.len() + text.validation.len(),
+        options.batch_size,
         size.characters,
         options.common.describe(),
-        options.batch_size,
     ))?;
 
     let total = learner.total.load(Ordering::Relaxed);
@@ -241,7 +241,7 @@ pub fn run(options: &Options) -> Done {
         return sample(options, &learner, &text, prompt);
     }
     if options.common.resume {
-        output::print(&format!("going on after step {} of {total}\n", position.step))?;
+        output::print(&format!("resuming after step {} of {total}\n", position.step))?;
     }
     let mut training = Training { options, size, learner: &learner, folder: &folder, history, position };
     let validation = validation_batches(&text.validation, context, options.batch_size)?;
@@ -267,7 +267,7 @@ fn begin(
     let note = |name: &str| saved.notes.get(name).cloned().unwrap_or_default();
     let this = plan(size, options);
     if note("plan") != this {
-        let reason = format!("it is of {}, this is of {this}", note("plan"));
+        let reason = format!("the checkpoint is from {}, this run is {this}", note("plan"));
         return Err(Failure::Resume { path: path.display().to_string(), reason });
     }
     let planned = note("steps").parse().unwrap_or(saved.step);
@@ -454,9 +454,12 @@ fn sample(options: &Options, learner: &Learner, text: &Text, prompt: Vec<i64>) -
 /// A token by chance, as likely as its logit over the temperature says; the likeliest at temperature 0.
 fn draw(logits: &[f32], temperature: f64, random: &mut Random) -> i64 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let weight = |logit: &f32| match temperature > 0.0 {
-        true => (f64::from(logit - largest) / temperature).exp(),
-        false => f64::from(u8::from(*logit == largest)),
+    let weight = |logit: &f32| {
+        if temperature > 0.0 {
+            (f64::from(logit - largest) / temperature).exp()
+        } else {
+            f64::from(u8::from(*logit == largest))
+        }
     };
     let mut left = random.uniform_f64() * logits.iter().map(weight).sum::<f64>();
     let mut last = 0;

@@ -102,13 +102,16 @@ impl Folder {
 
     /// What is there now, in a line.
     fn told(&self, plot: &str) -> String {
-        format!("{}: metrics.csv, {plot}, checkpoint.safetensors (go on with --resume)\n", self.0.display())
+        format!(
+            "{}: metrics.csv, {plot}, checkpoint.safetensors (continue with --resume)\n",
+            self.0.display()
+        )
     }
 }
 
 /// That there is nothing to go on with, in a line.
 fn finished(what: &str, done: u64, folder: &Folder) -> String {
-    format!("{}: all of its {done} {what} are done; more with --{what} N\n", folder.0.display())
+    format!("{}: all {done} {what} are done; train longer with --{what} N\n", folder.0.display())
 }
 
 /// A schedule on an optimizer, at a certain step.

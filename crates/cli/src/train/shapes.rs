@@ -172,7 +172,8 @@ pub fn run(options: &Options) -> Done {
     let training = loader(options.pictures, seed, true)?;
     let held_out = loader(options.pictures.div_ceil(5).max(SHOWN), seed.wrapping_add(1), false)?;
     if training.is_empty() {
-        let reason = format!("{} pictures are no batch of {}", options.pictures, options.batch_size);
+        let reason =
+            format!("{} pictures are fewer than a batch of {}", options.pictures, options.batch_size);
         return Err(Failure::Text { path: "shapes".into(), reason });
     }
     let planned = if options.common.resume { Some(planned(options, &folder)?) } else { None };
@@ -181,12 +182,12 @@ pub fn run(options: &Options) -> Done {
     let mut learner = Learner::new(options, steps)?;
     let parameters: usize = learner.model.parameters().iter().map(Tensor::numel).sum();
     output::print(&format!(
-        "{parameters} parameters, {} pictures of {SIDE} × {SIDE} to learn from, {} held out, {} a step of {}, {} workers\n",
+        "{parameters} parameters, {} training pictures of {SIDE} × {SIDE}, {} held out; batch {}, {} workers; {}\n",
         options.pictures,
         held_out.dataset().len(),
-        options.common.describe(),
         options.batch_size,
         options.workers,
+        options.common.describe(),
     ))?;
     let (mut position, mut history) = match planned {
         Some(planned) => resume(options, &mut learner, &folder, steps, planned != epochs)?,
@@ -197,7 +198,7 @@ pub fn run(options: &Options) -> Done {
         return show_some(&learner, &held_out, options);
     }
     if planned.is_some() {
-        output::print(&format!("going on after epoch {} of {epochs}\n", position.epoch))?;
+        output::print(&format!("resuming after epoch {} of {epochs}\n", position.epoch))?;
     }
 
     let mut meter = Meter::new("pictures").done_before(position.step);
@@ -253,7 +254,7 @@ fn planned(options: &Options, folder: &Folder) -> Result<u64, Failure> {
     let saved = Checkpoint::position(&path)?;
     let note = |name: &str| saved.notes.get(name).cloned().unwrap_or_default();
     if note("plan") != plan(options) {
-        let reason = format!("it is of {}, this is of {}", note("plan"), plan(options));
+        let reason = format!("the checkpoint is from {}, this run is {}", note("plan"), plan(options));
         return Err(Failure::Resume { path: path.display().to_string(), reason });
     }
     Ok(note("epochs").parse().unwrap_or(saved.epoch))

@@ -364,10 +364,7 @@ impl Analysis {
                 || self.retained.iter().any(|(retained, _)| *retained == v)
                 || self.functions.iter().any(|function| function.outputs.contains(&v))
         };
-        match alike.iter().copied().chain([target]).any(special) {
-            true => Err(WHY),
-            false => Ok(alike),
-        }
+        if alike.iter().copied().chain([target]).any(special) { Err(WHY) } else { Ok(alike) }
     }
 
     /// The variables whose memory a tensor, or the elements of a list, lie in.
@@ -394,7 +391,7 @@ impl Analysis {
             let place = (base - lowest) as usize;
             owner.resize(owner.len().max(place + 1), None);
             if owner[place].replace(i).is_some() {
-                return Some("two elements of a list that is changed share their memory");
+                return Some("two elements of a list that is changed in place share their memory");
             }
         }
         let owner_of = |base: Variable| owner.get(base.checked_sub(lowest)? as usize).copied().flatten();
@@ -415,7 +412,7 @@ impl Analysis {
         };
         for base in self.bases(target) {
             if self.shared.contains(&base) {
-                return Some("two inputs share one storage and one of them is changed");
+                return Some("two inputs share storage and one of them is changed in place");
             }
             let known = self.variables.get(base as usize);
             let overlaps =
@@ -437,7 +434,7 @@ impl Analysis {
     pub(crate) fn input_conflict(&self, shares_with: Option<Variable>) -> Option<&'static str> {
         // One that arrives with the same op is not known yet, and nothing was done to it.
         let other = self.variables.get(shares_with? as usize)?;
-        (!other.writes.is_empty()).then_some("an input shares the storage of one that was changed")
+        (!other.writes.is_empty()).then_some("an input shares the storage of one that was changed in place")
     }
 
     /// The next variable's number.

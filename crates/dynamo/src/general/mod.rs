@@ -128,7 +128,7 @@ impl Generals {
             Ok(made) => Some(made),
             Err(reason) => {
                 if !self.reasons.contains(&reason) {
-                    logs::write(Log::Dynamic, "sizes that run for themselves", &|| reason.clone());
+                    logs::write(Log::Dynamic, "sizes compiled separately", &|| reason.clone());
                     self.reasons.push(reason);
                 }
                 None
@@ -149,7 +149,7 @@ impl SizedGraph {
     fn describe(&self, trie: &Trie) -> SizesInfo {
         let mut refused: Vec<String> = self.refused.iter().map(|(_, reason)| reason.clone()).collect();
         if self.guesses == MOST_GUESSES {
-            refused.push("the sizes follow no rule that holds".into());
+            refused.push("no rule fits the sizes".into());
         }
         refused.dedup();
         let names = shapes::names(trie, self.first);
@@ -192,14 +192,14 @@ impl SizedGraph {
             return Err(reason.clone());
         }
         if self.lost > MOST_LOST || self.templates.len() >= MOST_TEMPLATES {
-            return Err("too many sizes are computed in ways of their own".into());
+            return Err("too many sizes need plans of their own".into());
         }
         let begin = Instant::now();
-        let shapes = self.shapes.as_ref().ok_or("nothing is known of the sizes")?;
+        let shapes = self.shapes.as_ref().ok_or("nothing is known about the sizes")?;
         match Template::find(site, (&site.trie, self.first), live, shapes, point) {
             Ok(template) => {
                 let template = Arc::new(template);
-                logs::write(Log::Dynamic, "one plan for many sizes", &|| template.words());
+                logs::write(Log::Dynamic, "dynamic-shape plan", &|| template.words());
                 self.templates.push(template.clone());
                 template.segment(site, point)
             }

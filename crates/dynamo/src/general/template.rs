@@ -307,7 +307,7 @@ impl Template {
         };
         let nearest = (0..drafts.len())
             .min_by(|&a, &b| distance(&drafts[a].0).total_cmp(&distance(&drafts[b].0)))
-            .ok_or_else(|| Refusal::Here(format!("no other sizes can be tried: {refusal}")))?;
+            .ok_or_else(|| Refusal::Here(format!("no other sizes to try: {refusal}")))?;
         let is_like = |i: &usize| drafts[*i].2 == drafts[nearest].2;
         let alike: Vec<usize> = match around.len() {
             1 => {
@@ -324,7 +324,7 @@ impl Template {
         let corners = alike.iter().copied().filter(|i| at_ends(i)).count();
         let whole = around.len() == 1 || corners == 1 << around.len();
         if alike.len() < [4, 6, 9][around.len() - 1] || !whole {
-            return Err(Refusal::Here("other sizes are computed in other ways".into()));
+            return Err(Refusal::Here("other sizes are computed differently".into()));
         }
         let mut number = 0..;
         drafts.retain(|_| number.next().is_some_and(|i| alike.contains(&i)));
@@ -335,7 +335,7 @@ impl Template {
             ranges.push((values().min().unwrap_or(0), values().max().unwrap_or(0)));
         }
         if !is_mixed(kept.iter().map(|(point, ..)| point), &ranges) {
-            return Err(Refusal::Here("what divides a size decides how it is computed".into()));
+            return Err(Refusal::Here("the plan depends on what divides a size".into()));
         }
         let all = kept.len() == tried;
         let never = |reason| if all { Refusal::Never(reason) } else { Refusal::Here(reason) };
@@ -462,7 +462,7 @@ fn rules(drafts: &mut [(Point, Draft, DraftForm)]) -> Result<Vec<(usize, Rule)>,
             (None, Some(reciprocal)) => fitter.fit(&reciprocal).map(Rule::Reciprocal),
             (None, None) => None,
         };
-        rules.push((position, rule.ok_or("a number of the program follows no rule of its sizes")?));
+        rules.push((position, rule.ok_or("a number in the program is not a function of its sizes")?));
     }
     let by: Vec<i64> = drafts[0].1.made.codes().flat_map(|drawn| drawn.general.chunks()).collect();
     for (position, values) in left {
@@ -473,7 +473,7 @@ fn rules(drafts: &mut [(Point, Draft, DraftForm)]) -> Result<Vec<(usize, Rule)>,
                 holds.then(|| Rule::Chunks { of: of.clone(), by, times })
             })
         });
-        let found = found.ok_or_else(|| format!("a size follows no rule: {values:?}"))?;
+        let found = found.ok_or_else(|| format!("no formula fits a size: {values:?}"))?;
         rules.push((position, found));
     }
     rules.sort_by_key(|(position, _)| *position);

@@ -71,10 +71,7 @@ fn branches_on_elements_are_taken_anew() -> Result<()> {
             let x = t(&[first, 2.0]);
             let y = lab.run(|| {
                 let doubled = x.mul(2.0)?;
-                match doubled.sum()?.item::<f32>()? > 4.0 {
-                    true => doubled.add(&x),
-                    false => doubled.neg(),
-                }
+                if doubled.sum()?.item::<f32>()? > 4.0 { doubled.add(&x) } else { doubled.neg() }
             })?;
             lab.see("y", &y)?;
         }
@@ -144,9 +141,12 @@ fn train_and_eval() -> Result<()> {
     check(|lab| {
         let x = matrix(4, 8);
         for training in [true, false, true, false] {
-            let y = lab.run(|| match training {
-                true => (x.mul(&Tensor::rand([4, 8], &CPU)?.gt(0.5)?)? * 2.0).ok(),
-                false => Ok(x.clone()),
+            let y = lab.run(|| {
+                if training {
+                    (x.mul(&Tensor::rand([4, 8], &CPU)?.gt(0.5)?)? * 2.0).ok()
+                } else {
+                    Ok(x.clone())
+                }
             })?;
             lab.see("y", &y)?;
         }

@@ -276,12 +276,11 @@ fn no_grad_and_detach() -> Result<()> {
                     w.exp()?
                 };
                 let y = (&w * &scale + &w.detach()?).ok()?;
-                let z = match recording {
-                    true => y.mul(2.0)?,
-                    false => {
-                        let _guard = no_grad();
-                        y.mul(2.0)?
-                    }
+                let z = if recording {
+                    y.mul(2.0)?
+                } else {
+                    let _guard = no_grad();
+                    y.mul(2.0)?
                 };
                 y.sum()?.backward_with(None, true)?;
                 Ok((y, z))
@@ -373,9 +372,8 @@ fn an_input_gets_a_history_inside() -> Result<()> {
         for direct in [true, false, true, false] {
             w.set_grad(None);
             let buffer = t(&[1.0, 1.0]);
-            lab.run(|| match direct {
-                true => buffer.add_(&w).map(drop),
-                false => buffer.add_(&(&w * 2.0).ok()?).map(drop),
+            lab.run(|| {
+                if direct { buffer.add_(&w).map(drop) } else { buffer.add_(&(&w * 2.0).ok()?).map(drop) }
             })?;
             lab.say("flags", format!("{} {}", buffer.requires_grad(), buffer.is_leaf()));
             (&buffer * 3.0).ok()?.sum()?.backward()?;

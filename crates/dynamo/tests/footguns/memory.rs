@@ -277,10 +277,7 @@ fn results_outlive_their_region() -> Result<()> {
         let kept = {
             let region = Compile::new().region();
             let w = leaf(&[1.0, 2.0]);
-            let y = match lab.region.is_some() {
-                true => region.run(|| (&w * 3.0).ok())?,
-                false => (&w * 3.0).ok()?,
-            };
+            let y = if lab.region.is_some() { region.run(|| (&w * 3.0).ok())? } else { (&w * 3.0).ok()? };
             (w, y)
         };
         lab.see("y", &kept.1)?;
@@ -297,9 +294,10 @@ fn one_tensor_in_two_regions() -> Result<()> {
         let x = t(&[1.0, 2.0]);
         for _ in 0..3 {
             let y = lab.run(|| x.add_(1.0)?.mul(2.0))?;
-            let z = match lab.region.is_some() {
-                true => other.run(|| x.mul_(3.0)?.add(&y))?,
-                false => x.mul_(3.0)?.add(&y)?,
+            let z = if lab.region.is_some() {
+                other.run(|| x.mul_(3.0)?.add(&y))?
+            } else {
+                x.mul_(3.0)?.add(&y)?
             };
             lab.see("z", &lab.run(|| z.sub(&x))?)?;
             lab.see("x", &x)?;

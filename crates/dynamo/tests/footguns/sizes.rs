@@ -157,7 +157,7 @@ fn more_sizes_than_plans_run_eagerly() -> Result<()> {
     check(&region, &[2, 3, 4, 5, 6, 2, 3, 4], network)?;
     let explanation = region.explain();
     assert_eq!((explanation.graphs.len(), explanation.given_up), (3, false));
-    assert!(explanation.to_string().contains("more sizes than plans are kept for"), "{explanation}");
+    assert!(explanation.to_string().contains("more sizes than the size limit"), "{explanation}");
     assert!(explanation.to_string().contains("raise the option size_limit"), "{explanation}");
     Ok(())
 }

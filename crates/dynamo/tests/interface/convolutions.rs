@@ -90,7 +90,7 @@ fn an_epilogue_is_named() -> Result<()> {
     }
     if kiln_runtime::Compiler::find().is_ok() {
         let told = region.explain().to_string();
-        assert!(told.contains("convolution (") && told.contains("together with the step before"), "{told}");
+        assert!(told.contains("convolution (") && told.contains("with the previous step"), "{told}");
     }
     Ok(())
 }

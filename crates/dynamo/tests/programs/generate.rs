@@ -56,10 +56,8 @@ impl Generator {
     fn new(seed: u64) -> Generator {
         let mut rng = Rng::new(seed);
         let n = *rng.pick(&[3, 4, 6]);
-        let sizes = match rng.one_in(3) {
-            true => vec![n, n + rng.below(3), *rng.pick(&[1, n, 5, 0])],
-            false => vec![n; CALLS],
-        };
+        let sizes =
+            if rng.one_in(3) { vec![n, n + rng.below(3), *rng.pick(&[1, n, 5, 0])] } else { vec![n; CALLS] };
         let program = Program { inputs: Vec::new(), steps: Vec::new(), outside: None, sizes };
         Generator {
             rng,
@@ -140,9 +138,10 @@ impl Generator {
     fn any(&mut self) -> Id {
         let ids: Vec<Id> = self.variables.keys().copied().collect();
         // Recent ones more often.
-        match self.rng.one_in(2) {
-            true => ids[ids.len() - 1 - self.rng.below(ids.len().min(4))],
-            false => *self.rng.pick(&ids),
+        if self.rng.one_in(2) {
+            ids[ids.len() - 1 - self.rng.below(ids.len().min(4))]
+        } else {
+            *self.rng.pick(&ids)
         }
     }
 
@@ -273,25 +272,30 @@ impl Generator {
                     (false, true) => self.word(UNARY),
                     (false, false) => self.word(&BINARY[..6]),
                 };
-                let other = match self.rng.one_in(2) {
-                    true => {
-                        let shapes: Vec<_> = list.iter().map(|id| self.variables[id].shape()).collect();
-                        Some(shapes.iter().map(|s| self.of_shape(|t| t.shape() == *s)).collect())
-                    }
-                    false => None,
+                let other = if self.rng.one_in(2) {
+                    let shapes: Vec<_> = list.iter().map(|id| self.variables[id].shape()).collect();
+                    Some(shapes.iter().map(|s| self.of_shape(|t| t.shape() == *s)).collect())
+                } else {
+                    None
                 };
                 Do::Foreach { op, list, number: self.number(), other, in_place }
             }
             48 => Do::Random(self.word(&["rand", "randn", "uniform"]), self.shape()),
-            49 => match self.rng.one_in(3) {
-                true => Do::Arange(*self.rng.pick(&[Size::Changing, Size::Fixed(4)])),
-                false => Do::Full(self.shape(), self.number()),
-            },
+            49 => {
+                if self.rng.one_in(3) {
+                    Do::Arange(*self.rng.pick(&[Size::Changing, Size::Fixed(4)]))
+                } else {
+                    Do::Full(self.shape(), self.number())
+                }
+            }
             50 => Do::Branch { x: self.of_shape(|t| t.dtype() == DType::I64), limit: self.number() },
-            51 => match self.rng.one_in(3) {
-                true => Do::HostWrite(x, self.number()),
-                false => Do::Read(x),
-            },
+            51 => {
+                if self.rng.one_in(3) {
+                    Do::HostWrite(x, self.number())
+                } else {
+                    Do::Read(x)
+                }
+            }
             52 => Do::Drop(x),
             53..56 => Do::Backward { x: self.of_shape(|t| t.requires_grad()), retain: self.rng.one_in(2) },
             58..60 => {

@@ -338,10 +338,13 @@ pub fn perform(step: &Step, v: &mut Variables, call: usize, n: usize, notes: &mu
                 _ => unreachable!("{op}"),
             }
         }
-        Do::Softmax { x, dim, log } => match log {
-            true => get!(x).log_softmax(*dim)?,
-            false => get!(x).softmax(*dim)?,
-        },
+        Do::Softmax { x, dim, log } => {
+            if *log {
+                get!(x).log_softmax(*dim)?
+            } else {
+                get!(x).softmax(*dim)?
+            }
+        }
         Do::Mm(x, y) => get!(x).mm(&get!(y))?,
         Do::Linear(x, w, None) => get!(x).linear(&get!(w), None)?,
         Do::Linear(x, w, Some(b)) => get!(x).linear(&get!(w), Some(&get!(b)))?,
@@ -389,9 +392,10 @@ pub fn perform(step: &Step, v: &mut Variables, call: usize, n: usize, notes: &mu
             if *in_place {
                 return foreach_in_place(op, &x, y.as_ref(), k);
             }
-            let made = match UNARY.contains(op) {
-                true => foreach_unary(op, &x)?,
-                false => foreach_binary(op, &x, y.as_ref(), k)?,
+            let made = if UNARY.contains(op) {
+                foreach_unary(op, &x)?
+            } else {
+                foreach_binary(op, &x, y.as_ref(), k)?
             };
             for i in 0..list.len() {
                 v.insert(step.out + i, made.get(i)?);
@@ -410,10 +414,7 @@ pub fn perform(step: &Step, v: &mut Variables, call: usize, n: usize, notes: &mu
         Do::Arange(size) => Tensor::arange(0, sizes(&[*size], n)[0] as i64, &CPU)?,
         Do::Branch { x, limit } => {
             let x = get!(x);
-            match x.sum()?.item::<f64>()? > hole(*limit, call) {
-                true => x.neg()?,
-                false => x.mul(2.0)?,
-            }
+            if x.sum()?.item::<f64>()? > hole(*limit, call) { x.neg()? } else { x.mul(2.0)? }
         }
         Do::Read(x) => {
             let x = get!(x);

@@ -126,7 +126,11 @@ macro_rules! rows_activations {
 pub(crate) fn ty(_: &Op, args: &[Ty]) -> Rule {
     crate::table::choices::numbers_from(args, 1, "every parameter")?;
     if args.contains(&Ty::Scalar(ScalarKind::Bool)) {
-        return Err(Why::DType { argument: "every number", expected: "not a truth value", got: DType::Bool });
+        return Err(Why::DType {
+            argument: "number arguments",
+            expected: "integer or floating point",
+            got: DType::Bool,
+        });
     }
     match &args[0] {
         Ty::Tensor(x) if !x.dtype.is_float() => {
@@ -195,14 +199,18 @@ pub(crate) fn prelu_type(_: &Op, args: &[Ty]) -> Rule {
         return Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype });
     }
     if weight.dtype != x.dtype {
-        return Err(Why::DType { argument: "weight", expected: "of x's dtype", got: weight.dtype });
+        return Err(Why::DType { argument: "weight", expected: x.dtype.name(), got: weight.dtype });
     }
     if weight.shape.rank() > 1 {
         return Err(Why::Rank { argument: "weight", expected: "0 or 1", got: weight.shape.rank() });
     }
     let (weights, channels) = (weight.shape.numel(), x.shape.get(1).copied().unwrap_or(1));
     if weights != 1 && weights != channels {
-        return Err(Why::Sizes { what: "weights and channels", left: weights, right: channels });
+        return Err(Why::Sizes {
+            what: "the number of weights and of channels",
+            left: weights,
+            right: channels,
+        });
     }
     one(x.clone())
 }

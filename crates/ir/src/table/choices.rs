@@ -250,14 +250,15 @@ fn dtype(cx: Cx<'_>, x: Value) -> DType {
 
 /// Of x's type; the others are numbers.
 pub(crate) fn nan_to_num_type(_: &Op, args: &[Ty]) -> Rule {
-    numbers_from(args, 1, "nan, posinf and neginf")?;
+    numbers_from(args, 1, "each of nan, posinf and neginf")?;
     one(args[0].clone())
 }
 
 pub(crate) fn numbers_from(args: &[Ty], first: usize, argument: &'static str) -> Result<(), Why> {
-    match args[first..].iter().all(Ty::is_scalar) {
-        true => Ok(()),
-        false => Err(Why::Operand { argument, expected: "a number" }),
+    if args[first..].iter().all(Ty::is_scalar) {
+        Ok(())
+    } else {
+        Err(Why::Operand { argument, expected: "a number" })
     }
 }
 
@@ -276,7 +277,11 @@ pub(crate) fn masked_fill_type(_: &Op, args: &[Ty]) -> Rule {
         Ty::List(_) => return Err(Why::Operand { argument: "value", expected: "a number or a 0-d tensor" }),
     };
     if got.kind() > x.dtype.kind() {
-        return Err(Why::DType { argument: "value", expected: "of a category that x can hold", got });
+        return Err(Why::DType {
+            argument: "value",
+            expected: "of a kind x can hold (bool < integer < float)",
+            got,
+        });
     }
     broadcast_all(&args[..2], x.dtype)
 }

@@ -79,7 +79,7 @@ pub(crate) fn bmm_type(_: &Op, args: &[Ty]) -> Rule {
     let device = common_device(args)?;
     same_dtype("y", x, y)?;
     if x.shape[0] != y.shape[0] {
-        return Err(Why::Sizes { what: "numbers of matrices", left: x.shape[0], right: y.shape[0] });
+        return Err(Why::Sizes { what: "the batch sizes", left: x.shape[0], right: y.shape[0] });
     }
     if x.shape[2] != y.shape[1] {
         return Err(Why::InnerSizes { left: x.shape[2], right: y.shape[1] });
@@ -104,19 +104,17 @@ pub(crate) fn baddbmm_type(op: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn bmm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let Some(g) = call.grads[0] else { return Ok(vec![None, None]) };
     let turned = Dims::from([0, 2, 1]);
-    let gx = match call.wants(0) {
-        true => {
-            let yt = cx.permute(call.inputs[1], turned.clone())?;
-            Some(cx.bmm(g, yt)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let yt = cx.permute(call.inputs[1], turned.clone())?;
+        Some(cx.bmm(g, yt)?)
+    } else {
+        None
     };
-    let gy = match call.wants(1) {
-        true => {
-            let xt = cx.permute(call.inputs[0], turned)?;
-            Some(cx.bmm(xt, g)?)
-        }
-        false => None,
+    let gy = if call.wants(1) {
+        let xt = cx.permute(call.inputs[0], turned)?;
+        Some(cx.bmm(xt, g)?)
+    } else {
+        None
     };
     Ok(vec![gx, gy])
 }

@@ -61,13 +61,20 @@ impl Window {
             return Err(Why::Rank { argument: "x", expected: "3 or 4", got: x.rank() });
         }
         if weight.rank() != x.rank() {
-            return Err(Why::Rank { argument: "weight", expected: "as many as x", got: weight.rank() });
+            return Err(Why::Sizes {
+                what: "the ranks of weight and x",
+                left: weight.rank(),
+                right: x.rank(),
+            });
         }
         for (what, list) in
             [("stride", &self.stride), ("padding", &self.padding), ("dilation", &self.dilation)]
         {
             if list.len() != dims {
-                return Err(Why::Other(format!("{what} names {} dims, x has {dims}", list.len())));
+                return Err(Why::Other(format!(
+                    "{what} has {} entries, but x has {dims} spatial dims",
+                    list.len()
+                )));
             }
         }
         for (argument, list) in [("stride", &self.stride), ("dilation", &self.dilation)] {
@@ -80,13 +87,13 @@ impl Window {
         }
         if x[1].checked_rem(self.groups) != Some(0) || !weight[0].is_multiple_of(self.groups) {
             return Err(Why::Other(format!(
-                "{} input and {} output channels don't fall into {} groups",
+                "{} input and {} output channels can't be split evenly into {} groups",
                 x[1], weight[0], self.groups
             )));
         }
         if x[1] / self.groups != weight[1] {
             return Err(Why::Sizes {
-                what: "channels of a group in x and weight",
+                what: "the channels per group of x and weight",
                 left: x[1] / self.groups,
                 right: weight[1],
             });
@@ -95,7 +102,9 @@ impl Window {
         for d in 0..dims {
             let (size, kernel) = (x[d + 2], weight[d + 2]);
             let fail = || {
-                Why::Other(format!("a kernel of {kernel} does not fit an input of {size} with its padding"))
+                Why::Other(format!(
+                    "a kernel of size {kernel} is larger than the padded input (input size {size})"
+                ))
             };
             if kernel == 0 {
                 return Err(fail());
@@ -110,17 +119,15 @@ impl Window {
 
 fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     let t = tensor(args, i, argument)?;
-    match t.dtype.is_float() {
-        true => Ok(t),
-        false => Err(Why::DType { argument, expected: "floating point", got: t.dtype }),
+    if t.dtype.is_float() {
+        Ok(t)
+    } else {
+        Err(Why::DType { argument, expected: "floating point", got: t.dtype })
     }
 }
 
 fn same(what: &'static str, want: &Shape, got: &Shape) -> Result<(), Why> {
-    match want == got {
-        true => Ok(()),
-        false => Err(Why::Other(format!("{what} has shape {got}, the convolution's is {want}"))),
-    }
+    if want == got { Ok(()) } else { Err(Why::shape(what, want.clone(), got.clone())) }
 }
 
 pub(crate) fn forward_type(op: &Op, args: &[Ty]) -> Rule {

@@ -142,29 +142,22 @@ pub(crate) fn index_write_type(op: &Op, args: &[Ty]) -> Rule {
     same_kind_of(x, src)?;
     let mut slices = x.shape.clone();
     slices[dim_of(op)] = index.shape[0];
-    match slices == src.shape {
-        true => one(x.clone()),
-        false => Err(Why::Broadcast { left: slices, right: src.shape.clone() }),
-    }
+    if slices == src.shape { one(x.clone()) } else { Err(Why::shape("src", slices, src.shape.clone())) }
 }
 
 pub(crate) fn index_add_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
-    let gsrc = match call.wants(2) {
-        true => Some(cx.index_select(g, call.inputs[1], dim_of(call.op))?),
-        false => None,
-    };
+    let gsrc = if call.wants(2) { Some(cx.index_select(g, call.inputs[1], dim_of(call.op))?) } else { None };
     Ok(vec![Some(g), None, gsrc])
 }
 
 pub(crate) fn index_copy_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, index, dim) = (g!(call), call.inputs[1], dim_of(call.op));
-    let gx = match call.wants(0) {
-        true => {
-            let zeros = zeros_like(cx, call.inputs[2])?;
-            Some(cx.index_copy(g, index, zeros, dim)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zeros = zeros_like(cx, call.inputs[2])?;
+        Some(cx.index_copy(g, index, zeros, dim)?)
+    } else {
+        None
     };
     let gsrc = if call.wants(2) { Some(cx.index_select(g, index, dim)?) } else { None };
     Ok(vec![gx, None, gsrc])
@@ -179,15 +172,15 @@ pub(crate) fn scatter_type(op: &Op, args: &[Ty]) -> Rule {
     check_index(x.shape.rank(), index, dim)?;
     same_kind_of(x, src)?;
     if src.shape != index.shape {
-        return Err(Why::Broadcast { left: index.shape.clone(), right: src.shape.clone() });
+        return Err(Why::shape("src", index.shape.clone(), src.shape.clone()));
     }
     for d in (0..x.shape.rank()).filter(|&d| d != dim) {
         if index.shape[d] > x.shape[d] {
-            return Err(Why::Sizes { what: "sizes of index and x", left: index.shape[d], right: x.shape[d] });
+            return Err(crate::types::index_too_long(d, index, x));
         }
     }
     if let (Op::ScatterReduce { reduce: ScatterReduce::Mean, .. }, DType::Bool) = (op, x.dtype) {
-        return Err(Why::DType { argument: "x", expected: "a number", got: DType::Bool });
+        return Err(Why::DType { argument: "x", expected: "numeric", got: DType::Bool });
     }
     one(x.clone())
 }
@@ -327,15 +320,14 @@ fn plan(dims: &Dims, x: &TensorTy, indices: &[Ty]) -> Result<Plan, Why> {
     check_dims(dims, x.shape.rank())?;
     if dims.is_empty() || dims.len() != indices.len() || dims.windows(2).any(|pair| pair[0] >= pair[1]) {
         return Err(Why::Sizes {
-            what: "indexed dims and index tensors",
+            what: "the number of indexed dims and of index tensors",
             left: dims.len(),
             right: indices.len(),
         });
     }
     let mut common = Shape::scalar();
     for index in indices {
-        let index =
-            index.as_tensor().ok_or(Why::Operand { argument: "every index", expected: "a tensor" })?;
+        let index = index.as_tensor().ok_or(Why::Operand { argument: "indices", expected: "tensors" })?;
         check_index_dtype(index)?;
         common = broadcast(&common, &index.shape)
             .ok_or_else(|| Why::Broadcast { left: common.clone(), right: index.shape.clone() })?;
@@ -372,9 +364,10 @@ pub(crate) fn index_put_type(op: &Op, args: &[Ty]) -> Rule {
     let (x, values) = (tensor(args, 0, "x")?, tensor(args, 1, "values")?);
     let window = window[0].as_tensor().map(|t| t.shape.clone()).unwrap_or_default();
     same_kind_of(x, values)?;
-    match broadcast(&window, &values.shape) == Some(window.clone()) {
-        true => one(x.clone()),
-        false => Err(Why::Broadcast { left: window, right: values.shape.clone() }),
+    if broadcast(&window, &values.shape) == Some(window.clone()) {
+        one(x.clone())
+    } else {
+        Err(Why::Broadcast { left: window, right: values.shape.clone() })
     }
 }
 
@@ -445,9 +438,10 @@ pub(crate) fn index_put(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let mut slices = cx.tensor_ty(value).shape;
     slices[dim] = plan.common.numel();
     let values = cx.reshape(values, slices)?;
-    let written = match accumulate {
-        true => cx.index_add(value, positions, values, dim)?,
-        false => cx.index_copy(value, positions, values, dim)?,
+    let written = if accumulate {
+        cx.index_add(value, positions, values, dim)?
+    } else {
+        cx.index_copy(value, positions, values, dim)?
     };
     let Some(order) = order else { return Ok(smallvec![written]) };
     let split = cx.reshape(written, order.iter().map(|&d| x.shape[d]).collect())?;
@@ -473,13 +467,12 @@ pub(crate) fn index_put_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     };
     let mut grads = vec![None; call.inputs.len()];
     if call.wants(0) {
-        grads[0] = Some(match accumulate {
-            true => g,
-            false => {
-                let mut args = vec![g, zeros_like(cx, call.inputs[1])?];
-                args.extend(&call.inputs[2..]);
-                cx.index_put(&args, dims.clone(), false)?
-            }
+        grads[0] = Some(if *accumulate {
+            g
+        } else {
+            let mut args = vec![g, zeros_like(cx, call.inputs[1])?];
+            args.extend(&call.inputs[2..]);
+            cx.index_put(&args, dims.clone(), false)?
         });
     }
     if call.wants(1) {
@@ -534,7 +527,11 @@ pub(crate) fn one_hot_type(op: &Op, args: &[Ty]) -> Rule {
     let Op::OneHot { classes } = *op else { return one(index.clone()) };
     if classes == 0 && index.shape.numel() > 0 {
         // No loop over the result would meet an index.
-        return Err(Why::Number { argument: "classes", expected: "1 or more for any index", got: 0.0 });
+        return Err(Why::Number {
+            argument: "classes",
+            expected: "1 or more unless index is empty",
+            got: 0.0,
+        });
     }
     checked(TensorTy { shape: index.shape.iter().copied().chain([classes]).collect(), ..index.clone() })
 }
@@ -557,9 +554,10 @@ fn check_mask(x: &TensorTy, mask: &TensorTy) -> Result<(), Why> {
     if mask.dtype != DType::Bool {
         return Err(Why::DType { argument: "mask", expected: "bool", got: mask.dtype });
     }
-    match broadcast(&x.shape, &mask.shape) == Some(x.shape.clone()) {
-        true => Ok(()),
-        false => Err(Why::Broadcast { left: x.shape.clone(), right: mask.shape.clone() }),
+    if broadcast(&x.shape, &mask.shape) == Some(x.shape.clone()) {
+        Ok(())
+    } else {
+        Err(Why::Broadcast { left: x.shape.clone(), right: mask.shape.clone() })
     }
 }
 
@@ -574,12 +572,11 @@ pub(crate) fn masked_scatter_type(_: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn masked_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, mask) = (g!(call), call.inputs[1]);
     let ty = cx.tensor_ty(g);
-    let gx = match call.wants(0) {
-        true => {
-            let zero = zero_of(cx, ty.dtype)?;
-            Some(cx.where_(mask, zero, g)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zero = zero_of(cx, ty.dtype)?;
+        Some(cx.where_(mask, zero, g)?)
+    } else {
+        None
     };
     let shape = cx.tensor_ty(call.inputs[2]).shape;
     let gsrc = if call.wants(2) { Some(cx.masked_scatter_backward(g, mask, shape)?) } else { None };

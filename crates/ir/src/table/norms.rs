@@ -15,17 +15,15 @@ type Cx<'a> = &'a mut dyn Emit;
 
 fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     let t = tensor(args, i, argument)?;
-    match t.dtype.is_float() {
-        true => Ok(t),
-        false => Err(Why::DType { argument, expected: "floating point", got: t.dtype }),
+    if t.dtype.is_float() {
+        Ok(t)
+    } else {
+        Err(Why::DType { argument, expected: "floating point", got: t.dtype })
     }
 }
 
 fn number(args: &[Ty], i: usize) -> Result<(), Why> {
-    match args[i].is_scalar() {
-        true => Ok(()),
-        false => Err(Why::Operand { argument: "eps", expected: "a number" }),
-    }
+    if args[i].is_scalar() { Ok(()) } else { Err(Why::Operand { argument: "eps", expected: "a number" }) }
 }
 
 /// Checks x, eps and what scales and shifts the result.
@@ -37,11 +35,7 @@ fn affine(args: &[Ty], shape: &[usize]) -> Rule {
         let t = float(args, i, argument)?;
         same_dtype(argument, x, t)?;
         if t.shape[..] != *shape {
-            return Err(Why::Other(format!(
-                "{argument} has shape {}, must have {}",
-                t.shape,
-                Shape::from(shape)
-            )));
+            return Err(Why::shape(argument, shape, t.shape.clone()));
         }
     }
     Ok(smallvec![Ty::Tensor(TensorTy { device, ..x.clone() })])
@@ -69,7 +63,7 @@ pub(crate) fn group_norm_type(op: &Op, args: &[Ty]) -> Rule {
     let count = channels(args)?;
     let Op::GroupNorm { groups } = *op else { return Ok(smallvec![args[0].clone()]) };
     if groups == 0 || !count.is_multiple_of(groups) {
-        return Err(Why::Other(format!("{count} channels don't fall into {groups} groups")));
+        return Err(Why::Other(format!("{count} channels can't be split evenly into {groups} groups")));
     }
     affine(args, &[count])
 }
@@ -84,7 +78,7 @@ pub(crate) fn backward_type(op: &Op, args: &[Ty]) -> Rule {
     common_device(args)?;
     same_dtype("x", grad, x)?;
     if grad.shape != x.shape {
-        return Err(Why::Broadcast { left: grad.shape.clone(), right: x.shape.clone() });
+        return Err(Why::shape("grad", x.shape.clone(), grad.shape.clone()));
     }
     match *op {
         Op::LayerNormBackward { dims } | Op::RmsNormBackward { dims }

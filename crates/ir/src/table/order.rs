@@ -113,10 +113,10 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
     let (dtype, shape): (DType, Shape) = match *op {
         Op::Argmax { keepdim, .. } | Op::Argmin { keepdim, .. } | Op::MedianIndex { keepdim, .. } => {
             if x.dtype == DType::Bool {
-                return Err(Why::DType { argument: "x", expected: "a number", got: x.dtype });
+                return Err(Why::DType { argument: "x", expected: "numeric", got: x.dtype });
             }
             if size == 0 {
-                return Err(Why::Other(format!("dim {dim} has no elements to choose from")));
+                return Err(Why::Empty { dim });
             }
             let dims = if rank == 0 { crate::Dims::default() } else { crate::Dims::from(dim) };
             (DType::I64, x.shape.reduced(&dims, keepdim))
@@ -124,7 +124,7 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
         Op::Argsort { .. } => (DType::I64, x.shape.clone()),
         Op::TopkIndex { k, .. } => {
             if k > size {
-                return Err(Why::Index { index: k as i64, size });
+                return Err(Why::Other(format!("k is {k}, but dim {dim} has only {size} elements")));
             }
             let mut shape = x.shape.clone();
             if rank > 0 {

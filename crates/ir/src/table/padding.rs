@@ -49,7 +49,11 @@ fn padded(op: &Op, x: &TensorTy) -> Rule {
     let rank = x.shape.rank();
     for widths in [&before, &after] {
         if widths.rank() != rank {
-            return Err(Why::Sizes { what: "padded dims and dims there", left: widths.rank(), right: rank });
+            return Err(Why::Sizes {
+                what: "the number of padded dims and the tensor's",
+                left: widths.rank(),
+                right: rank,
+            });
         }
     }
     let shape = (0..rank).map(|d| x.shape[d].saturating_add(before[d]).saturating_add(after[d])).collect();
@@ -58,9 +62,10 @@ fn padded(op: &Op, x: &TensorTy) -> Rule {
 
 pub(crate) fn constant_type(op: &Op, args: &[Ty]) -> Rule {
     let x = tensor(args, 0, "x")?;
-    match args[1].is_scalar() {
-        true => padded(op, x),
-        false => Err(Why::Operand { argument: "value", expected: "a number" }),
+    if args[1].is_scalar() {
+        padded(op, x)
+    } else {
+        Err(Why::Operand { argument: "value", expected: "a number" })
     }
 }
 
@@ -73,7 +78,10 @@ pub(crate) fn repeating_type(op: &Op, args: &[Ty]) -> Rule {
         let (widest, size) = (before[d].max(after[d]), x.shape[d]);
         let most = if mirrored { size.saturating_sub(1) } else { size.min(1).saturating_mul(usize::MAX) };
         if widest > most {
-            return Err(Why::Index { index: widest as i64, size });
+            let bound = if mirrored { "smaller than" } else { "0 for an empty dim:" };
+            return Err(Why::Other(format!(
+                "padding must be {bound} dim {d}: got padding {widest}, size {size}"
+            )));
         }
     }
     Ok(result)

@@ -102,12 +102,12 @@ pub(crate) fn backward_type(op: &Op, args: &[crate::Ty]) -> Rule {
     check_dims(dims, x.shape.rank())?;
     for (argument, t) in [("grad", g), ("x", x)] {
         if !t.dtype.is_float() || t.dtype != x.dtype {
-            return Err(Why::DType { argument, expected: "floating point, both the same", got: t.dtype });
+            return Err(Why::DType { argument, expected: "floating point, the same for both", got: t.dtype });
         }
     }
     let kept = x.shape.reduced(dims, true);
     if g.shape != kept {
-        return Err(Why::Broadcast { left: g.shape.clone(), right: kept });
+        return Err(Why::shape("grad", kept, g.shape.clone()));
     }
     one(x.clone())
 }

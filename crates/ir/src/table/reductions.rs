@@ -120,12 +120,17 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
     let x = tensor(args, 0, "x")?;
     let Some((dims, keepdim)) = dims(op) else { return Err(Why::Arity { expected: "1".into(), got: 0 }) };
     check_dims(dims, x.shape.rank())?;
-    if needs_elements(op) && dims.iter().any(|&d| x.shape[d] == 0) {
-        return Err(Why::Other("is not defined over no elements".into()));
+    if needs_elements(op)
+        && let Some(&dim) = dims.iter().find(|&&d| x.shape[d] == 0)
+    {
+        return Err(Why::Empty { dim });
     }
-    let float_only = || match x.dtype.is_float() {
-        true => Ok(x.dtype),
-        false => Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype }),
+    let float_only = || {
+        if x.dtype.is_float() {
+            Ok(x.dtype)
+        } else {
+            Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype })
+        }
     };
     let dtype = match op {
         Op::Any { .. } | Op::All { .. } => DType::Bool,
@@ -139,9 +144,10 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn var_samples(root: bool) -> Vec<Sample> {
-    let op: fn(Dims, bool) -> Op = match root {
-        true => |dims, keepdim| Op::Std { dims, correction: 0, keepdim },
-        false => |dims, keepdim| Op::Var { dims, correction: 0, keepdim },
+    let op: fn(Dims, bool) -> Op = if root {
+        |dims, keepdim| Op::Std { dims, correction: 0, keepdim }
+    } else {
+        |dims, keepdim| Op::Var { dims, correction: 0, keepdim }
     };
     let mut all = reductions(FLOATS, false, op);
     // A single element has no spread to differentiate the root of.
@@ -150,9 +156,10 @@ pub(crate) fn var_samples(root: bool) -> Vec<Sample> {
         (Op::Std { dims, .. }, crate::SampleArg::Tensor(shape, _)) => !ones(dims, shape),
         _ => true,
     });
-    let two: fn(Dims, bool) -> Op = match root {
-        true => |dims, keepdim| Op::Std { dims, correction: 1, keepdim },
-        false => |dims, keepdim| Op::Var { dims, correction: 1, keepdim },
+    let two: fn(Dims, bool) -> Op = if root {
+        |dims, keepdim| Op::Std { dims, correction: 1, keepdim }
+    } else {
+        |dims, keepdim| Op::Var { dims, correction: 1, keepdim }
     };
     let large = |dims: &[usize]| two(Dims::from(dims), false);
     all.push(crate::samples::with_op(

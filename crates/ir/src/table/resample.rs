@@ -92,16 +92,11 @@ pub fn axes(op: &Op, input: [usize; 2], output: [usize; 2]) -> Option<[Axis; 2]>
             }
             Kind::Bilinear { align_corners, ratio: given } => {
                 let ratio = step(given[d], size, count, *align_corners);
-                let at = match align_corners {
-                    true => i as f64 * ratio,
-                    false => ((i as f64 + 0.5) * ratio - 0.5).max(0.0),
-                };
+                let at =
+                    if *align_corners { i as f64 * ratio } else { ((i as f64 + 0.5) * ratio - 0.5).max(0.0) };
                 let first = (at.floor() as usize).min(size.saturating_sub(1));
                 let share = (at - first as f64).clamp(0.0, 1.0);
-                match first + 1 < size {
-                    true => (first, vec![1.0 - share, share]),
-                    false => (first, vec![1.0]),
-                }
+                if first + 1 < size { (first, vec![1.0 - share, share]) } else { (first, vec![1.0]) }
             }
         };
         Axis { taps: (0..count).map(tap).collect(), input: size }
@@ -126,13 +121,16 @@ fn windows(
     dilation: usize,
     ceil: bool,
 ) -> Result<usize, Why> {
-    let fail =
-        || Why::Other(format!("a window of {kernel} does not fit an input of {size} with its padding"));
+    let fail = || {
+        Why::Other(format!("a window of size {kernel} is larger than the padded input (input size {size})"))
+    };
     if kernel == 0 || stride == 0 || dilation == 0 {
         return Err(Why::Number { argument: "kernel, stride and dilation", expected: "1 or more", got: 0.0 });
     }
     if padding > kernel / 2 {
-        return Err(Why::Other(format!("a padding of {padding} is more than half of a window of {kernel}")));
+        return Err(Why::Other(format!(
+            "padding must be at most half the window: got padding {padding}, window {kernel}"
+        )));
     }
     let reach = (kernel - 1).checked_mul(dilation).and_then(|reach| reach.checked_add(1)).ok_or_else(fail)?;
     let padded = padding.checked_mul(2).and_then(|both| both.checked_add(size)).ok_or_else(fail)?;
@@ -152,15 +150,16 @@ fn images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a TensorTy, Wh
 
 fn float_images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a TensorTy, Why> {
     let x = images(args, argument)?;
-    match x.dtype.is_float() {
-        true => Ok(x),
-        false => Err(Why::DType { argument, expected: "floating point", got: x.dtype }),
+    if x.dtype.is_float() {
+        Ok(x)
+    } else {
+        Err(Why::DType { argument, expected: "floating point", got: x.dtype })
     }
 }
 
 fn pairs(lists: &[(&'static str, &Sizes)]) -> Result<(), Why> {
     match lists.iter().find(|(_, list)| list.len() != 2) {
-        Some((what, list)) => Err(Why::Other(format!("{what} names {} dims, must name 2", list.len()))),
+        Some((what, list)) => Err(Why::Other(format!("{what} must have 2 entries, got {}", list.len()))),
         None => Ok(()),
     }
 }
@@ -171,7 +170,7 @@ pub(crate) fn max_pool_type(op: &Op, args: &[Ty]) -> Rule {
         return Ok(smallvec![args[0].clone()]);
     };
     if x.dtype == DType::Bool {
-        return Err(Why::DType { argument: "x", expected: "a number", got: x.dtype });
+        return Err(Why::DType { argument: "x", expected: "numeric", got: x.dtype });
     }
     pairs(&[("kernel", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)])?;
     let mut shape = Shape::from(&x.shape[..2]);
@@ -200,7 +199,7 @@ fn output_size(op: &Op, input: &Shape, output: &[usize]) -> Result<[usize; 2], W
             _ => output[d],
         };
         if size == 0 && sizes[d] > 0 {
-            return Err(Why::Other(format!("an input of shape {input} has nothing to sample from")));
+            return Err(Why::Other(format!("can't resample an empty image: x has shape {input}")));
         }
     }
     Ok(sizes)
@@ -237,7 +236,7 @@ pub(crate) fn backward_type(op: &Op, args: &[Ty]) -> Rule {
     let [height, width] = output_size(op, &input, &grad.shape[2..])?;
     let want = Shape::from([input[0], input[1], height, width]);
     if want != grad.shape {
-        return Err(Why::Other(format!("grad has shape {}, the result's is {want}", grad.shape)));
+        return Err(Why::shape("grad", want, grad.shape.clone()));
     }
     checked(TensorTy { shape: input, ..grad.clone() })
 }
@@ -348,10 +347,12 @@ const RESIZES: &[([usize; 4], [usize; 2])] =
 
 /// The ratio of two sizes.
 fn ratio(input: usize, output: usize, align_corners: bool) -> Scalar {
-    Scalar::Float(match align_corners {
-        true if output > 1 => input.saturating_sub(1) as f64 / (output - 1) as f64,
-        true => 0.0,
-        false => input as f64 / output as f64,
+    Scalar::Float(if !align_corners {
+        input as f64 / output as f64
+    } else if output > 1 {
+        input.saturating_sub(1) as f64 / (output - 1) as f64
+    } else {
+        0.0
     })
 }
 

@@ -140,7 +140,7 @@ pub(crate) fn divide(division: Division, x: i64, y: i64) -> i64 {
 /// numbers can't fail.
 pub(crate) fn division_type(_: &Op, args: &[Ty]) -> Rule {
     match crate::result_dtype(args) {
-        DType::Bool => Err(Why::DType { argument: "every operand", expected: "a number", got: DType::Bool }),
+        DType::Bool => Err(Why::DType { argument: "operands", expected: "numeric", got: DType::Bool }),
         dtype if !dtype.is_float() && args.iter().all(Ty::is_scalar) => {
             Err(Why::Operand { argument: "at least one operand", expected: "a tensor" })
         }
@@ -152,7 +152,11 @@ pub(crate) fn integer_type(_: &Op, args: &[Ty]) -> Rule {
     let (x, y) = (tensor(args, 0, "x")?, tensor(args, 1, "y")?);
     for (argument, t) in [("x", x), ("y", y)] {
         if t.dtype.is_float() || t.dtype == DType::Bool || x.dtype != y.dtype {
-            return Err(Why::DType { argument, expected: "integers of one dtype", got: t.dtype });
+            return Err(Why::DType {
+                argument,
+                expected: "an integer tensor of the other operand's dtype",
+                got: t.dtype,
+            });
         }
     }
     broadcast_all(args, x.dtype)
@@ -160,9 +164,7 @@ pub(crate) fn integer_type(_: &Op, args: &[Ty]) -> Rule {
 
 pub(crate) fn bits_type(_: &Op, args: &[Ty]) -> Rule {
     match crate::result_dtype(args) {
-        got if got.is_float() => {
-            Err(Why::DType { argument: "every operand", expected: "bool or an integer", got })
-        }
+        got if got.is_float() => Err(Why::DType { argument: "operands", expected: "integer or bool", got }),
         dtype => broadcast_all(args, dtype),
     }
 }
@@ -170,7 +172,7 @@ pub(crate) fn bits_type(_: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn shift_type(_: &Op, args: &[Ty]) -> Rule {
     match crate::result_dtype(args) {
         got if got.is_float() || got == DType::Bool => {
-            Err(Why::DType { argument: "every operand", expected: "an integer", got })
+            Err(Why::DType { argument: "operands", expected: "integer", got })
         }
         dtype => broadcast_all(args, dtype),
     }
@@ -202,9 +204,10 @@ pub(crate) fn integers(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let args = promoted(cx, op, args)?;
     let mut tensors = Vec::new();
     for arg in args {
-        tensors.push(match cx.ty(arg).is_scalar() {
-            true => cx.full(arg, Shape::scalar(), dtype, device)?,
-            false => arg,
+        tensors.push(if cx.ty(arg).is_scalar() {
+            cx.full(arg, Shape::scalar(), dtype, device)?
+        } else {
+            arg
         });
     }
     result(cx.integer_division(tensors[0], tensors[1], division))

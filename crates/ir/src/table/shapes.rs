@@ -103,7 +103,7 @@ type Cx<'a> = &'a mut dyn Emit;
 
 /// A row of the wrong op was given to a rule: the table names the rules, so this is a bug of ours.
 fn misplaced() -> Why {
-    Why::Other("a rule of another row: this is a bug in Kiln".into())
+    Why::Other("the type rule of another op was used: this is a bug in Kiln".into())
 }
 
 /// Zero as a number that leaves a dtype as it is.
@@ -184,9 +184,10 @@ pub(crate) fn as_strided_scatter_type(op: &Op, args: &[Ty]) -> Rule {
 fn window_fits(args: &[Ty], x: &TensorTy, src: &TensorTy, window: &TensorTy) -> Rule {
     common_device(args)?;
     same_kind_of(x, src)?;
-    match window.shape == src.shape {
-        true => one(x.clone()),
-        false => Err(Why::Broadcast { left: window.shape.clone(), right: src.shape.clone() }),
+    if window.shape == src.shape {
+        one(x.clone())
+    } else {
+        Err(Why::shape("src", window.shape.clone(), src.shape.clone()))
     }
 }
 
@@ -234,17 +235,13 @@ pub(crate) fn as_strided_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads 
     let (g, Op::AsStridedScatter { view, offset }) = (g!(call), call.op) else {
         return Ok(vec![None, None]);
     };
-    let gx = match call.wants(0) {
-        true => {
-            let zeros = zeros_like(cx, call.inputs[1])?;
-            Some(cx.as_strided_scatter(g, zeros, view.clone(), *offset)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zeros = zeros_like(cx, call.inputs[1])?;
+        Some(cx.as_strided_scatter(g, zeros, view.clone(), *offset)?)
+    } else {
+        None
     };
-    let gsrc = match call.wants(1) {
-        true => Some(cx.as_strided(g, view.clone(), *offset)?),
-        false => None,
-    };
+    let gsrc = if call.wants(1) { Some(cx.as_strided(g, view.clone(), *offset)?) } else { None };
     Ok(vec![gx, gsrc])
 }
 
@@ -397,12 +394,11 @@ pub(crate) fn diagonal_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, Ok(Diagonal { offset, dim1, dim2 })) = (g!(call), diagonal_of(call.op)) else {
         return Ok(vec![None, None]);
     };
-    let gx = match call.wants(0) {
-        true => {
-            let zeros = zeros_like(cx, call.inputs[1])?;
-            Some(cx.diagonal_scatter(g, zeros, offset, dim1, dim2)?)
-        }
-        false => None,
+    let gx = if call.wants(0) {
+        let zeros = zeros_like(cx, call.inputs[1])?;
+        Some(cx.diagonal_scatter(g, zeros, offset, dim1, dim2)?)
+    } else {
+        None
     };
     let gsrc = if call.wants(1) { Some(cx.diagonal(g, offset, dim1, dim2)?) } else { None };
     Ok(vec![gx, gsrc])
@@ -464,7 +460,8 @@ pub(crate) fn unfold_type(op: &Op, args: &[Ty]) -> Rule {
     let Op::Unfold { dim, size, step } = *op else { return Err(misplaced()) };
     check_dims(&Dims::from(dim), x.shape.rank())?;
     if size > x.shape[dim] {
-        return Err(Why::Index { index: size as i64, size: x.shape[dim] });
+        let have = x.shape[dim];
+        return Err(Why::Other(format!("a window of size {size} is larger than dim {dim} of size {have}")));
     }
     if step == 0 {
         return Err(Why::Number { argument: "step", expected: "1 or more", got: 0.0 });

@@ -84,9 +84,10 @@ fn methods_that_are_no_views_own_their_memory() {
 fn operands(rng: &mut Rng, sample: &Sample, dtype: DType) -> Vec<Result<Tensor, kiln::Scalar>> {
     let mut tensor = |dtype: DType, shape: &kiln::Shape, domain| {
         let array = random_array(rng, &kiln::ir::TensorTy::new(dtype, shape), domain);
-        let wide = match dtype.is_float() {
-            true => Tensor::from_vec((0..array.numel()).map(|i| array.float(i)).collect::<Vec<f64>>(), shape),
-            false => Tensor::from_vec((0..array.numel()).map(|i| array.int(i)).collect::<Vec<i64>>(), shape),
+        let wide = if dtype.is_float() {
+            Tensor::from_vec((0..array.numel()).map(|i| array.float(i)).collect::<Vec<f64>>(), shape)
+        } else {
+            Tensor::from_vec((0..array.numel()).map(|i| array.int(i)).collect::<Vec<i64>>(), shape)
         };
         Ok(wide.unwrap().to_dtype(dtype).unwrap())
     };

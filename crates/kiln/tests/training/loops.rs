@@ -191,9 +191,10 @@ fn read_inside(step: &Step, dtype: DType) -> Result<Record> {
         let loss = step.run(|| {
             optimizer.zero_grad();
             let loss = forward(&parameters, &x)?.cross_entropy(&y)?;
-            match loss.item::<f64>()? > 0.7 {
-                true => (&loss * 0.5).ok()?.backward()?,
-                false => loss.backward()?,
+            if loss.item::<f64>()? > 0.7 {
+                (&loss * 0.5).ok()?.backward()?
+            } else {
+                loss.backward()?
             }
             optimizer.step()?;
             loss.detach()
@@ -209,7 +210,7 @@ fn a_loss_that_is_read_inside() -> Result<()> {
     for (_, explanation) in check(Precision::Single, read_inside)? {
         // Where the loss is read, and where a tape that a finished graph left is used up.
         let reasons: HashSet<&str> = explanation.breaks.iter().map(|b| b.reason.as_str()).collect();
-        let known = ["item needs the value", "the tape goes on outside the compiled function"];
+        let known = ["item needs the value", "the tape continues outside the compiled function"];
         assert_eq!(reasons, known.into(), "{explanation}");
     }
     Ok(())

@@ -41,8 +41,11 @@ impl Collate for Tensor {
             let shape = first.shape();
             if let Some((place, other)) = samples.iter().enumerate().find(|(_, other)| other.shape() != shape)
             {
-                let why =
-                    format!("{} beside {}: the tensors of a batch have one shape", other.ty(), first.ty());
+                let why = format!(
+                    "all tensors of a batch must have the same shape, got {} and {}",
+                    other.ty(),
+                    first.ty()
+                );
                 return Err(unlike(place, Why::Other(why), loc));
             }
         }
@@ -120,7 +123,7 @@ impl<T: Collate> Collate for Vec<T> {
         let mut columns: Vec<Vec<T>> = (0..parts).map(|_| Vec::with_capacity(samples.len())).collect();
         for (place, sample) in samples.into_iter().enumerate() {
             if sample.len() != parts {
-                let why = Why::Sizes { what: "parts of the samples", left: parts, right: sample.len() };
+                let why = Why::Sizes { what: "the lengths of the samples", left: parts, right: sample.len() };
                 return Err(unlike(place, why, Loc::caller()));
             }
             columns.iter_mut().zip(sample).for_each(|(column, part)| column.push(part));
@@ -147,7 +150,7 @@ impl<T: Collate> Collate for BTreeMap<String, T> {
             if !sample.keys().eq(&names) {
                 let other: Vec<String> = sample.into_keys().collect();
                 let why = Why::Other(format!(
-                    "one sample has {}, another one {}",
+                    "samples have different keys: {} and {}",
                     names.join(", "),
                     other.join(", ")
                 ));
@@ -182,10 +185,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_told() -> Result<()> {
         let error = <Vec<f32>>::collate(vec![vec![1.0], vec![1.0, 2.0]]).expect_err("different lengths");
-        assert!(error.to_string().contains("parts of the samples: 1 and 2 differ"), "{error}");
+        assert!(error.to_string().contains("the lengths of the samples differ: 1 vs 2"), "{error}");
         let named = |name: &str| BTreeMap::from([(name.to_string(), 1.0f32)]);
         let error = Collate::collate(vec![named("x"), named("y")]).expect_err("different names");
-        assert!(error.to_string().contains("one sample has x, another one y"), "{error}");
+        assert!(error.to_string().contains("samples have different keys: x and y"), "{error}");
         let shapes = vec![Tensor::from_slice(&[1.0f32])?, Tensor::from_slice(&[1.0f32, 2.0])?];
         assert!(Tensor::collate(shapes).is_err());
         Ok(())

@@ -137,7 +137,7 @@ impl<T: Columns> TensorDataset<T> {
             };
             let first = *len.get_or_insert(rows);
             if first != rows {
-                let why = Why::Sizes { what: "rows of the tensors", left: first, right: rows };
+                let why = Why::Sizes { what: "the number of rows of the tensors", left: first, right: rows };
                 return Err(Error::op("TensorDataset", why, loc));
             }
         }
@@ -216,8 +216,11 @@ pub fn random_split<D: Dataset, const N: usize>(
 ) -> Result<[Subset<Arc<D>>; N]> {
     let total = lengths.iter().sum();
     if dataset.len() != total {
-        let why =
-            Why::Sizes { what: "samples and the parts' lengths together", left: dataset.len(), right: total };
+        let why = Why::Sizes {
+            what: "the number of samples and the sum of the lengths",
+            left: dataset.len(),
+            right: total,
+        };
         return Err(Error::op("random_split", why, Loc::caller()));
     }
     let mut indices: Vec<usize> = (0..total).collect();
@@ -238,7 +241,10 @@ mod tests {
         assert_eq!(TensorDataset::new((rows(3)?, rows(3)?, rows(3)?))?.len(), 3);
         assert_eq!(TensorDataset::new(vec![rows(2)?; 5])?.get(1)?.len(), 5);
         let error = TensorDataset::new((rows(3)?, rows(2)?)).err().expect("rows differ").to_string();
-        assert!(error.starts_with("TensorDataset: rows of the tensors: 3 and 2 differ, at"), "{error}");
+        assert!(
+            error.starts_with("TensorDataset: the number of rows of the tensors differ: 3 vs 2, at"),
+            "{error}"
+        );
         let number = Tensor::from_vec(vec![1.0f32], kiln_tensor::Shape::scalar())?;
         assert!(TensorDataset::new(number).is_err());
         let error = TensorDataset::new(rows(3)?)?.get(3).expect_err("3 of 3").to_string();

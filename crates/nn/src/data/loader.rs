@@ -88,14 +88,14 @@ impl DataLoaderOptions {
         let loc = Loc::caller();
         let refuse = |why: &str| Err(Error::op("DataLoader", Why::Other(why.into()), loc));
         if self.batch_size == 0 {
-            return refuse("batch_size is 0: a batch has at least one sample");
+            return refuse("batch_size must be at least 1");
         }
         if self.prefetch_factor == 0 {
-            return refuse("prefetch_factor is 0: a worker makes at least one batch ahead");
+            return refuse("prefetch_factor must be at least 1");
         }
         let sampler: Box<dyn Sampler> = match (self.sampler, self.shuffle) {
             (Some(_), true) => {
-                return refuse("there is a sampler, and shuffle would draw in another order: choose one");
+                return refuse("pass either a sampler or shuffle, not both");
             }
             (Some(sampler), false) => sampler,
             (None, true) => Box::new(RandomSampler { seed: self.seed }),
@@ -121,8 +121,8 @@ impl DataLoaderOptions {
 
 /// Batches of a data set. Each [`DataLoader::iter`] is an epoch; see the [module](super) for examples.
 ///
-/// A sample that can't be had (an error, a panic) is an error in the place of its batch, and the batches behind it
-/// follow all the same. Whoever drops an epoch early waits for the samples that are being made, for no others.
+/// If a sample fails (an error, a panic), its batch is an error, and the following batches still come. Dropping an
+/// epoch early waits only for the samples that are being made.
 pub struct DataLoader<D: Dataset, B> {
     plan: Arc<Plan<D, B>>,
     workers: usize,
@@ -171,8 +171,8 @@ impl<D: Dataset + 'static, B: Send + 'static> DataLoader<D, B> {
         self.batches(self.epoch.fetch_add(1, Ordering::Relaxed), 0)
     }
 
-    /// The batches of a certain epoch, from a certain batch on: to go on where a program stopped. Batches before it
-    /// are not made. [`DataLoader::iter`] goes on with the epoch behind it.
+    /// The batches of an epoch, starting at a given batch: to resume where a program stopped. Earlier batches are
+    /// not made. [`DataLoader::iter`] continues with the next epoch.
     pub fn epoch_from(&self, epoch: u64, batch: usize) -> Batches<D, B> {
         self.epoch.store(epoch.wrapping_add(1), Ordering::Relaxed);
         self.batches(epoch, batch)

@@ -22,9 +22,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A data set of one's own says how many samples there are and what each of them is. Whatever can be collated
-//! ([`Collate`]: tensors, numbers, tuples, lists) becomes a batch by itself, anything else by a function of the
-//! user's:
+//! A custom data set says how many samples there are and what each of them is. Whatever can be collated
+//! ([`Collate`]: tensors, numbers, tuples, lists) becomes a batch automatically, anything else through your own
+//! function:
 //!
 //! ```
 //! use kiln_nn::data::{DataLoader, Dataset};
@@ -57,9 +57,9 @@
 //!
 //! \[Note: what an epoch is made of\]
 //! The order of an epoch is a function of the sampler (its seed) and the number of the epoch, and batches arrive in
-//! that order however many workers make them. Chance inside a data set comes from [`Random::of_sample`], which
-//! depends on the seed, the epoch and the sample alone. So a program that goes on from a checkpoint
-//! ([`DataLoader::epoch_from`]) sees the very batches that it would have seen.
+//! that order however many workers make them. Randomness inside a data set comes from [`Random::of_sample`], which
+//! depends only on the seed, the epoch and the sample. So a program that resumes from a checkpoint
+//! ([`DataLoader::epoch_from`]) sees exactly the batches it would have seen.
 
 mod collate;
 mod dataset;

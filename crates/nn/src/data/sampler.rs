@@ -66,7 +66,8 @@ impl WeightedRandomSampler {
     #[track_caller]
     pub fn new(weights: &[f64], count: usize, seed: u64) -> Result<WeightedRandomSampler> {
         let refuse = |got| {
-            let why = Why::Number { argument: "a weight", expected: "0 or more, and some above 0", got };
+            let why =
+                Why::Number { argument: "weights", expected: "0 or more, with at least one positive", got };
             Err(Error::op("WeightedRandomSampler", why, Loc::caller()))
         };
         let mut sum = 0.0;

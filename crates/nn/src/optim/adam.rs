@@ -189,9 +189,10 @@ impl Rule for Settings {
     }
 
     fn states(&self) -> Vec<&'static str> {
-        match self.amsgrad {
-            true => vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
-            false => vec!["exp_avg", "exp_avg_sq"],
+        if self.amsgrad {
+            vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+        } else {
+            vec!["exp_avg", "exp_avg_sq"]
         }
     }
 
@@ -215,11 +216,14 @@ impl Rule for Settings {
         if self.maximize {
             grads = foreach::neg(&grads)?;
         }
-        match weight_decay != 0.0 {
-            true if self.decoupled => foreach::mul_(params, 1.0 - lr * weight_decay)?,
-            true if self.maximize => foreach::add_scaled_(&grads, params, weight_decay)?,
-            true => grads = foreach::add_scaled(&grads, params, weight_decay)?,
-            false => {}
+        if weight_decay != 0.0 {
+            if self.decoupled {
+                foreach::mul_(params, 1.0 - lr * weight_decay)?;
+            } else if self.maximize {
+                foreach::add_scaled_(&grads, params, weight_decay)?;
+            } else {
+                grads = foreach::add_scaled(&grads, params, weight_decay)?;
+            }
         }
         foreach::lerp_(exp_avg, &grads, 1.0 - beta1)?;
         foreach::mul_(exp_avg_sq, beta2)?;

@@ -7,7 +7,7 @@ use super::define::{Setting, check_betas, check_number, optimizer, settings};
 use super::group::{Groups, ParamGroup, Rule, Step, directed};
 
 settings! {
-    /// Adamax: Adam with the largest recent gradient in the place of the root of their mean square.
+    /// Adamax: Adam with the infinity norm of recent gradients instead of their root mean square.
     Adamax, AdamaxOptions, "Adamax", betas: (0.9, 0.999), {
         /// The learning rate, 0.002 by default.
         lr: f64 = 2e-3,

@@ -34,10 +34,7 @@ pub(super) fn check_number(
     holds: bool,
     loc: Loc,
 ) -> Result<()> {
-    match holds {
-        true => Ok(()),
-        false => Err(Error::op(optimizer, Why::Number { argument, expected, got }, loc)),
-    }
+    if holds { Ok(()) } else { Err(Error::op(optimizer, Why::Number { argument, expected, got }, loc)) }
 }
 
 /// The parts that are the same for every optimizer: making one, and the trait.

@@ -266,7 +266,7 @@ impl<R: Rule> Groups<R> {
     pub(super) fn new(groups: Vec<ParamGroup<R>>, name: &str, loc: Loc) -> Result<Groups<R>> {
         let all = Groups(Mutex::new(Vec::new()));
         if groups.is_empty() {
-            return Err(Error::op(name, Why::Other("there are no parameter groups".into()), loc));
+            return Err(Error::op(name, Why::Other("needs at least one parameter group".into()), loc));
         }
         for group in groups {
             all.add(group, loc)?;
@@ -280,7 +280,7 @@ impl<R: Rule> Groups<R> {
         let mut groups = self.0.lock();
         let fail = |why| Err(Error::op(rule.name(), why, loc));
         if parameters.is_empty() {
-            return fail(Why::Other("the list of parameters is empty".into()));
+            return fail(Why::Other("the parameter list is empty".into()));
         }
         let mut seen: HashSet<usize> =
             groups.iter().flat_map(|group| &group.entries).map(|entry| entry.param.address()).collect();
@@ -296,12 +296,12 @@ impl<R: Rule> Groups<R> {
             }
             if !parameter.is_leaf() {
                 return fail(Why::Other(format!(
-                    "{ty}{} was computed: only leaves can be optimized",
+                    "the parameter {ty}{} is not a leaf: only leaves can be optimized",
                     named()
                 )));
             }
             if !seen.insert(parameter.address()) {
-                return fail(Why::Other(format!("the parameter {ty}{} is there twice", named())));
+                return fail(Why::Other(format!("the parameter {ty}{} appears twice", named())));
             }
         }
         let entry = |param| Entry {
@@ -417,9 +417,12 @@ impl<R: Rule> Groups<R> {
         let _off = no_grad();
         let mut groups = self.0.lock();
         let fail =
-            |message: String| Err(Error::State(format!("loading an optimizer's state: {message}, at {loc}")));
+            |message: String| Err(Error::State(format!("loading optimizer state: {message}, at {loc}")));
         if values.get(&format!("param_groups.{}.params", groups.len())).is_some() {
-            return fail(format!("it has more groups than the optimizer, which has {}", groups.len()));
+            return fail(format!(
+                "the state has more parameter groups than the optimizer ({})",
+                groups.len()
+            ));
         }
         let mut number = 0;
         let mut loaded = Vec::new();
@@ -434,7 +437,9 @@ impl<R: Rule> Groups<R> {
             let count = values.number(&format!("param_groups.{g}.params"))?;
             if count != group.entries.len() as f64 {
                 let own = group.entries.len();
-                return fail(format!("group {g} has {count} parameters there, {own} here"));
+                return fail(format!(
+                    "group {g} has {count} parameters in the state, {own} in the optimizer"
+                ));
             }
             let names = rule.states();
             let mut entries = Vec::new();
@@ -454,9 +459,9 @@ impl<R: Rule> Groups<R> {
                         Some(value) if value.shape() == entry.param.shape() => state.push(value.clone()),
                         Some(value) => {
                             let (own, got) = (entry.param.shape(), value.shape());
-                            return fail(format!("{name} has shape {got}, its parameter {own}"));
+                            return fail(format!("{name} has shape {got}, but its parameter {own}"));
                         }
-                        None => return fail(format!("there is no {name}")),
+                        None => return fail(format!("{name} is missing")),
                     }
                 }
                 entries.push((steps, product, state));

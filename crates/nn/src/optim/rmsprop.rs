@@ -17,7 +17,7 @@ settings! {
         eps: f64 = 1e-8,
         /// The weight of the parameters' square in what is minimised, 0 by default.
         weight_decay: f64 = 0.0,
-        /// The share of the last update that goes on, 0 by default.
+        /// The momentum factor, 0 by default.
         momentum: f64 = 0.0,
         /// Whether to divide by the deviation instead: the square less that of the running average.
         centered: bool = false,
@@ -87,13 +87,12 @@ impl Rule for Settings {
             _ => foreach::sqrt(square_avg)?,
         };
         foreach::add_(&divisor, eps)?;
-        match momentum > 0.0 {
-            true => {
-                foreach::mul_(&state[1], momentum)?;
-                foreach::addcdiv_(&state[1], &grads, &divisor, 1.0)?;
-                foreach::add_scaled_(params, &state[1], -lr)
-            }
-            false => foreach::addcdiv_(params, &grads, &divisor, -lr),
+        if momentum > 0.0 {
+            foreach::mul_(&state[1], momentum)?;
+            foreach::addcdiv_(&state[1], &grads, &divisor, 1.0)?;
+            foreach::add_scaled_(params, &state[1], -lr)
+        } else {
+            foreach::addcdiv_(params, &grads, &divisor, -lr)
         }
     }
 }

@@ -45,7 +45,7 @@ impl SGDOptions {
         self
     }
 
-    /// The share of the last update that goes on, 0 by default.
+    /// The momentum factor, 0 by default.
     pub fn momentum(mut self, momentum: f64) -> SGDOptions {
         self.0.momentum = momentum;
         self
@@ -96,7 +96,7 @@ impl Rule for Settings {
         check("momentum", self.momentum)?;
         check("weight_decay", self.weight_decay)?;
         if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
-            let why = Why::Other("nesterov needs a momentum, and no dampening".into());
+            let why = Why::Other("nesterov needs momentum > 0 and dampening 0".into());
             return Err(Error::op("SGD", why, loc));
         }
         Ok(())
@@ -122,10 +122,7 @@ impl Rule for Settings {
     }
 
     fn states(&self) -> Vec<&'static str> {
-        match self.momentum != 0.0 {
-            true => vec!["momentum_buffer"],
-            false => Vec::new(),
-        }
+        if self.momentum != 0.0 { vec!["momentum_buffer"] } else { Vec::new() }
     }
 
     /// The first update is another one only if there is dampening, which it leaves out.
@@ -143,10 +140,12 @@ impl Rule for Settings {
         if self.maximize {
             grads = foreach::neg(&grads)?;
         }
-        match self.weight_decay != 0.0 {
-            true if self.maximize => foreach::add_scaled_(&grads, params, self.weight_decay)?,
-            true => grads = foreach::add_scaled(&grads, params, self.weight_decay)?,
-            false => {}
+        if self.weight_decay != 0.0 {
+            if self.maximize {
+                foreach::add_scaled_(&grads, params, self.weight_decay)?;
+            } else {
+                grads = foreach::add_scaled(&grads, params, self.weight_decay)?;
+            }
         }
         let Some(buffer) = state.first() else {
             return foreach::add_scaled_(params, &grads, -self.lr);
@@ -156,12 +155,11 @@ impl Rule for Settings {
         let share = if at.number == 1 { 1.0 } else { 1.0 - self.dampening };
         foreach::mul_(buffer, self.momentum)?;
         foreach::add_scaled_(buffer, &grads, share)?;
-        match self.nesterov {
-            true => {
-                let ahead = foreach::add_scaled(&grads, buffer, self.momentum)?;
-                foreach::add_scaled_(params, &ahead, -self.lr)
-            }
-            false => foreach::add_scaled_(params, buffer, -self.lr),
+        if self.nesterov {
+            let ahead = foreach::add_scaled(&grads, buffer, self.momentum)?;
+            foreach::add_scaled_(params, &ahead, -self.lr)
+        } else {
+            foreach::add_scaled_(params, buffer, -self.lr)
         }
     }
 }

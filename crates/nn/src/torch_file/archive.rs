@@ -42,18 +42,18 @@ struct Place {
 
 /// Little-endian numbers at a place, if there are that many bytes.
 fn number(bytes: &[u8], at: usize, size: usize) -> Result<u64> {
-    let end = at.checked_add(size).ok_or("it is cut off")?;
-    let part = bytes.get(at..end).ok_or("it is cut off")?;
+    let end = at.checked_add(size).ok_or("the file is truncated")?;
+    let part = bytes.get(at..end).ok_or("the file is truncated")?;
     Ok(part.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
 }
 
 /// Bytes of a reader from a place on, of which it has `length`.
 fn bytes_at(reader: &mut (impl Read + Seek), length: u64, at: u64, size: u64) -> Result<Vec<u8>> {
     if at.checked_add(size).is_none_or(|end| end > length) {
-        return Err("it is cut off".into());
+        return Err("the file is truncated".into());
     }
     if size > LONGEST {
-        return Err(format!("a part of it that should be short has {size} bytes"));
+        return Err(format!("a header is implausibly large: {size} bytes"));
     }
     let mut bytes = vec![0; size as usize];
     let read = reader.seek(SeekFrom::Start(at)).and_then(|_| reader.read_exact(&mut bytes));
@@ -69,7 +69,7 @@ impl<R: Read + Seek> Archive<R> {
         let end = (0..(tail.len() + 1).saturating_sub(END_SIZE))
             .rev()
             .find(|&at| number(&tail, at, 4) == Ok(u64::from(END)))
-            .ok_or("it is no zip archive, as torch.save writes it")?;
+            .ok_or("not a zip archive as written by torch.save")?;
         let (mut count, mut begin) = (number(&tail, end + 10, 2)?, number(&tail, end + 16, 4)?);
         let mut stop = first + end as u64;
         if let Some(locator) = end.checked_sub(LOCATOR_64_SIZE)
@@ -78,11 +78,11 @@ impl<R: Read + Seek> Archive<R> {
             stop = number(&tail, locator + 8, 8)?;
             let end = bytes_at(&mut reader, length, stop, END_64_SIZE)?;
             if number(&end, 0, 4)? != u64::from(END_64) {
-                return Err("its end record is broken".into());
+                return Err("the end-of-directory record is damaged".into());
             }
             (count, begin) = (number(&end, 32, 8)?, number(&end, 48, 8)?);
         }
-        let size = stop.checked_sub(begin).ok_or("its directory is broken")?;
+        let size = stop.checked_sub(begin).ok_or("the directory is damaged")?;
         let directory = bytes_at(&mut reader, length, begin, size)?;
         let mut files = BTreeMap::new();
         let mut at = 0;
@@ -90,17 +90,17 @@ impl<R: Read + Seek> Archive<R> {
             let (name, offset, place, next) = entry(&directory, at)?;
             let begin = data_begin(&mut reader, length, offset)?;
             if begin.checked_add(place.size).is_none_or(|end| end > length) {
-                return Err("it is cut off".into());
+                return Err("the file is truncated".into());
             }
             if files.insert(name.to_string(), Place { begin, ..place }).is_some() {
-                return Err(format!("there are two files {name} in it"));
+                return Err(format!("the archive has two entries named {name}"));
             }
             at = next;
         }
         let mut places: Vec<&Place> = files.values().filter(|place| place.size > 0).collect();
         places.sort_by_key(|place| place.begin);
         if places.windows(2).any(|two| two[0].begin + two[0].size > two[1].begin) {
-            return Err("files in it overlap".into());
+            return Err("entries overlap".into());
         }
         Ok(Archive { reader, files })
     }
@@ -109,7 +109,7 @@ impl<R: Read + Seek> Archive<R> {
     pub(super) fn get(&mut self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(size) = self.size(name) else { return Ok(None) };
         if size > LONGEST {
-            return Err(format!("{name} has {size} bytes"));
+            return Err(format!("{name} is too large: {size} bytes"));
         }
         self.read(name, |reader| {
             let mut bytes = vec![0; size as usize];
@@ -125,7 +125,7 @@ impl<R: Read + Seek> Archive<R> {
 
     /// Reads a file, all of it, and compares its checksum.
     pub(super) fn read<T>(&mut self, name: &str, body: impl FnOnce(&mut dyn Read) -> Result<T>) -> Result<T> {
-        let place = *self.files.get(name).ok_or_else(|| format!("there is no {name} in it"))?;
+        let place = *self.files.get(name).ok_or_else(|| format!("the archive has no {name}"))?;
         self.reader.seek(SeekFrom::Start(place.begin)).map_err(|error| error.to_string())?;
         let mut summed = Summed { inner: (&mut self.reader).take(place.size), sum: crc32fast::Hasher::new() };
         let result = body(&mut summed)?;
@@ -140,7 +140,7 @@ impl<R: Read + Seek> Archive<R> {
     pub(super) fn root(&self, name: &str) -> Result<String> {
         let folders = self.files.keys().filter_map(|path| path.strip_suffix(name));
         let found = folders.into_iter().find(|folder| folder.ends_with('/'));
-        found.map(String::from).ok_or_else(|| format!("there is no {name} in it"))
+        found.map(String::from).ok_or_else(|| format!("the archive has no {name}"))
     }
 }
 
@@ -161,16 +161,16 @@ impl<R: Read> Read for Summed<R> {
 /// A directory's entry: name, offset of its local record, what is known of its place, and where the next one is.
 fn entry(directory: &[u8], at: usize) -> Result<(&str, u64, Place, usize)> {
     if number(directory, at, 4)? != u64::from(CENTRAL) {
-        return Err("its directory is broken".into());
+        return Err("the directory is damaged".into());
     }
     let field = |offset: usize, size: usize| number(directory, at + offset, size);
     let [name_size, extra_size, comment_size] =
         [field(28, 2)?, field(30, 2)?, field(32, 2)?].map(|size| size as usize);
     let name_at = at + CENTRAL_SIZE;
     let extra_at = name_at + name_size;
-    let name = directory.get(name_at..extra_at).ok_or("it is cut off")?;
-    let name = std::str::from_utf8(name).map_err(|_| "a name in it is no text")?;
-    let extra = directory.get(extra_at..extra_at + extra_size).ok_or("it is cut off")?;
+    let name = directory.get(name_at..extra_at).ok_or("the file is truncated")?;
+    let name = std::str::from_utf8(name).map_err(|_| "an entry name is not UTF-8")?;
+    let extra = directory.get(extra_at..extra_at + extra_size).ok_or("the file is truncated")?;
     let [whole, size, offset] = wide_sizes(extra, [field(24, 4)?, field(20, 4)?, field(42, 4)?])?;
     if field(10, 2)? != 0 || whole != size {
         return Err(format!("{name} is compressed"));
@@ -183,7 +183,7 @@ fn entry(directory: &[u8], at: usize) -> Result<(&str, u64, Place, usize)> {
 fn data_begin(reader: &mut (impl Read + Seek), length: u64, offset: u64) -> Result<u64> {
     let header = bytes_at(reader, length, offset, LOCAL_SIZE)?;
     if number(&header, 0, 4)? != u64::from(LOCAL) {
-        return Err("a file in it is not where its directory says".into());
+        return Err("an entry is not where the directory says".into());
     }
     Ok(offset + LOCAL_SIZE + number(&header, 26, 2)? + number(&header, 28, 2)?)
 }
@@ -192,7 +192,7 @@ fn data_begin(reader: &mut (impl Read + Seek), length: u64, offset: u64) -> Resu
 fn wide_sizes(mut extra: &[u8], mut sizes: [u64; 3]) -> Result<[u64; 3]> {
     while extra.len() >= 4 {
         let (kind, size) = (number(extra, 0, 2)?, number(extra, 2, 2)? as usize);
-        let field = extra.get(4..4 + size).ok_or("it is cut off")?;
+        let field = extra.get(4..4 + size).ok_or("the file is truncated")?;
         if kind == 1 {
             let mut at = 0;
             for size in sizes.iter_mut().filter(|size| **size == 0xffff_ffff) {

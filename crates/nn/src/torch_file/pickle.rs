@@ -69,7 +69,7 @@ struct Program<'a> {
 impl<'a> Program<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         if count > self.rest.len() {
-            return Err("its pickle is cut off".into());
+            return Err("the pickle is truncated".into());
         }
         let (taken, rest) = self.rest.split_at(count);
         self.rest = rest;
@@ -86,7 +86,7 @@ impl<'a> Program<'a> {
     }
 
     fn line(&mut self) -> Result<&'a str> {
-        let end = self.rest.iter().position(|&byte| byte == b'\n').ok_or("its pickle is cut off")?;
+        let end = self.rest.iter().position(|&byte| byte == b'\n').ok_or("the pickle is truncated")?;
         let line = self.text(end)?;
         self.take(1)?;
         Ok(line)
@@ -109,7 +109,7 @@ pub(super) fn run<'a>(program: &[u8], read_storage: &'a mut ReadStorage<'a>) -> 
     while machine.step(&mut program)? {
         instructions += 1;
         if instructions > MOST {
-            return Err(format!("its pickle has more than {MOST} instructions"));
+            return Err(format!("the pickle has more than {MOST} instructions"));
         }
     }
     let result = machine.pop()?;
@@ -121,7 +121,7 @@ pub(super) fn run<'a>(program: &[u8], read_storage: &'a mut ReadStorage<'a>) -> 
 impl Machine<'_> {
     fn pop(&mut self) -> Result<Item> {
         match self.stack.pop() {
-            Some(Item::Mark) | None => Err("its pickle takes what is not there".into()),
+            Some(Item::Mark) | None => Err("the pickle reads from an empty stack or memo".into()),
             Some(item) => Ok(item),
         }
     }
@@ -129,7 +129,7 @@ impl Machine<'_> {
     /// What was pushed since the last mark.
     fn since_mark(&mut self) -> Result<Vec<Item>> {
         let mark = self.stack.iter().rposition(|item| matches!(item, Item::Mark));
-        let items = self.stack.split_off(mark.ok_or("its pickle has no mark")? + 1);
+        let items = self.stack.split_off(mark.ok_or("the pickle has no mark")? + 1);
         self.stack.pop();
         Ok(items)
     }
@@ -157,7 +157,7 @@ impl Machine<'_> {
             (Some(Item::Dict(at)), true) if items.len().is_multiple_of(2) => {
                 self.containers[*at].extend(items)
             }
-            _ => return Err("its pickle adds to what is no container".into()),
+            _ => return Err("the pickle appends to something that is not a container".into()),
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Machine<'_> {
                 let size = program.number(1)? as usize;
                 let bytes = program.take(size)?;
                 if size > 8 {
-                    return Err("a number in it has more than 64 bits".into());
+                    return Err("an integer has more than 64 bits".into());
                 }
                 let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
                 let start = if negative { -1i64 } else { 0 };
@@ -247,12 +247,12 @@ impl Machine<'_> {
                     b'r' => program.number(4)?,
                     _ => self.memo.len() as u64,
                 };
-                let top = self.stack.last().ok_or("its pickle keeps what is not there")?.clone();
+                let top = self.stack.last().ok_or("the pickle memoizes from an empty stack")?.clone();
                 self.memo.insert(at, top);
             }
             b'h' | b'j' => {
                 let at = program.number(if code == b'h' { 1 } else { 4 })?;
-                let item = self.memo.get(&at).ok_or("its pickle takes what is not there")?.clone();
+                let item = self.memo.get(&at).ok_or("the pickle reads from an empty stack or memo")?.clone();
                 self.stack.push(item);
             }
             b'c' => {
@@ -265,7 +265,7 @@ impl Machine<'_> {
                     (Item::Text(module), Item::Text(name)) => {
                         self.stack.push(function(&format!("{module} {name}"))?);
                     }
-                    _ => return Err("its pickle names a function by what is no text".into()),
+                    _ => return Err("the pickle names a global with something other than text".into()),
                 }
             }
             b'Q' => {
@@ -281,18 +281,18 @@ impl Machine<'_> {
             b'b' => {
                 self.pop()?;
                 if !matches!(self.stack.last(), Some(Item::Dict(_))) {
-                    return Err("its pickle sets attributes of what is no dict: refused".into());
+                    return Err("refused: the pickle sets attributes on something that is not a dict".into());
                 }
             }
             b'.' => return Ok(false),
-            other => return Err(format!("its pickle has the instruction {other:#04x}: refused")),
+            other => return Err(format!("refused: pickle opcode {other:#04x}")),
         }
         Ok(true)
     }
 
     fn call(&mut self, function: &Item, arguments: &Item) -> Result<Item> {
         let (Item::Function(name), Item::Tuple(arguments)) = (function, arguments) else {
-            return Err("its pickle calls what is no function: refused".into());
+            return Err("refused: the pickle calls something that is not a function".into());
         };
         match (*name, &self.containers[*arguments][..]) {
             ("collections OrderedDict", []) => Ok(Item::Dict(self.container(Vec::new()))),
@@ -305,12 +305,12 @@ impl Machine<'_> {
                 let (size, stride) = (sizes(&self.containers[*size])?, sizes(&self.containers[*stride])?);
                 self.tensors += 1;
                 if self.tensors > MOST_TENSORS {
-                    return Err(format!("it has more than {MOST_TENSORS} tensors"));
+                    return Err(format!("more than {MOST_TENSORS} tensors"));
                 }
                 let storage = self.elements(&key, dtype)?;
                 tensor(&storage, offset, &size, &stride).map(Item::Tensor)
             }
-            (name, _) => Err(format!("{name} is called with other arguments than PyTorch's: refused")),
+            (name, _) => Err(format!("refused: {name} is called with arguments PyTorch would not write")),
         }
     }
 
@@ -323,14 +323,14 @@ impl Machine<'_> {
         {
             return Ok(Item::Storage { dtype: *dtype, key: key.clone() });
         }
-        Err("it names a storage in another way than PyTorch: refused".into())
+        Err("refused: a storage is named in a way PyTorch would not write".into())
     }
 
     /// The elements of a storage. PyTorch saves none as two dtypes.
     fn elements(&mut self, key: &Arc<str>, dtype: DType) -> Result<Tensor> {
         if let Some(storage) = self.storages.get(key) {
             if storage.dtype() != dtype {
-                return Err(format!("storage {key} is {} and {dtype}: refused", storage.dtype()));
+                return Err(format!("refused: storage {key} is used as {} and as {dtype}", storage.dtype()));
             }
             return Ok(storage.clone());
         }
@@ -373,7 +373,7 @@ impl Finish<'_> {
         if let Some(done) = &self.done[at] {
             return Ok(done.clone());
         }
-        let too_deep = || format!("its containers are nested more than {DEEPEST} deep");
+        let too_deep = || format!("containers are nested more than {DEEPEST} deep");
         if depth > DEEPEST {
             return Err(too_deep());
         }
@@ -388,7 +388,7 @@ impl Finish<'_> {
                 return Err(too_deep());
             }
             if whole.size > self.largest {
-                return Err("it repeats its values too often".into());
+                return Err("refused: values are repeated too often".into());
             }
         }
         whole.value = make(values);
@@ -405,7 +405,7 @@ impl Finished {
             Item::Float(value) => Value::Float(*value),
             Item::Text(value) => Value::Text(value.clone()),
             Item::Tensor(tensor) => Value::Tensor(tensor.clone()),
-            _ => return Err("it holds a function or a storage where a value should be".into()),
+            _ => return Err("a function or storage stands where a value is expected".into()),
         };
         let size = if let Item::Text(text) = item { 1 + text.len() } else { 1 };
         Ok(Finished { value, size, height: 0 })
@@ -420,17 +420,17 @@ fn function(name: &str) -> Result<Item> {
         name.strip_prefix("torch ").and_then(|own| STORAGES.iter().find(|(known, _)| *known == own));
     match storage {
         Some((_, dtype)) => Ok(Item::StorageType(*dtype)),
-        None => Err(format!("it asks for {}: refused", name.replace(' ', "."))),
+        None => Err(format!("refused: the pickle asks for {}", name.replace(' ', "."))),
     }
 }
 
 fn sizes(items: &[Item]) -> Result<Vec<usize>> {
     if items.len() > MOST_DIMS {
-        return Err(format!("a tensor in it has {} dims, more than {MOST_DIMS}", items.len()));
+        return Err(format!("a tensor in it has {} dims, the limit is {MOST_DIMS}", items.len()));
     }
     let size = |item: &Item| match item {
         Item::Int(size) => usize::try_from(*size).map_err(|_| "a size in it is negative".to_string()),
-        _ => Err("a size in it is no integer".to_string()),
+        _ => Err("a size is not an integer".to_string()),
     };
     items.iter().map(size).collect()
 }
@@ -439,7 +439,7 @@ fn sizes(items: &[Item]) -> Result<Vec<usize>> {
 fn tensor(storage: &Tensor, offset: i64, size: &[usize], stride: &[usize]) -> Result<Tensor> {
     let broken = || "a tensor in it reaches beyond its storage".to_string();
     if size.len() != stride.len() {
-        return Err("a tensor in it has other dims than strides".into());
+        return Err("a tensor has a different number of sizes and strides".into());
     }
     let offset = usize::try_from(offset).map_err(|_| broken())?;
     let numel = Shape::from(size).checked_numel().ok_or_else(broken)?;
@@ -453,7 +453,7 @@ fn tensor(storage: &Tensor, offset: i64, size: &[usize], stride: &[usize]) -> Re
     }
     // An expanded tensor of a few bytes could be endless for whoever makes it contiguous.
     if numel > reach.saturating_mul(2) {
-        return Err("a tensor in it repeats its elements: refused".into());
+        return Err("refused: a tensor repeats its elements".into());
     }
     let made = match numel {
         0 => Tensor::from_bytes(&[], size, storage.dtype()),

@@ -1,4 +1,4 @@
-//! [`Checkpoint`]: everything that a training loop goes on from, in one file.
+//! [`Checkpoint`]: everything a training loop needs to resume, in one file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::safetensors::{self, Metadata, SafeTensorsFile};
 use crate::state::{self, MOST_COUNTED};
 use crate::{Module, StateDict};
 
-/// Something whose state goes into a checkpoint beside the model's and the optimizer's.
+/// Something whose state goes into a checkpoint along with the model's and the optimizer's.
 pub trait Stateful {
     /// The state, as named tensors.
     fn state_dict(&self) -> Result<StateDict>;
@@ -48,10 +48,9 @@ pub struct Position {
     pub notes: BTreeMap<String, String>,
 }
 
-/// A model, its optimizer and what else has a state, to be saved and loaded together.
+/// A model, its optimizer and whatever else has state, saved and loaded together.
 ///
-/// With the position the file has the state of the random stream, so that a loop which goes on from it computes the
-/// very numbers that it would have computed without the break:
+/// Along with the position the file holds the random state, so training resumes bit-exactly:
 ///
 /// ```
 /// use kiln_nn::optim::lr_scheduler::{CosineAnnealingLR, Schedule};
@@ -71,7 +70,7 @@ pub struct Position {
 /// # Ok(()) }
 /// ```
 ///
-/// The file is one of safetensors: `model.*` are the model's names, and [`safetensors::load`] reads it, too.
+/// It is a safetensors file: `model.*` are the model's names, and [`safetensors::load`] reads it as well.
 pub struct Checkpoint<'a> {
     model: &'a dyn Module,
     optimizer: Option<&'a dyn Optimizer>,
@@ -187,15 +186,15 @@ impl<'a> Checkpoint<'a> {
 fn read_metadata(path: &Path, metadata: &Metadata) -> Result<(Position, RngState)> {
     let fail = |why: String| Error::State(format!("{}: {why}", path.display()));
     if metadata.get(FORMAT.0).map(String::as_str) != Some(FORMAT.1) {
-        return Err(fail("this is no checkpoint of a training loop".into()));
+        return Err(fail("not a training checkpoint".into()));
     }
     let number = |name: &str| {
-        let text = metadata.get(name).ok_or_else(|| fail(format!("it does not say its {name}")))?;
-        text.parse::<u64>().map_err(|error| fail(format!("its {name} is {text:?}: {error}")))
+        let text = metadata.get(name).ok_or_else(|| fail(format!("the metadata has no {name}")))?;
+        text.parse::<u64>().map_err(|error| fail(format!("bad {name} {text:?}: {error}")))
     };
     let count = |name: &str| match number(name)? {
         count if count <= MOST_COUNTED => Ok(count),
-        count => Err(fail(format!("its {name} is {count}, which no loop has come to"))),
+        count => Err(fail(format!("implausible {name}: {count}"))),
     };
     let notes =
         metadata.iter().filter_map(|(name, text)| Some((name.strip_prefix(NOTE)?.into(), text.clone())));

@@ -73,7 +73,7 @@ impl History {
         self.names.iter().position(|other| other == name)
     }
 
-    /// As comma-separated values: names first, numbers so that they read back to the bit.
+    /// As comma-separated values: names first, numbers that read back bit-exactly.
     pub fn to_csv(&self) -> String {
         let mut text = self.names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(",");
         text.push('\n');
@@ -105,19 +105,19 @@ impl History {
 
     fn from_csv(text: &str) -> Result<History, (usize, String)> {
         let mut lines = (1..).zip(text.lines());
-        let (_, head) = lines.next().ok_or((1, "it is empty".to_string()))?;
+        let (_, head) = lines.next().ok_or((1, "the file is empty".to_string()))?;
         let mut history = History::new(cells(head));
         for (line, text) in lines {
             let row: Vec<Option<f64>> = text
                 .split(',')
                 .map(|cell| match cell {
                     "" => Ok(None),
-                    _ => cell.parse().map(Some).map_err(|_| (line, format!("{cell:?} is no number"))),
+                    _ => cell.parse().map(Some).map_err(|_| (line, format!("{cell:?} is not a number"))),
                 })
                 .collect::<Result<_, _>>()?;
             if row.len() != history.names.len() {
                 let (expected, got) = (history.names.len(), row.len());
-                return Err((line, format!("{got} columns, the first line has {expected}")));
+                return Err((line, format!("expected {expected} columns as in the first line, got {got}")));
             }
             history.rows.push(row);
         }
@@ -171,8 +171,8 @@ mod tests {
     #[test]
     fn what_is_wrong_in_a_file_is_told_with_its_line() {
         let wrong = |text: &str| History::from_csv(text).expect_err("wrong");
-        assert_eq!(wrong(""), (1, "it is empty".into()));
-        assert_eq!(wrong("a,b\n1,2\n1,x\n"), (3, "\"x\" is no number".into()));
-        assert_eq!(wrong("a,b\n1\n"), (2, "1 columns, the first line has 2".into()));
+        assert_eq!(wrong(""), (1, "the file is empty".into()));
+        assert_eq!(wrong("a,b\n1,2\n1,x\n"), (3, "\"x\" is not a number".into()));
+        assert_eq!(wrong("a,b\n1\n"), (2, "expected 2 columns as in the first line, got 1".into()));
     }
 }

@@ -44,7 +44,7 @@ impl Meter {
         self
     }
 
-    /// A step is done that went through so many items.
+    /// Counts a finished step over this many items.
     pub fn step(&mut self, items: u64) {
         self.step_at(items, Instant::now());
     }

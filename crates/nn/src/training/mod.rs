@@ -1,4 +1,4 @@
-//! What training loops need besides the loop: checkpoints, a history of numbers, its plot, and a meter.
+//! What a training loop needs besides the loop: checkpoints, metric histories, plots, and a meter.
 //!
 //! ```
 //! use kiln_nn::training::{Checkpoint, History, Meter, Plot, Position};

@@ -55,7 +55,7 @@ impl Plot {
         self
     }
 
-    /// Adds a curve. Points that are no numbers leave gaps; a line of many points gets its moving average, too.
+    /// Adds a curve. NaN points leave gaps; a curve with many points also gets its moving average.
     pub fn line(mut self, name: impl Into<String>, points: Vec<(f64, f64)>) -> Plot {
         self.lines.push(Line { name: name.into(), points });
         self
@@ -212,9 +212,10 @@ impl Axis {
             range => range,
         };
         let step = round_step((high - low) / 6.0);
-        match rounded {
-            true => Axis { low: (low / step).floor() * step, high: (high / step).ceil() * step, step },
-            false => Axis { low, high, step },
+        if rounded {
+            Axis { low: (low / step).floor() * step, high: (high / step).ceil() * step, step }
+        } else {
+            Axis { low, high, step }
         }
     }
 

@@ -114,10 +114,13 @@ fn schedules_that_make_no_sense_are_refused() -> Result<()> {
     let adagrad = Adagrad::new(vec![parameter], 0.1)?;
     let message =
         |result: Result<Scheduler<&Adagrad>>| result.err().map(|e| e.to_string()).unwrap_or_default();
-    assert!(message(OneCycleLR::new(0.1, 10).on(&adagrad)).contains("no momentum"));
+    assert!(message(OneCycleLR::new(0.1, 10).on(&adagrad)).contains("cycles momentum"));
     assert!(message(StepLR::new(0).on(&adagrad)).contains("step_size must be 1 or more"));
     let two: Vec<Box<dyn Fn(u64) -> f64 + Send + Sync>> = vec![Box::new(|_| 1.0), Box::new(|_| 1.0)];
-    assert!(message(LambdaLR::each(two).on(&adagrad)).contains("functions and groups: 2 and 1 differ"));
+    assert!(
+        message(LambdaLR::each(two).on(&adagrad))
+            .contains("the number of functions and of groups differ: 2 vs 1")
+    );
     let cycle = OneCycleLR::new(0.1, 2).cycle_momentum(false).on(&adagrad)?;
     cycle.step()?;
     cycle.step()?;

@@ -134,7 +134,7 @@ fn tied_weights_need_one_of_their_names() -> Result<()> {
     let mut other = both.copied()?;
     other.insert("head.weight", Tensor::ones([3, 2], &CPU)?);
     let error = message(model.load_state_dict(&other, true));
-    assert!(error.contains("table.weight and head.weight are one tensor of the module"), "{error}");
+    assert!(error.contains("table.weight and head.weight are tied in the module"), "{error}");
     assert_eq!(model.table.weight.to_vec::<f32>()?, before);
     let report = model.load_state_dict(&other, false)?;
     assert_eq!(report.conflicting, [("table.weight".to_string(), "head.weight".to_string())]);
@@ -202,7 +202,7 @@ fn broken_files_are_errors() -> Result<()> {
     assert!(message(safetensors::load(folder.join("none"))).contains("none"));
     let index = folder.join("model.safetensors.index.json");
     std::fs::write(&index, r#"{"weight_map": {"a": "../file.safetensors"}}"#).expect("the file");
-    assert!(message(safetensors::load(&index)).contains("not the name of a file in this folder"));
+    assert!(message(safetensors::load(&index)).contains("not a file name in this folder"));
     std::fs::write(&index, "[]").expect("the file");
     assert!(safetensors::load(&index).is_err());
     // Nothing is left beside a file that could not be written.
@@ -248,7 +248,7 @@ fn pytorchs_files_are_read() -> Result<()> {
     assert!(matches!(all.get("loss"), Some(Value::Float(loss)) if *loss == 0.5));
     assert!(matches!(all.get("name"), Some(Value::Text(name)) if &**name == "run"));
     assert!(matches!(all.get("flags"), Some(Value::List(flags)) if flags.len() == 3));
-    assert!(message(torch_file::load(&path)).contains("no dict of named tensors"));
+    assert!(message(torch_file::load(&path)).contains("not a dict of named tensors"));
 
     let folder = folder("torch");
     let mut state = StateDict::new();
@@ -356,7 +356,7 @@ fn optimizer_states_are_checked() -> Result<()> {
     let state = a.state_dict()?;
     assert!(state.get("state.0.exp_avg").is_some() && state.get("param_groups.0.betas.0").is_some());
     let error = message(b.load_state_dict(&state));
-    assert!(error.contains("state.0.exp_avg has shape [2], its parameter [3]"), "{error}");
+    assert!(error.contains("state.0.exp_avg has shape [2], but its parameter [3]"), "{error}");
     assert!(message(b.load_state_dict(&StateDict::new())).contains("the state has no param_groups.0.lr"));
     Ok(())
 }

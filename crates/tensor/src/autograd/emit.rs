@@ -96,7 +96,7 @@ impl EagerEmit {
     fn unsaved(&self, what: &str) -> Error {
         Error::op(
             "autograd",
-            Why::Other(format!("a rule reads {what}, which its row does not save")),
+            Why::Other(format!("the gradient rule reads {what}, which was not saved: this is a bug in Kiln")),
             self.loc,
         )
     }

@@ -166,9 +166,10 @@ impl Pass {
 
 fn add(create_graph: bool, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let args = [Arg::Tensor(a), Arg::Tensor(b)];
-    match create_graph {
-        true => dispatch_tensor(&Op::Add {}, &args, false, Loc::UNKNOWN),
-        false => execute_tensor(&Op::Add {}, &args, Loc::UNKNOWN),
+    if create_graph {
+        dispatch_tensor(&Op::Add {}, &args, false, Loc::UNKNOWN)
+    } else {
+        execute_tensor(&Op::Add {}, &args, Loc::UNKNOWN)
     }
 }
 
@@ -222,9 +223,10 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
         }
         None => {
             for (leaf, grad) in leaves {
-                match pass.create_graph {
-                    true => accumulate_on_tape(&leaf, grad)?,
-                    false => accumulate(&leaf, grad, loc)?,
+                if pass.create_graph {
+                    accumulate_on_tape(&leaf, grad)?
+                } else {
+                    accumulate(&leaf, grad, loc)?
                 }
             }
             Ok(Vec::new())

@@ -12,14 +12,13 @@ use crate::Tensor;
 use crate::handle::Handle;
 use crate::hook::{self, Scope};
 
-/// A computation with a gradient of its own: a straight-through estimator, the reversal or clipping of a gradient,
-/// a function whose backward is known in a better form.
+/// A computation with a custom gradient: a straight-through estimator, gradient reversal or clipping, or a function
+/// whose backward has a better closed form.
 ///
-/// `forward` runs without gradients being recorded; what it saves is there in `backward`, together with the
-/// gradients of its outputs. A value of the type is one application of the function: its fields are what
-/// `forward` depends on besides tensors, and may keep what `backward` needs besides tensors. Gradients of the
-/// gradient flow through `backward` as far as it is made of ops on what it is given and what was saved of the
-/// inputs and outputs.
+/// `forward` runs without recording gradients; what it saves is available in `backward`, together with the
+/// gradients of its outputs. A value of the type is one application of the function: its fields hold whatever
+/// `forward` needs besides tensors, and can carry what `backward` needs besides tensors. Second derivatives flow
+/// through `backward` as far as it is made of ops on its arguments and on saved inputs and outputs.
 ///
 /// ```
 /// use kiln_tensor::{Context, Function, Result, Tensor};
@@ -72,8 +71,9 @@ pub trait Function: Send + Sync + 'static {
         match outputs.len() {
             1 => Ok(outputs.remove(0)),
             n => {
-                let why =
-                    Why::Other(format!("it has {n} outputs: apply is for one, apply_all for any number"));
+                let why = Why::Other(format!(
+                    "the function returned {n} outputs, but apply expects exactly one (use apply_all)"
+                ));
                 Err(Error::op(&name, why, loc))
             }
         }
@@ -262,7 +262,11 @@ pub fn gradients_of(
     let fail =
         |text: String| Err(Error::op(&format!("backward of {}", function.name()), Why::Other(text), loc));
     if results.len() != inputs.len() {
-        return fail(format!("it returned {} gradients for {} inputs", results.len(), inputs.len()));
+        return fail(format!(
+            "backward must return one gradient per input: got {} for {} inputs",
+            results.len(),
+            inputs.len()
+        ));
     }
     for (i, (result, ty)) in results.iter_mut().zip(inputs).enumerate() {
         if !context.needs_input_grad(i) {
@@ -271,7 +275,7 @@ pub fn gradients_of(
         if let Some(grad) = result
             && grad.ty() != *ty
         {
-            return fail(format!("it returned {} as the gradient of input {i}, which is {ty}", grad.ty()));
+            return fail(format!("the gradient of input {i} must be {ty}, got {}", grad.ty()));
         }
     }
     Ok(results)
@@ -295,15 +299,16 @@ fn apply(mut function: impl Function, inputs: &[&Tensor], loc: Loc) -> Result<Ve
     };
     let function = Arc::new(function);
     let application = Application { function, context, inputs, outputs: &outputs, used_up: false, loc };
-    match taken {
-        true => hook::with_current(|recorder| match recorder {
+    if taken {
+        hook::with_current(|recorder| match recorder {
             Some(recorder) => recorder.apply(application),
             None => {
                 application.put_on_tape();
                 Ok(())
             }
-        })?,
-        false => application.put_on_tape(),
+        })?
+    } else {
+        application.put_on_tape()
     }
     Ok(outputs)
 }

@@ -132,8 +132,7 @@ impl Tensor {
             return Err(Error::op("requires_grad_", why, loc));
         }
         if !self.is_leaf() {
-            let why =
-                Why::Other("only leaves can be told whether they require a gradient; use detach()".into());
+            let why = Why::Other("only a leaf's requires_grad can be changed (detach() gives a leaf)".into());
             return Err(Error::op("requires_grad_", why, loc));
         }
         if self.requires_grad() != on {
@@ -166,7 +165,7 @@ impl Tensor {
         })
     }
 
-    /// Puts or takes away the gradient.
+    /// Sets or clears the gradient.
     pub fn set_grad(&self, grad: Option<Tensor>) {
         let mut record = self.slot.record.lock();
         if grad.is_none() && record.meta.is_none() {
@@ -273,7 +272,7 @@ pub fn check_backward(root: &Tensor, gradient: Option<&Tensor>, loc: Loc) -> Res
     }
     match gradient {
         None if ty.shape.numel() != 1 => fail(Why::ImplicitGradient { shape: ty.shape.clone() }),
-        Some(g) if g.ty() != ty => fail(Why::InPlace { result: g.ty().to_string(), target: ty.to_string() }),
+        Some(g) if g.ty() != ty => fail(Why::Other(format!("the gradient must be {ty}, got {}", g.ty()))),
         _ => Ok(()),
     }
 }

@@ -184,10 +184,7 @@ impl Recycle for GradNode {
 
 /// Drops the items, and memory beyond the usual.
 fn empty<T>(list: &mut SmallVec<[T; 3]>) {
-    match list.spilled() {
-        true => *list = SmallVec::new(),
-        false => list.clear(),
-    }
+    if list.spilled() { *list = SmallVec::new() } else { list.clear() }
 }
 
 /// The number of a new node: no other has it, and it is larger than those of the nodes its operands come from.
@@ -356,10 +353,7 @@ impl GradNode {
                 return Err(self.freed(op.name()));
             }
             saved.kept = retain_graph;
-            match retain_graph {
-                true => saved.values.clone(),
-                false => std::mem::take(&mut saved.values),
-            }
+            if retain_graph { saved.values.clone() } else { std::mem::take(&mut saved.values) }
         };
         for value in values.inputs.iter().chain([&values.output]) {
             if let Saved::Tensor(tensor, version) = value {

@@ -78,8 +78,9 @@ pub fn run_grad(request: &GradRequest<'_>) -> Result<Vec<Option<Tensor>>> {
     if !request.allow_unused
         && let Some(index) = found.iter().position(Option::is_none)
     {
-        let why =
-            Why::Other(format!("the outputs don't depend on input {index}; allow_unused gives None for it"));
+        let why = Why::Other(format!(
+            "the outputs don't depend on input {index} (pass allow_unused to get None for it)"
+        ));
         return Err(Error::op("grad", why, loc));
     }
     if !create_graph {
@@ -122,8 +123,11 @@ fn retains(options: GradOptions) -> bool {
 pub fn check_outputs(name: &str, request: &GradRequest<'_>) -> Result<()> {
     let GradRequest { outputs, weights, loc, .. } = *request;
     if !weights.is_empty() && weights.len() != outputs.len() {
-        let why =
-            Why::Sizes { what: "numbers of outputs and weights", left: outputs.len(), right: weights.len() };
+        let why = Why::Sizes {
+            what: "the number of outputs and of grad_outputs",
+            left: outputs.len(),
+            right: weights.len(),
+        };
         return Err(Error::op(name, why, loc));
     }
     let weights = weights.iter().copied().chain(std::iter::repeat(None));

@@ -29,9 +29,10 @@ pub(crate) struct Base {
 impl Tensor {
     /// The tensor that a view is a view of, where gradients are kept track of.
     pub(crate) fn base(&self) -> Option<Tensor> {
-        match self.slot.is_view.load(Ordering::Relaxed) {
-            true => self.slot.record.lock().base.as_ref().map(|base| base.tensor.clone()),
-            false => None,
+        if self.slot.is_view.load(Ordering::Relaxed) {
+            self.slot.record.lock().base.as_ref().map(|base| base.tensor.clone())
+        } else {
+            None
         }
     }
 

@@ -51,7 +51,8 @@ pub(crate) fn pass_through(watchers: &Mutex<Watchers>, output: usize, grad: Tens
     for hook in hooks {
         if let Some(other) = hook(&grad)? {
             if other.ty() != grad.ty() {
-                let why = Why::InPlace { result: other.ty().to_string(), target: grad.ty().to_string() };
+                let why =
+                    Why::Other(format!("the gradient returned must be {}, got {}", grad.ty(), other.ty()));
                 return Err(Error::op("a gradient hook", why, Loc::UNKNOWN));
             }
             grad = other;

@@ -159,7 +159,7 @@ impl Job<'_> {
                 Ok(())
             }
             None => {
-                let why = Why::Other("row-major elements have no strided view".into());
+                let why = Why::Other("can't view the elements with these strides".into());
                 Err(self.op.error(self.tys, why, self.loc))
             }
         }
@@ -366,7 +366,7 @@ impl Job<'_> {
         let have = src.layout.shape.numel();
         if places.len() > have {
             let why = Why::Sizes {
-                what: "places in the mask and elements of src",
+                what: "the number of true elements in mask and of elements in src",
                 left: places.len(),
                 right: have,
             };

@@ -231,7 +231,7 @@ impl Job<'_> {
             Input::Tensor(t) => Ok(t),
             Input::Number(_) => Err(self.op.error(
                 self.tys,
-                Why::Operand { argument: "every operand", expected: "a tensor" },
+                Why::Operand { argument: "operands", expected: "tensors" },
                 self.loc,
             )),
         }
@@ -278,12 +278,7 @@ impl Job<'_> {
             kernels::pointwise(function, out, inputs)
         });
         done?.map_err(|unsupported| {
-            let why = Why::DType {
-                argument: "every operand",
-                expected: "of another dtype",
-                got: unsupported.dtype,
-            };
-            self.op.error(self.tys, why, self.loc)
+            self.op.error(self.tys, Why::Unsupported { dtype: unsupported.dtype }, self.loc)
         })
     }
 
@@ -417,7 +412,11 @@ impl Job<'_> {
             Op::CrossEntropy { .. } => self.cross_entropy(out, inputs),
             // Scalar functions ran above, and what has a decomposition doesn't get here: `has_kernel`.
             _ => self.along(out, inputs).unwrap_or_else(|| {
-                Err(self.op.error(self.tys, Why::Other("has no kernel".into()), self.loc))
+                Err(self.op.error(
+                    self.tys,
+                    Why::Other("has no eager kernel: this is a bug in Kiln".into()),
+                    self.loc,
+                ))
             }),
         }
     }
@@ -515,11 +514,12 @@ impl Job<'_> {
         // The kernel drops the dims; dense memory is the same with them kept as 1.
         let dropped =
             Ready { layout: Layout::contiguous(x.layout.shape.reduced(dims, false)), ..out.clone() };
-        match dims.is_empty() {
+        if dims.is_empty() {
             // SAFETY: `out` is fresh, `x` locked for reading; nothing is reduced, so shapes agree.
-            true => unsafe { kernels::convert(&operand(&dropped), &operand(x)) },
+            unsafe { kernels::convert(&operand(&dropped), &operand(x)) }
+        } else {
             // SAFETY: `out` is fresh and dense, of the shape that is left; dims were checked by the type rule.
-            false => unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) },
+            unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) }
         }
         Ok(())
     }

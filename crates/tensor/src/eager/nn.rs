@@ -126,9 +126,10 @@ impl Job<'_> {
             return Ok(());
         }
         let x = self.dense(self.tensor(inputs, 0)?)?;
-        let (input, output) = match backward {
-            true => (&out.layout.shape, &x.layout.shape),
-            false => (&x.layout.shape, &out.layout.shape),
+        let (input, output) = if backward {
+            (&out.layout.shape, &x.layout.shape)
+        } else {
+            (&x.layout.shape, &out.layout.shape)
         };
         let count = input[0] * input[1];
         let Some(axes) = resample::axes(self.op, pair(&input[2..], 1), pair(&output[2..], 1)) else {
@@ -138,9 +139,10 @@ impl Job<'_> {
             let (to, from) = (out.pointer().cast::<T>(), x.pointer().cast::<T>());
             // SAFETY: both are dense, `out` is fresh, `x` locked for reading; the type rule made the sizes.
             unsafe {
-                match backward {
-                    true => planes::resample_backward(count, &axes, to, from),
-                    false => planes::resample(count, &axes, to, from),
+                if backward {
+                    planes::resample_backward(count, &axes, to, from)
+                } else {
+                    planes::resample(count, &axes, to, from)
                 }
             }
         });

@@ -23,7 +23,7 @@ impl Job<'_> {
             DType::F64 => product!(gemm::gemm_f64, f64),
             DType::I64 => product!(gemm::gemm_i64, i64),
             _ => {
-                let why = Why::DType { argument: "x", expected: "a number", got: out.dtype };
+                let why = Why::DType { argument: "x", expected: "numeric", got: out.dtype };
                 return Err(self.op.error(self.tys, why, self.loc));
             }
         }

@@ -210,10 +210,11 @@ unsafe fn group_moments<T: Real>(groups: &Groups, centred: bool, x: *const T, gr
     // SAFETY: segments of the group.
     let segment = |s: usize| unsafe { from_raw_parts(x.add(groups.segment_at(group, s)), groups.length) };
     let count = groups.numel() as f64;
-    let mean = match centred {
+    let mean = if centred {
         // SAFETY: nothing is asked.
-        true => T::from_f64((0..groups.segments).map(|s| unsafe { sum(segment(s)) }).sum::<f64>() / count),
-        false => T::ZERO,
+        T::from_f64((0..groups.segments).map(|s| unsafe { sum(segment(s)) }).sum::<f64>() / count)
+    } else {
+        T::ZERO
     };
     // SAFETY: nothing is asked.
     let square = (0..groups.segments).map(|s| unsafe { squares(segment(s), mean) }).sum::<f64>();

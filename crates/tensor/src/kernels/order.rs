@@ -153,10 +153,7 @@ unsafe fn line_positions<T: Element>(position: Position, lines: Lines, x: *const
         }
     };
     let (total, n) = (lines.count() * lines.size, lines.count());
-    match total < 2 * GRAIN {
-        true => work(0, n),
-        false => parallel_for(n, GRAIN.div_ceil(lines.size.max(1)), work),
-    }
+    if total < 2 * GRAIN { work(0, n) } else { parallel_for(n, GRAIN.div_ceil(lines.size.max(1)), work) }
 }
 
 /// Where the median of pairs in order is: the first NaN, which are last, if there is one.
@@ -232,10 +229,7 @@ fn log_add_exp(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() {
         return f64::NAN;
     }
-    match a == b && a.is_infinite() {
-        true => a,
-        false => a.max(b) + (-(a - b).abs()).exp().ln_1p(),
-    }
+    if a == b && a.is_infinite() { a } else { a.max(b) + (-(a - b).abs()).exp().ln_1p() }
 }
 
 /// What a scan carries along.
@@ -271,10 +265,7 @@ pub(super) unsafe fn scan_lines<S: Scanner>(lines: Lines, reverse: bool, x: *con
         }
     };
     let (total, n) = (lines.count() * lines.size, lines.count());
-    match total < 2 * GRAIN {
-        true => work(0, n),
-        false => parallel_for(n, GRAIN.div_ceil(lines.size.max(1)), work),
-    }
+    if total < 2 * GRAIN { work(0, n) } else { parallel_for(n, GRAIN.div_ceil(lines.size.max(1)), work) }
 }
 
 /// `out = scan of x along each line` for a dtype that computes: f32, f64 or i64.

@@ -129,9 +129,10 @@ pub(crate) fn evaluate(
             let window = window(&args[0].shape, &args[2..], dims)?;
             let places = indexed(&args[0], &args[2..], dims, &window)?;
             let values = expand(&args[1], &window);
-            match accumulate {
-                true => rounded(reduced(&args[0], &values, &places, ScatterReduce::Sum, true)),
-                false => replaced(&args[0], &values, &places),
+            if *accumulate {
+                rounded(reduced(&args[0], &values, &places, ScatterReduce::Sum, true))
+            } else {
+                replaced(&args[0], &values, &places)
             }
         }
         Op::Embedding { .. } => {
@@ -216,9 +217,8 @@ fn reduced(x: &Array, src: &Array, places: &[usize], reduce: ScatterReduce, incl
         ints.extend(sources.iter().map(|&i| src.int(i)));
         let count = ints.len();
         let extreme = |sign: f64| {
-            floats.iter().fold(sign * f64::NEG_INFINITY, |a: f64, &b| match a.is_nan() || b.is_nan() {
-                true => f64::NAN,
-                false => sign * (sign * a).max(sign * b),
+            floats.iter().fold(sign * f64::NEG_INFINITY, |a: f64, &b| {
+                if a.is_nan() || b.is_nan() { f64::NAN } else { sign * (sign * a).max(sign * b) }
             })
         };
         let total = ints.iter().fold(0i64, |a, &b| a.wrapping_add(b));
@@ -276,10 +276,10 @@ fn window(shape: &Shape, indices: &[Array], dims: &[usize]) -> Result<Shape> {
         out.extend(common.iter().copied());
     }
     for d in 0..shape.rank() {
-        match dims.contains(&d) {
-            false => out.push(shape[d]),
-            true if d == dims[0] && neighbours(dims) => out.extend(common.iter().copied()),
-            true => {}
+        if !dims.contains(&d) {
+            out.push(shape[d]);
+        } else if d == dims[0] && neighbours(dims) {
+            out.extend(common.iter().copied());
         }
     }
     Ok(Shape::from(out))

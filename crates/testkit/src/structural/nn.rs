@@ -120,9 +120,10 @@ fn products(x: &Array, y: &Array, plus: Option<&Array>, dtype: DType) -> Array {
             int[out] = int[out].wrapping_add(plus.int(out));
         }
     });
-    match dtype.is_float() {
-        true => Array::floats(dtype, &shape, |i| float[i]),
-        false => Array::ints(dtype, &shape, |i| int[i]),
+    if dtype.is_float() {
+        Array::floats(dtype, &shape, |i| float[i])
+    } else {
+        Array::ints(dtype, &shape, |i| int[i])
     }
 }
 
@@ -250,10 +251,12 @@ fn along(op: &Op, d: usize, size: usize, count: usize, i: usize, o: usize) -> f6
         }
         Op::UpsampleBilinear2d { align_corners, .. }
         | Op::UpsampleBilinear2dBackward { align_corners, .. } => {
-            let at = match align_corners {
-                true if count > 1 => o as f64 * (size - 1) as f64 / (count - 1) as f64,
-                true => 0.0,
-                false => (o as f64 + 0.5) * size as f64 / count as f64 - 0.5,
+            let at = if !align_corners {
+                (o as f64 + 0.5) * size as f64 / count as f64 - 0.5
+            } else if count > 1 {
+                o as f64 * (size - 1) as f64 / (count - 1) as f64
+            } else {
+                0.0
             };
             // A hat of width one around the position, which is kept inside.
             (1.0 - (at.clamp(0.0, (size - 1) as f64) - i as f64).abs()).max(0.0)

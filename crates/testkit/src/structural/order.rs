@@ -96,15 +96,15 @@ pub(super) fn evaluate(
             let product = matches!(op, Op::Prod { .. });
             let (mut float, mut int) = (Vec::new(), Vec::new());
             for group in members(x, shape, dims) {
-                float.push(match product {
-                    true => group.iter().map(|&i| x.float(i)).product(),
-                    false => {
-                        group.iter().map(|&i| x.float(i)).filter(|v| !v.is_nan()).fold(0.0, |a, b| a + b)
-                    }
+                float.push(if product {
+                    group.iter().map(|&i| x.float(i)).product()
+                } else {
+                    group.iter().map(|&i| x.float(i)).filter(|v| !v.is_nan()).fold(0.0, |a, b| a + b)
                 });
-                int.push(match product {
-                    true => group.iter().fold(1i64, |a, &i| a.wrapping_mul(x.int(i))),
-                    false => group.iter().fold(0i64, |a, &i| a.wrapping_add(x.int(i))),
+                int.push(if product {
+                    group.iter().fold(1i64, |a, &i| a.wrapping_mul(x.int(i)))
+                } else {
+                    group.iter().fold(0i64, |a, &i| a.wrapping_add(x.int(i)))
                 });
             }
             rounded(numbers(if dtype.is_float() { DType::F64 } else { dtype }, shape, float, int))

@@ -24,9 +24,10 @@ fn cosine_schedule(step: &Step) -> Result<Record> {
     let mut record = Record::new();
     for i in 0..total {
         let progress = (i as f64 - warm_up as f64) / (total - warm_up) as f64;
-        optimizer.set_lr(match i < warm_up {
-            true => 0.05 * (i + 1) as f64 / warm_up as f64,
-            false => 0.025 * (1.0 + (PI * progress).cos()),
+        optimizer.set_lr(if i < warm_up {
+            0.05 * (i + 1) as f64 / warm_up as f64
+        } else {
+            0.025 * (1.0 + (PI * progress).cos())
         });
         let loss = step.run(|| {
             optimizer.zero_grad();

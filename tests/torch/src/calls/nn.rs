@@ -131,13 +131,19 @@ pub const CALLS: &[(&str, Run)] = &[
     ("nn.functional.conv_transpose2d", |a| {
         one(a.x()?.conv_transpose2d(a.tensor(1, "weight")?, a.tensor_or(2, "bias")?, transposed(a)?))
     }),
-    ("nn.functional.max_pool1d", |a| match a.flag(6, "return_indices", false)? {
-        true => unmapped("indices of one dim"),
-        false => one(a.x()?.max_pool1d(max_pool(a)?)),
+    ("nn.functional.max_pool1d", |a| {
+        if a.flag(6, "return_indices", false)? {
+            unmapped("indices of one dim")
+        } else {
+            one(a.x()?.max_pool1d(max_pool(a)?))
+        }
     }),
-    ("nn.functional.max_pool2d", |a| match a.flag(6, "return_indices", false)? {
-        true => two(a.x()?.max_pool2d_with_indices(max_pool(a)?)),
-        false => one(a.x()?.max_pool2d(max_pool(a)?)),
+    ("nn.functional.max_pool2d", |a| {
+        if a.flag(6, "return_indices", false)? {
+            two(a.x()?.max_pool2d_with_indices(max_pool(a)?))
+        } else {
+            one(a.x()?.max_pool2d(max_pool(a)?))
+        }
     }),
     ("nn.functional.avg_pool1d", |a| one(a.x()?.avg_pool1d(avg_pool(a)?))),
     ("nn.functional.avg_pool2d", |a| one(a.x()?.avg_pool2d(avg_pool(a)?))),

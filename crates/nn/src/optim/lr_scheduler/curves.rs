@@ -31,10 +31,7 @@ impl Schedule for StepLR {
         now.to_vec()
     }
     fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
-        match epoch.is_multiple_of(self.step_size) {
-            true => each(now, |lr| lr * self.gamma),
-            false => now.to_vec(),
-        }
+        if epoch.is_multiple_of(self.step_size) { each(now, |lr| lr * self.gamma) } else { now.to_vec() }
     }
     fn check(&self, _: usize, loc: Loc) -> Result<()> {
         between("StepLR", "step_size", "1 or more", self.step_size as f64, self.step_size > 0, loc)
@@ -131,10 +128,7 @@ impl Schedule for ConstantLR {
         each(now, |lr| lr * self.factor)
     }
     fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
-        match epoch == self.total_iters {
-            true => each(now, |lr| lr * (1.0 / self.factor)),
-            false => now.to_vec(),
-        }
+        if epoch == self.total_iters { each(now, |lr| lr * (1.0 / self.factor)) } else { now.to_vec() }
     }
     fn check(&self, _: usize, loc: Loc) -> Result<()> {
         let holds = self.factor > 0.0 && self.factor <= 1.0;
@@ -200,7 +194,7 @@ pub struct PolynomialLR {
 }
 
 impl PolynomialLR {
-    /// In a straight line, in so many steps.
+    /// Linearly, in this many steps.
     pub fn new(total_iters: u64) -> PolynomialLR {
         PolynomialLR { total_iters, power: 1.0 }
     }
@@ -233,7 +227,7 @@ pub struct CosineAnnealingLR {
 }
 
 impl CosineAnnealingLR {
-    /// To zero in so many steps.
+    /// To zero in this many steps.
     pub fn new(t_max: u64) -> CosineAnnealingLR {
         CosineAnnealingLR { t_max, eta_min: 0.0 }
     }
@@ -342,13 +336,15 @@ macro_rules! by_function {
             }
 
             fn count(&self, groups: usize, loc: Loc) -> Result<()> {
-                match self.0.len() == 1 || self.0.len() == groups {
-                    true => Ok(()),
-                    false => {
-                        let why =
-                            Why::Sizes { what: "functions and groups", left: self.0.len(), right: groups };
-                        Err(Error::op(stringify!($Type), why, loc))
-                    }
+                if self.0.len() == 1 || self.0.len() == groups {
+                    Ok(())
+                } else {
+                    let why = Why::Sizes {
+                        what: "the number of functions and of groups",
+                        left: self.0.len(),
+                        right: groups,
+                    };
+                    Err(Error::op(stringify!($Type), why, loc))
                 }
             }
         }

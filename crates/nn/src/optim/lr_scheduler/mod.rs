@@ -40,7 +40,7 @@ pub use curves::{
 pub use one_cycle::{Anneal, OneCycleLR};
 pub use plateau::{Plateau, PlateauScheduler, ReduceLROnPlateau, ThresholdMode};
 
-/// How learning rates go on. All lists have an entry for each group of parameters.
+/// How learning rates evolve. All lists have one entry per parameter group.
 pub trait Schedule: Send + Sync {
     /// The learning rates before the first step, given those that the schedule counts from and those there are.
     fn begin(&self, base: &[f64], now: &[f64]) -> Vec<f64>;
@@ -48,7 +48,7 @@ pub trait Schedule: Send + Sync {
     /// The learning rates after step number `epoch`, from 1.
     fn next(&self, epoch: u64, base: &[f64], now: &[f64]) -> Vec<f64>;
 
-    /// The momentum after so many steps, for a schedule that turns it too.
+    /// The momentum after this many steps, for a schedule that also cycles momentum.
     fn momentum(&self, epoch: u64) -> Option<f64> {
         let _ = epoch;
         None
@@ -60,7 +60,7 @@ pub trait Schedule: Send + Sync {
         None
     }
 
-    /// Whether the schedule makes sense for so many groups.
+    /// Checks that the schedule makes sense for this many groups.
     fn check(&self, groups: usize, loc: Loc) -> Result<()> {
         let _ = (groups, loc);
         Ok(())
@@ -121,7 +121,7 @@ impl<O: Optimizer> Scheduler<O> {
         let groups = optimizer.lrs().len();
         schedule.check(groups, loc)?;
         if schedule.momentum(0).is_some() && optimizer.momenta().is_empty() {
-            let why = Why::Other("the optimizer has no momentum to cycle".into());
+            let why = Why::Other("the schedule cycles momentum, but the optimizer has none".into());
             return Err(Error::op("lr_scheduler", why, loc));
         }
         if let Some(base) = schedule.base(groups) {
@@ -150,8 +150,11 @@ impl<O: Optimizer> Scheduler<O> {
         let mut state = self.state.lock();
         let now = self.optimizer.lrs();
         if now.len() != state.base.len() {
-            let why =
-                Why::Sizes { what: "groups of the optimizer", left: now.len(), right: state.base.len() };
+            let why = Why::Sizes {
+                what: "the number of parameter groups now and when the schedule was made",
+                left: now.len(),
+                right: state.base.len(),
+            };
             return Err(Error::op("lr_scheduler", why, loc));
         }
         let epoch = state.epoch + 1;
@@ -194,7 +197,7 @@ impl<O: Optimizer> Scheduler<O> {
         let mut state = self.state.lock();
         if base.len() != state.base.len() || last.len() != state.base.len() {
             let message =
-                format!("the state is of {} groups, the optimizer has {}", base.len(), state.base.len());
+                format!("the state has {} parameter groups, the optimizer {}", base.len(), state.base.len());
             return Err(Error::State(message));
         }
         *state = State { epoch, base, last };
@@ -214,10 +217,7 @@ fn between(
     holds: bool,
     loc: Loc,
 ) -> Result<()> {
-    match holds {
-        true => Ok(()),
-        false => Err(Error::op(name, Why::Number { argument, expected, got }, loc)),
-    }
+    if holds { Ok(()) } else { Err(Error::op(name, Why::Number { argument, expected, got }, loc)) }
 }
 
 /// Options of a schedule.

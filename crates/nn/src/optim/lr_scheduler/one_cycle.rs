@@ -53,13 +53,14 @@ impl OneCycleLR {
     fn at(&self, epoch: u64, [initial, largest, least]: [f64; 3]) -> f64 {
         let total = self.total_steps as f64;
         let first = self.pct_start * total - 1.0;
-        let phases = match self.three_phase {
-            true => vec![
+        let phases = if self.three_phase {
+            vec![
                 (first, initial, largest),
                 (2.0 * self.pct_start * total - 2.0, largest, initial),
                 (total - 1.0, initial, least),
-            ],
-            false => vec![(first, initial, largest), (total - 1.0, largest, least)],
+            ]
+        } else {
+            vec![(first, initial, largest), (total - 1.0, largest, least)]
         };
         let (step, mut begin) = (epoch as f64, 0.0);
         for (i, (end, from, to)) in phases.iter().copied().enumerate() {
@@ -130,7 +131,7 @@ impl Schedule for OneCycleLR {
         between(
             "OneCycleLR",
             "the number of max_lrs",
-            "1 or one for each group",
+            "1 or one per group",
             count as f64,
             count == 1 || count == groups,
             loc,

@@ -140,9 +140,10 @@ impl<O: Optimizer> PlateauScheduler<O> {
         let options = &self.options;
         let mut state = self.state.lock();
         state.epoch += 1;
-        match options.is_better(number, state.best) {
-            true => (state.best, state.bad) = (number, 0),
-            false => state.bad += 1,
+        if options.is_better(number, state.best) {
+            (state.best, state.bad) = (number, 0)
+        } else {
+            state.bad += 1
         }
         if state.cooling > 0 {
             state.cooling -= 1;
