@@ -7,7 +7,7 @@ use kiln_aot::trace::Variable;
 use kiln_inductor::{Lowered, Options, Tuning};
 use kiln_ir::{Graph, Op, Stage, Ty, Value};
 use kiln_prims::Rounding;
-use kiln_runtime::{Callable, threads, warn};
+use kiln_runtime::{Callable, warn};
 use kiln_tensor::hook::Scope;
 
 use crate::analysis::{self, Analysis};

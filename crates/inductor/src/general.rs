@@ -11,11 +11,11 @@ use std::sync::Arc;
 use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 
 use crate::assemble::{Assembled, Loops};
-use crate::bands;
 use crate::c::{self, KernelSource};
-use crate::epilogue;
+use crate::memory::temporaries::{InPlace, place_temporaries};
 use crate::options::Options;
-use crate::temporaries::{InPlace, place_temporaries};
+use crate::schedule::bands;
+use crate::schedule::epilogue;
 use crate::{LowerError, assembled};
 use kiln_plan::{
     BufferPlan, BufferRef, BufferTy, Call, Launch, OneByOne, Place, Plan, Report, ScalarRef, Step, ViewRef,

@@ -3,16 +3,13 @@
 //! [`lower`] turns a graph of prims into a [`Plan`]: kernels as loops, library calls, and where everything
 //! lies in memory; and writes the kernels as C. In order:
 //!
-//! 1. `lists`: lists whose tensors don't lie alike are taken apart (`elements`: which elements are written back;
-//!    `windows`: what is put into windows is set apart, or goes straight into an input; `products`: small matrix
-//!    products as sums; `extremes`: argmax as two reductions; `pooling/adaptive`: adaptive averages as plain ones;
-//!    `scatters`: what goes where an index says; all by `rewrite`);
-//! 2. `fuse`: what is stored (`shared`: or computed again), what is computed together (`lower`: values to
-//!    expressions, `views`, `positions`, `pooling`, `scans`; `table`: lists; `reach`: what waits for what);
-//! 3. `order`: write-backs, and the order of steps (`sequence`);
-//! 4. `assemble`: per kernel `schedule` (loops) and `c` (text); buffers, `epilogue` and `bands` (what
-//!    runs together), `temporaries` (`memory`), `scalars`; `eager`: ops of
-//!    kernels that no compiler wants.
+//! 1. `rewrite`, and the forms of `kiln_prims`: lists are taken apart, small products are sums, what goes where an index
+//!    says is a scatter;
+//! 2. `fuse`: what is stored or computed again, what is computed together; `lower` turns values into expressions of
+//!    loops;
+//! 3. `schedule`: the order of steps, how the loops of each kernel are cut, what runs together with a library call;
+//! 4. `assemble`: buffers and steps; `memory` gives temporaries their places;
+//! 5. `c`: kernels as text.
 //!
 //! A plan for graphs that differ in sizes alone is a [`General`].
 //!
@@ -32,47 +29,29 @@
 //! ```
 
 mod assemble;
-mod bands;
 mod c;
-mod eager;
-mod elements;
-mod epilogue;
-mod extremes;
-mod folds;
 mod fuse;
 mod general;
-mod lists;
 mod lower;
 mod memory;
 mod options;
-mod order;
-mod pooling;
-mod positions;
-mod products;
-mod reach;
 mod rewrite;
-mod scalars;
-mod scans;
-mod scatters;
 mod schedule;
-mod sequence;
-mod shared;
-mod table;
-mod temporaries;
-mod views;
-mod why_not;
-mod windows;
 
-use kiln_ir::{Graph, Ty};
+use std::borrow::Cow;
+
+use kiln_ir::{Graph, Shape, Ty, Value};
 use kiln_plan::{Plan, Surroundings};
+use kiln_prims::forms;
 use rustc_hash::FxHashMap;
 
-use fuse::Fusion;
+use rewrite::{elements, lists, scatters, windows};
+use schedule::order;
 
 pub use c::{KernelSource, emit};
+pub use fuse::why_not::WhyNot;
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
-pub use why_not::WhyNot;
 
 /// Why a graph can't be lowered.
 #[derive(Debug, thiserror::Error)]
@@ -142,42 +121,89 @@ pub fn lower_without(graph: &Graph, options: &Options, refused: &[String]) -> Re
     Ok(Lowered { plan, code })
 }
 
+/// The stages, in order.
 fn assembled(
     graph: &Graph,
     options: &Options,
     refused: &[String],
 ) -> Result<assemble::Assembled, LowerError> {
     check(graph, options)?;
-    let layouts = &options.input_layouts;
-    let (graph, apart) = lists::take_apart(graph, layouts);
-    let graph = products::inline(graph, options.tuning.products);
-    let graph = if options.general { graph } else { pooling::adaptive::as_plain(graph) };
-    let graph = extremes::take_apart(windows::set_apart(graph));
-    let graph = scatters::take_apart(graph, layouts);
-    let (graph, elements) = elements::take_out(graph);
-    let windows = windows::into_inputs(&graph, layouts);
-    let (found, left) = scatters::Scatters::find(&graph, &windows);
-    let mut fusion = fuse::fuse(&graph, layouts, elements, windows, found, options.tuning);
-    let mut order = order::order(&fusion);
-    if fusion.windows.values().any(|write| order.late.contains(write)) {
-        // What was to be put straight into an input would come before a step that may fail.
-        let refused = std::mem::take(&mut order.why_not);
-        let (elements, found) = (fusion.elements, fusion.scatters);
-        fusion = fuse::fuse(&graph, layouts, elements, FxHashMap::default(), found, options.tuning);
-        order = order::order(&fusion);
-        order.why_not.extend(refused);
-    }
-    fusion.why_not.extend(apart.into_iter().chain(left));
-    let assembled = assemble::assemble(&fusion, &order, options, refused);
+    let (graph, why_not) = rewritten(graph, options);
+    let prepared = Prepared::new(&graph, options, why_not);
+    let fused = prepared.fused();
+    let assembled = assemble::assemble(&fused.fusion, &fused.order, options, refused);
     if !assembled.refused_scatters {
         return Ok(assembled);
     }
     // No compiler wants a kernel that scatters: they are all library steps then.
-    let Fusion { elements, windows, why_not, .. } = fusion;
-    let none = scatters::Scatters::default();
-    let mut fusion = fuse::fuse(&graph, layouts, elements, windows, none, options.tuning);
-    fusion.why_not.extend(why_not);
-    Ok(assemble::assemble(&fusion, &order::order(&fusion), options, refused))
+    let prepared = prepared.without_scatters();
+    let fused = prepared.fused();
+    Ok(assemble::assemble(&fused.fusion, &fused.order, options, refused))
+}
+
+/// The graph in the form that loops like best.
+fn rewritten<'g>(graph: &'g Graph, options: &Options) -> (Cow<'g, Graph>, Vec<WhyNot>) {
+    let is_cut = |shape: &Shape, dim: usize| lower::Space::of(shape, &[dim]).is_tall();
+    let (graph, why_not) = lists::take_apart(graph, &options.input_layouts);
+    let graph = forms::inline(graph, options.tuning.products);
+    // One size for all windows is a matter of sizes, which are others in the next plan.
+    let graph = if options.general { graph } else { forms::as_plain(graph) };
+    let graph = windows::set_apart(graph);
+    let graph = forms::take_apart(graph, &is_cut);
+    let graph = scatters::take_apart(graph, &options.input_layouts);
+    (graph, why_not)
+}
+
+/// A graph, and what is known of it before kernels are formed.
+struct Prepared<'a> {
+    graph: Cow<'a, Graph>,
+    options: &'a Options,
+    elements: elements::Elements,
+    /// Write-backs that go straight into windows of inputs.
+    windows: FxHashMap<Value, usize>,
+    scatters: scatters::Scatters,
+    why_not: Vec<WhyNot>,
+}
+
+/// Kernels and other steps, in order.
+struct Fused<'a> {
+    fusion: fuse::Fusion<'a>,
+    order: order::Order,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(graph: &'a Graph, options: &'a Options, mut why_not: Vec<WhyNot>) -> Prepared<'a> {
+        let layouts = &options.input_layouts;
+        let (graph, elements) = elements::take_out(Cow::Borrowed(graph));
+        let windows = windows::into_inputs(&graph, layouts);
+        let (scatters, left) = scatters::Scatters::find(&graph, &windows);
+        why_not.extend(left);
+        Prepared { graph, options, elements, windows, scatters, why_not }
+    }
+
+    fn without_scatters(self) -> Prepared<'a> {
+        Prepared { scatters: scatters::Scatters::default(), ..self }
+    }
+
+    fn fused(&self) -> Fused<'_> {
+        let fuse = |windows: FxHashMap<Value, usize>| {
+            let Prepared { graph, options, elements, scatters, .. } = self;
+            let layouts = &options.input_layouts;
+            let fusion =
+                fuse::fuse(graph, layouts, elements.clone(), windows, scatters.clone(), options.tuning);
+            let order = order::order(&fusion);
+            Fused { fusion, order }
+        };
+        let mut fused = fuse(self.windows.clone());
+        if fused.fusion.windows.values().any(|write| fused.order.late.contains(write)) {
+            // What was to be put straight into an input would come before a step that may fail.
+            let refused = std::mem::take(&mut fused.order.why_not);
+            fused = fuse(FxHashMap::default());
+            fused.order.why_not.extend(refused);
+        }
+        fused.fusion.why_not.extend(self.why_not.iter().cloned());
+        fused
+    }
 }
 
 fn check(graph: &Graph, options: &Options) -> Result<(), LowerError> {

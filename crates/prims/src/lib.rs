@@ -10,6 +10,7 @@
 mod accumulate;
 mod dead;
 mod decompose;
+pub mod forms;
 mod rewrite;
 pub mod rules;
 mod simplify;

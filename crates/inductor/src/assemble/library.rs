@@ -4,7 +4,7 @@ use kiln_ir::{Def, Op, ScalarKind, TensorTy, Value};
 
 use super::Assembler;
 use crate::fuse::Fusion;
-use crate::views::view_of;
+use crate::lower::views::view_of;
 use kiln_plan::{BufferRef, Call, Step, ViewRef};
 
 impl Assembler<'_, '_> {

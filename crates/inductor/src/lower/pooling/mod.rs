@@ -14,7 +14,6 @@
 //!
 //! Windows of many taps stay with the library (for averages it adds up a line once for all windows that share it).
 
-pub(crate) mod adaptive;
 mod gradients;
 
 use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};

@@ -10,16 +10,20 @@
 //! The loops of a kernel are found on the way: they start as one loop per *segment* (a run of dims that are
 //! all kept or all reduced), and are cut where a shape asks for it.
 
+pub(crate) mod pooling;
+pub(crate) mod positions;
+pub(crate) mod scans;
+pub(crate) mod views;
+
 use kiln_ir::{
     Class, DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
-use crate::folds;
-use crate::pooling;
-use crate::scans::Running;
-use crate::scatters::Scatters;
+use crate::fuse::folds;
+use crate::lower::scans::Running;
+use crate::rewrite::scatters::Scatters;
 use crate::{Layout, WhyNot};
 use kiln_plan::CheckText;
 use kiln_plan::index::{ExprId, Index, Split};

@@ -10,7 +10,7 @@ use kiln_ir::{DType, Op};
 
 use crate::WhyNot;
 use crate::assemble::Loops;
-use crate::temporaries::InPlace;
+use crate::memory::temporaries::InPlace;
 use kiln_plan::index::{Index, Term};
 use kiln_plan::loops::{ExprKind, Kernel, Mode};
 use kiln_plan::{

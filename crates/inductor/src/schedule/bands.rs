@@ -12,8 +12,8 @@ use kiln_ir::{DType, Op};
 
 use crate::WhyNot;
 use crate::assemble::Loops;
-use crate::epilogue;
-use crate::temporaries::InPlace;
+use crate::memory::temporaries::InPlace;
+use crate::schedule::epilogue;
 use kiln_plan::{
     Bands, BufferId, BufferPlan, BufferRef, Epilogue, Launch, Place, Product, Step, ViewRef, signature,
 };

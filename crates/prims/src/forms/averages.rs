@@ -11,11 +11,11 @@ use std::borrow::Cow;
 
 use kiln_ir::{Graph, Node, Op, Sizes, Value};
 
-use crate::rewrite::replace;
+use super::replace;
 
 /// Writes adaptive averages as plain ones where all windows have one size. That depends on more than the form of a
 /// graph, so it is not for plans that serve many sizes.
-pub(crate) fn as_plain(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
+pub fn as_plain(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
     let found = |node: &Node| {
         let (from, to) = (graph.ty(*node.args.first()?).as_tensor()?, graph.ty(node.outs[0]).as_tensor()?);
         let (whole, parts) = match node.op {

@@ -17,8 +17,8 @@ use rustc_hash::FxHashMap;
 
 use crate::Layout;
 use crate::fuse::behind_reshapes;
-use crate::rewrite::replace;
-use crate::views::is_row_major;
+use crate::lower::views::is_row_major;
+use kiln_prims::forms::replace;
 
 /// Gives every window that somebody else reads, too, a value of its own.
 pub(crate) fn set_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {

@@ -1,25 +1,27 @@
 //! From fused units in order to the plan: buffers, steps, C text.
 
+mod eager;
 mod library;
+mod scalars;
 
 use std::sync::Arc;
 
 use kiln_ir::{DType, Def, Loc, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::bands;
+use crate::assemble::eager::{Cone, Of};
+use crate::assemble::scalars::Scalars;
 use crate::c::{self, KernelSource};
-use crate::eager::{Cone, Of};
-use crate::elements::Elements;
-use crate::epilogue;
+use crate::fuse::table::TableKernel;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::lower::{Lowered, LoweredRoot};
+use crate::memory::temporaries::{InPlace, place_temporaries};
 use crate::options::Options;
-use crate::order::{Order, reads_only_where_it_writes};
-use crate::scalars::Scalars;
+use crate::rewrite::elements::Elements;
+use crate::schedule::bands;
+use crate::schedule::epilogue;
 use crate::schedule::finish;
-use crate::table::TableKernel;
-use crate::temporaries::{InPlace, place_temporaries};
+use crate::schedule::order::{Order, reads_only_where_it_writes};
 use kiln_plan::index::Index;
 use kiln_plan::loops::{ExprKind, Kernel, Operation, Store};
 use kiln_plan::{
@@ -241,7 +243,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
             Target::Write(w) => {
                 let id = self.direct(*w)?;
                 let b = &self.buffers[id.index()].ty;
-                (list_get || crate::views::is_row_major(&b.shape, &b.strides)).then_some(id)
+                (list_get || crate::lower::views::is_row_major(&b.shape, &b.strides)).then_some(id)
             }
             _ => None,
         });

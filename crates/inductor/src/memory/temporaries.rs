@@ -3,8 +3,8 @@
 use rustc_hash::FxHashSet;
 
 use crate::WhyNot;
-use crate::epilogue;
 use crate::memory::{Lifetime, Room, Spot, place, widest_gap};
+use crate::schedule::epilogue;
 use kiln_plan::{Bands, BufferId, BufferPlan, Place, Step};
 
 /// A step whose result may lie where this operand does, if that is not needed any more.

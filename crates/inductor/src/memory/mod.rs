@@ -1,6 +1,8 @@
 //! Where temporaries lie: those that are not in use at the same time share memory, in the arena or in what is
 //! going to be an output.
 
+pub(crate) mod temporaries;
+
 /// Bytes needed over a range of steps, both ends included.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Lifetime {

@@ -1,9 +1,14 @@
 //! How a kernel runs its loops: trivial loops dropped, the vector axis chosen, loops ordered and joined, tall
 //! reductions cut into chunks.
 
+pub(crate) mod bands;
+pub(crate) mod epilogue;
+pub(crate) mod order;
+pub(crate) mod sequence;
+
 use kiln_ir::DType;
 
-use crate::folds;
+use crate::fuse::folds;
 use kiln_plan::index::{AxisId, ExprId, Index};
 use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
 

@@ -5,18 +5,23 @@
 //! need and that are dearer to compute than to store. Then kernels that read the same memory, or one the
 //! other's result, are made one, if their loops agree and no other step lies between them.
 
+pub(crate) mod folds;
+pub(crate) mod reach;
+pub(crate) mod shared;
+pub(crate) mod table;
+pub(crate) mod why_not;
+
 use kiln_ir::{DType, Def, Graph, Node, Op, Strides, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::elements::Elements;
-use crate::folds;
+use crate::fuse::reach::Reach;
+use crate::fuse::table::Table;
+use crate::lower::pooling;
+use crate::lower::views::{BatchView, View, batch_of, is_row_major, view_of};
 use crate::lower::{Context, Lowered, Lowering, Refusal, is_inlined, is_library, lower_group};
-use crate::pooling;
-use crate::reach::Reach;
-use crate::scatters::Scatters;
-use crate::table::Table;
-use crate::views::{BatchView, View, batch_of, is_row_major, view_of};
+use crate::rewrite::elements::Elements;
+use crate::rewrite::scatters::Scatters;
 use crate::{Layout, Tuning, WhyNot};
 
 /// Where a value goes.

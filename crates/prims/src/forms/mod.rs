@@ -1,10 +1,19 @@
-//! Graphs copied node by node, with other nodes in the place of some.
+//! Other forms of prims, which loops like better: small products as sums, places of extremes as two reductions, adaptive
+//! averages as plain ones. Which of them pay is for whoever lowers the graph to say.
+
+mod averages;
+mod extremes;
+mod products;
+
+pub use averages::as_plain;
+pub use extremes::take_apart;
+pub use products::inline;
 
 use kiln_ir::{Graph, Node, Value};
 
 /// A copy of a graph in which the first result of every node that is `found` is what `emit` makes of it, from the
 /// node's operands in the copy. `None` if no node is.
-pub(crate) fn replace<F>(
+pub fn replace<F>(
     graph: &Graph,
     found: impl Fn(&Node) -> Option<F>,
     mut emit: impl FnMut(&mut Graph, &Node, &[Value], F) -> Value,

@@ -15,10 +15,10 @@ use std::borrow::Cow;
 
 use kiln_ir::{Graph, Loc, Node, Op, Shape, TensorTy, Ty, Value};
 
-use crate::rewrite::replace;
+use super::replace;
 
 /// Writes the products whose sizes are all at most `most` as sums.
-pub(crate) fn inline(graph: Cow<'_, Graph>, most: usize) -> Cow<'_, Graph> {
+pub fn inline(graph: Cow<'_, Graph>, most: usize) -> Cow<'_, Graph> {
     let found = |node: &Node| {
         let sizes = sizes(&graph, &node.op, &node.args, most)?;
         Some((graph.ty(node.outs[0]).as_tensor()?, sizes))

@@ -12,7 +12,7 @@ const FREE: u32 = u32::MAX;
 const SHARED: u32 = u32::MAX - 1;
 
 /// For every list whose elements are needed, by row, the write-back that needs each.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Elements(FxHashMap<Value, Vec<u32>>);
 
 impl Elements {

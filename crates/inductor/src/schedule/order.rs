@@ -6,10 +6,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::WhyNot;
-use crate::elements::Elements;
 use crate::fuse::{Fusion, Group, Target, Unit};
 use crate::lower::{Lowered, LoweredRoot, is_library};
-use crate::sequence::{Needs, sequence};
+use crate::rewrite::elements::Elements;
+use crate::schedule::sequence::{Needs, sequence};
 use kiln_plan::index::{ExprId, Index};
 use kiln_plan::loops::{ExprKind, Kernel};
 

@@ -13,14 +13,14 @@ use std::borrow::Cow;
 
 use kiln_ir::{DType, Dims, Graph, Loc, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value};
 
-use crate::lower::Space;
-use crate::rewrite::replace;
+use super::replace;
 
 /// Two passes over shorter rows, in vectors that are half empty, take longer than a plain loop.
 const SHORTEST_ROW: usize = 32;
 
-/// Takes `argmax` and `argmin` apart where the reductions run in one kernel.
-pub(crate) fn take_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
+/// Takes `argmax` and `argmin` apart where the reductions run in one kernel; `is_cut` says of a shape and a dim whether such
+/// a reduction would be cut into several.
+pub fn take_apart<'g>(graph: Cow<'g, Graph>, is_cut: &dyn Fn(&Shape, usize) -> bool) -> Cow<'g, Graph> {
     let found = |node: &Node| {
         let (dim, is_least) = match &node.op {
             Op::Argmax { dim, .. } => (*dim, false),
@@ -35,7 +35,7 @@ pub(crate) fn take_apart(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
         let fits = dim < ty.shape.rank()
             && !is_short
             && ty.shape.numel() > 0
-            && !Space::of(&ty.shape, &[dim]).is_tall()
+            && !is_cut(&ty.shape, dim)
             && ty.dtype != DType::Bool
             && !(ty.dtype.is_float() && ty.dtype.is_narrow())
             && (ty.dtype.is_float() || !is_least);

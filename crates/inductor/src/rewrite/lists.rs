@@ -14,8 +14,8 @@ use kiln_ir::{Class, Def, Graph, ListTy, Op, Shape, Strides, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::elements::Elements;
-use crate::views::{is_dense, view_of};
+use crate::lower::views::{is_dense, view_of};
+use crate::rewrite::elements::Elements;
 use crate::{Layout, WhyNot};
 
 /// Rewrites a graph so that every row of every list can be a row of a table.

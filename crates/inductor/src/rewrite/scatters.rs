@@ -31,11 +31,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::fuse::live_nodes;
 use crate::lower::{Lowering, Space, Stop, apart, is_library};
-use crate::rewrite::replace;
-use crate::windows::into_inputs;
+use crate::rewrite::windows::into_inputs;
 use crate::{Layout, WhyNot};
 use kiln_plan::index::Index;
 use kiln_plan::loops::ExprKind;
+use kiln_prims::forms::replace;
 
 /// Of so many elements a thread is worth its start.
 const LARGE: usize = 32768;
@@ -59,7 +59,7 @@ pub(crate) struct Scatter {
 }
 
 /// The scatters of a graph that are loops.
-#[derive(Default, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(crate) struct Scatters {
     /// By the value that is scattered.
     by_value: FxHashMap<Value, Scatter>,

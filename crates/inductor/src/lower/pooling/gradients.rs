@@ -9,8 +9,8 @@
 //! their numbers are clamped, and what they would give is left out. Lines of windows are added up first, then
 //! columns, from the first window to the last, as the library does it.
 
+use crate::lower::pooling::SHORTEST_LINE;
 use crate::lower::{Lowering, Stop};
-use crate::pooling::SHORTEST_LINE;
 use kiln_ir::{DType, Graph, Node, Op, Sizes};
 use kiln_plan::index::{ExprId, Index};
 use kiln_plan::loops::{ExprKind, Operation};
