@@ -41,6 +41,14 @@ pub enum Error {
     /// A pass of Kiln left a graph that breaks the rules: a bug of ours.
     #[error("{0}")]
     Verify(Box<VerifyError>),
+    /// Something that can't be, by Kiln's own rules: a bug of ours.
+    #[error("{what}, at {at}; this is a bug in Kiln")]
+    Bug {
+        /// What was found.
+        what: String,
+        /// The line of Kiln's that found it.
+        at: Loc,
+    },
     /// The machine can't do it: memory, compiler, device.
     #[error("{0}")]
     Environment(String),
@@ -373,6 +381,13 @@ impl Error {
     /// An op error without operands.
     pub fn op(op: &str, why: Why, loc: Loc) -> Error {
         Error::Op(Box::new(OpError { op: op.to_string(), operands: Vec::new(), why, module: None, loc }))
+    }
+
+    /// Something that can't be, found by the line that calls this.
+    #[cold]
+    #[track_caller]
+    pub fn bug(what: impl Into<String>) -> Error {
+        Error::Bug { what: what.into(), at: Loc::here() }
     }
 
     /// The same error under another op name (an op that the user knows by that name).
