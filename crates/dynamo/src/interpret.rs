@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::GradTarget;
 use kiln_ir::{Error, Graph, Loc, Node, Op, Result, Scalar, TensorTy, Ty, Value, Why, Write};
 use kiln_tensor::hook::{Arg, Call, GradRequest, Output, Scope};
+use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, TensorList, autograd, enable_grad, execute, no_grad};
 
 use crate::region::Site;

@@ -14,6 +14,7 @@ use kiln_runtime::kept::Kept;
 use kiln_runtime::program::{self, BatchAt, Element, MatrixAt};
 use kiln_runtime::{Isa, Kernel, KernelCache, Origin, Sanitize, Source, WeakKernel, gemm, threads, warn};
 use kiln_tensor::Tensor;
+use kiln_tensor::internal::TensorState;
 use kiln_tensor::program::{Executable, HostFunction, HostStep, View, geometry};
 
 use crate::counters::{self, Count};
@@ -414,7 +415,9 @@ pub(crate) fn bind(
     }
     let arena_bytes = lowered.arena_bytes;
     let program = program::Program { steps, bands: bands.collect(), places, arena_bytes, constants };
-    let executable = Executable::new(program, outputs, writes, host_steps);
+    // SAFETY: the plan is this compiler's own, and one that was read from a file was checked to stay inside its
+    // memory; guards see to the layouts of inputs; `one_by_one` gives back copies.
+    let executable = unsafe { Executable::new(program, outputs, writes, host_steps) };
     let executable = executable.keep_bound(mode == Mode::ReduceOverhead);
     Ok(Program { executable, numbers, outputs: kinds })
 }

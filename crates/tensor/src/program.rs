@@ -164,8 +164,11 @@ fn whole(ready: &Ready) -> Operand<'_> {
 impl Executable {
     /// Binds a program: `outputs` are the types of its results, `writes` says which inputs it changes.
     ///
-    /// The program is trusted: it must be what the compiler made for inputs of exactly these layouts.
-    pub fn new(
+    /// # Safety
+    /// The program and its host steps are what the compiler made for inputs of certain layouts, and every run gets
+    /// inputs of exactly these: whatever a step touches lies inside them, the results and the arena. It changes no
+    /// input that `writes` does not name. A host function keeps nothing of what it is given.
+    pub unsafe fn new(
         program: Program,
         outputs: Vec<TensorTy>,
         writes: Vec<bool>,

@@ -30,7 +30,7 @@ const LAYERS: &[Layer] = &[
     layer("kiln", &["ir", "runtime", "tensor", "dynamo", "nn", "models"]),
     layer("corpus", &["kiln"]),
     layer("torch", &["kiln"]),
-    layer("cli", &["kiln", "corpus"]),
+    layer("cli", &["runtime", "kiln", "corpus"]),
     layer("testkit", &["ir"]),
     layer("xtask", &[]),
 ];
