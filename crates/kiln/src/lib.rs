@@ -30,9 +30,10 @@ pub use kiln_dynamo::{
     set_process_stance, set_stance, stance,
 };
 pub use kiln_ir::Graph;
+#[cfg(feature = "models")]
 pub use kiln_models as models;
 pub use kiln_nn as nn;
-pub use kiln_nn::{data, optim, training};
+pub use kiln_nn::optim;
 pub use kiln_tensor::{
     Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr,
     Function, GradOptions, IndexOp, Indexer, Interpolation, NewAxis, Padding, Pool, Reduction, Resize,
@@ -40,6 +41,10 @@ pub use kiln_tensor::{
     bf16, detect_anomaly, enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad,
     set_rng_state,
 };
+#[cfg(feature = "data")]
+pub use kiln_training as training;
+#[cfg(feature = "data")]
+pub use kiln_training::data;
 
 pub use module::{CompileModule, CompiledModule};
 
@@ -85,6 +90,7 @@ pub mod runtime {
 
 /// Everything a program usually needs.
 pub mod prelude {
+    #[cfg(feature = "data")]
     pub use crate::data::{self, DataLoader, Dataset, TensorDataset};
     pub use crate::nn::{self, Forward, Module};
     pub use crate::optim::{self, Optimizer};
@@ -95,21 +101,21 @@ pub mod prelude {
 }
 
 /// The programs of the README are tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
 /// The programs of the guide to `compile()` are tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../docs/compile.md")]
 struct Guide;
 
 /// Those of the guide to training, too.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../docs/training.md")]
 struct TrainingGuide;
 
 /// And that of the page on numerics.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../docs/numerics.md")]
 struct NumericsPage;
