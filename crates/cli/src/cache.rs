@@ -1,7 +1,7 @@
 //! `kiln cache`: what lies in the kernel cache, whether it is whole, and away with it.
 
 use clap::Subcommand;
-use kiln::runtime::KernelCache;
+use kiln_runtime::KernelCache;
 
 use crate::failure::{Done, Failure};
 use crate::output::{self, bytes, count};
@@ -20,7 +20,7 @@ pub enum Action {
 /// Does it.
 pub fn run(action: Action) -> Done {
     let cache = KernelCache::global();
-    let off = |reason: &kiln::runtime::directory::Refused| Failure::NoCache { reason: reason.to_string() };
+    let off = |reason: &kiln_runtime::directory::Refused| Failure::NoCache { reason: reason.to_string() };
     let directory = cache.directory().map_err(off)?.display();
     let text = match action {
         Action::Info => {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use kiln::runtime::{CcError, Compiler, Isa, KernelCache, Source, pool, threads};
+use kiln_runtime::{CcError, Compiler, Isa, KernelCache, Source, pool, threads};
 
 use crate::failure::{Done, Failure};
 use crate::output::{self, bytes, count, time};

@@ -130,7 +130,7 @@ pub enum Failure {
     },
     /// A hand-written loop got no memory.
     #[error(transparent)]
-    Memory(#[from] kiln::runtime::AllocError),
+    Memory(#[from] kiln_runtime::AllocError),
 }
 
 /// What a command returns.

@@ -4,8 +4,8 @@
 //! the case cannot avoid: read every operand once and write every result once. For the small network that
 //! is its matrix products and its optimizer step.
 
-use kiln::runtime::gemm::{Matrix, Shape, gemm_f32};
-use kiln::runtime::{AllocError, Buffer, Isa, parallel_for};
+use kiln_runtime::gemm::{Matrix, Shape, gemm_f32};
+use kiln_runtime::{AllocError, Buffer, Isa, parallel_for};
 
 use crate::cases::{Case, MATRIX, OptimizerKind};
 

@@ -1,6 +1,6 @@
 //! `kiln info`: what Kiln finds on this machine.
 
-use kiln::runtime::{Compiler, Isa, KernelCache, pool, threads};
+use kiln_runtime::{Compiler, Isa, KernelCache, pool, threads};
 
 use crate::failure::Done;
 use crate::output::{self, bytes, count};

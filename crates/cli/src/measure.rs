@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use kiln::benchmark::{Measurement, compare};
 use kiln::prelude::*;
-use kiln::runtime::{kept, pool};
 use kiln::{Counters, Error, Explanation, NotCompiled, Result, counters};
+use kiln_runtime::{kept, pool};
 use serde::Serialize;
 
 use crate::cases::{Case, Workload};

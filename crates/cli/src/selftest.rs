@@ -1,8 +1,8 @@
 //! `kiln selftest`: small programs, compiled and eager, must give the same results, and must have been compiled.
 
 use kiln::prelude::*;
-use kiln::runtime::Compiler;
 use kiln::{Result, counters};
+use kiln_runtime::Compiler;
 
 use crate::cases::{Case, OptimizerKind, Workload, mlp_train};
 use crate::failure::{Done, Failure};

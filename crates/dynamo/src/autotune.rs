@@ -9,7 +9,8 @@ use kiln_inductor::{Lowered, Tuning};
 use kiln_ir::{DType, Graph, Layout, Scalar, Ty};
 use kiln_plan::{Arguments, Place, Plan, Step};
 use kiln_runtime::{Callable, KernelCache, threads};
-use kiln_tensor::{Device, Ready, Tensor};
+use kiln_tensor::internal::TensorState;
+use kiln_tensor::{Device, Tensor};
 
 use crate::graph_cache::Outline;
 use crate::kernels::{self, Build};
@@ -380,8 +381,8 @@ fn run_rounds(
 ) -> Result<Times, String> {
     let inputs = inputs(graph, plan, integer)?;
     let number = |i: usize| match graph.inputs.get(i).map(|v| graph.ty(*v)) {
-        Some(Ty::Scalar(kind)) => Scalar::Int(1).to_kind(*kind),
-        _ => Scalar::Int(1),
+        Some(Ty::Scalar(kind)) => Some(Scalar::Int(1).to_kind(*kind)),
+        Some(Ty::Tensor(_) | Ty::List(_)) | None => None,
     };
     let budget = Duration::from_millis(settings.autotune_ms as u64);
     let begin = Instant::now();
@@ -434,7 +435,8 @@ fn inputs(graph: &Graph, plan: &Plan, integer: i64) -> Result<Vec<Option<Tensor>
         let tensor = Tensor::full_of([count], value, buffer.dtype, &Device::Cpu);
         let tensor = tensor.map_err(|error| error.to_string())?;
         let ready = tensor.ready().map_err(|error| error.to_string())?;
-        made[i] = Some(Tensor::from_ready(Ready { layout, ..ready.clone() }));
+        let ready = ready.with_layout(layout).map_err(|error| error.to_string())?;
+        made[i] = Some(Tensor::from_ready(ready));
     }
     Ok(made)
 }

@@ -10,6 +10,7 @@ use parking_lot::RwLock;
 use kiln_ir::{Error, Graph, Loc, Result, Strides, TensorTy, Why};
 use kiln_tensor::graph::GraphValue;
 use kiln_tensor::hook::Scope;
+use kiln_tensor::internal::TensorState;
 use kiln_tensor::{Ready, Tensor, no_grad};
 
 use crate::options::{Mode, named};
@@ -312,8 +313,8 @@ impl Custom {
 /// A tensor's memory if nobody else has it and it is dense from its beginning; else a copy.
 fn own(tensor: Tensor) -> Result<Ready> {
     let ready = tensor.ready()?;
-    let alone = tensor.references() == 1 && ready.storage.references() == 1;
-    if alone && ready.layout.is_contiguous() && ready.layout.offset == 0 {
+    let alone = tensor.references() == 1 && ready.storage().references() == 1;
+    if alone && ready.layout().is_contiguous() && ready.layout().offset == 0 {
         return Ok(ready.clone());
     }
     Ok(tensor.clone_tensor()?.ready()?.clone())

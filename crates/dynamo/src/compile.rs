@@ -1,5 +1,6 @@
 //! `compile(f)`: wraps functions of up to four arguments; the result is called like the function.
 
+use std::marker::PhantomData;
 use std::ops::Deref;
 
 use kiln_ir::Result;
@@ -8,7 +9,8 @@ use crate::explain::Explanation;
 use crate::options::Compile;
 use crate::region::Region;
 
-/// A compiled function. Call it like the function it wraps.
+/// A compiled function. Call it like the function it wraps; send it to other threads, and share it with them, where
+/// that function may be. To name its type, as the field of a struct must, [box](Compiled::boxed) it.
 ///
 /// ```
 /// use kiln_dynamo::compile;
@@ -20,12 +22,33 @@ use crate::region::Region;
 /// println!("{}", f.explain());
 /// # Ok(()) }
 /// ```
-pub struct Compiled<F: ?Sized> {
+pub struct Compiled<F: ?Sized, W = Box<F>> {
     region: Region,
-    call: Box<F>,
+    wrapped: W,
+    called_as: PhantomData<fn(&F)>,
 }
 
-impl<F: ?Sized> Compiled<F> {
+/// What can be called as `F`, a `dyn Fn`. It keeps its own type, and with it whether it is `Send` and `Sync`.
+pub trait Callable<F: ?Sized> {
+    /// To be called.
+    fn function(&self) -> &F;
+    /// Without its own type.
+    fn boxed(self) -> Box<F>;
+}
+
+impl<F: ?Sized> Callable<F> for Box<F> {
+    fn function(&self) -> &F {
+        self
+    }
+    fn boxed(self) -> Box<F> {
+        self
+    }
+}
+
+/// A closure that calls the user's function behind a region.
+struct Wrapped<F>(F);
+
+impl<F: ?Sized, W: Callable<F>> Compiled<F, W> {
     /// What was captured, compiled and refused so far.
     pub fn explain(&self) -> Explanation {
         self.region.explain()
@@ -52,7 +75,24 @@ impl<F: ?Sized> Compiled<F> {
     where
         F: Call<Args>,
     {
-        self.call.call(args)
+        self.wrapped.function().call(args)
+    }
+
+    /// The compiled function as a type that has a name.
+    ///
+    /// ```
+    /// use kiln_dynamo::{Compiled, compile};
+    /// use kiln_tensor::{Result, Tensor};
+    ///
+    /// struct Model {
+    ///     double: Compiled<dyn Fn(&Tensor) -> Result<Tensor>>,
+    /// }
+    /// let model = Model { double: compile(|x: &Tensor| x.mul(2.0)).boxed() };
+    /// assert_eq!((model.double)(&Tensor::from_slice(&[1.0f32, 2.0])?)?.to_vec::<f32>()?, [2.0, 4.0]);
+    /// # Ok::<(), kiln_tensor::Error>(())
+    /// ```
+    pub fn boxed(self) -> Compiled<F> {
+        Compiled { region: self.region, wrapped: self.wrapped.boxed(), called_as: PhantomData }
     }
 
     /// Forgets all recordings, so the next call compiles again.
@@ -67,16 +107,11 @@ pub trait Call<Args> {
     fn call(&self, args: Args) -> Result<()>;
 }
 
-impl<'a, T> Call<()> for dyn Fn() -> Result<T> + 'a {
-    fn call(&self, (): ()) -> Result<()> {
-        self().map(drop)
-    }
-}
-
-impl<F: ?Sized> Deref for Compiled<F> {
+impl<F: ?Sized, W: Callable<F>> Deref for Compiled<F, W> {
     type Target = F;
+    #[inline]
     fn deref(&self) -> &F {
-        &self.call
+        self.wrapped.function()
     }
 }
 
@@ -85,31 +120,34 @@ pub trait Compilable<'a, Args> {
     /// The function as a trait object, which calls go to.
     type Dyn: ?Sized;
     /// Puts the function behind a region.
-    fn wrap(self, region: Region) -> Box<Self::Dyn>;
+    fn wrap(self, region: Region) -> impl Callable<Self::Dyn>;
 }
 
 // Of one error type: with any that `kiln::Error` converts to, `Ok(y)` at the end of a closure would say too little.
-impl<'a, F, T> Compilable<'a, ()> for F
-where
-    F: Fn() -> Result<T> + 'a,
-    T: 'a,
-{
-    type Dyn = dyn Fn() -> Result<T> + 'a;
-    fn wrap(self, region: Region) -> Box<Self::Dyn> {
-        Box::new(move || region.run(&self))
-    }
-}
-
 macro_rules! compilable {
     ($($arg:ident $A:ident),*) => {
+        impl<'a, F, T, $($A: ?Sized + 'a),*> Callable<dyn Fn($(&$A),*) -> Result<T> + 'a> for Wrapped<F>
+        where
+            F: Fn($(&$A),*) -> Result<T> + 'a,
+            T: 'a,
+        {
+            #[inline]
+            fn function(&self) -> &(dyn Fn($(&$A),*) -> Result<T> + 'a) {
+                &self.0
+            }
+            fn boxed(self) -> Box<dyn Fn($(&$A),*) -> Result<T> + 'a> {
+                Box::new(self.0)
+            }
+        }
+
         impl<'a, F, T, $($A: ?Sized + 'a),*> Compilable<'a, ($(&'a $A,)*)> for F
         where
             F: Fn($(&$A),*) -> Result<T> + 'a,
             T: 'a,
         {
             type Dyn = dyn Fn($(&$A),*) -> Result<T> + 'a;
-            fn wrap(self, region: Region) -> Box<Self::Dyn> {
-                Box::new(move |$($arg: &$A),*| region.run(|| self($($arg),*)))
+            fn wrap(self, region: Region) -> impl Callable<Self::Dyn> {
+                Wrapped(move |$($arg: &$A),*| region.run(|| self($($arg),*)))
             }
         }
 
@@ -120,20 +158,57 @@ macro_rules! compilable {
         }
     };
 }
+compilable!();
 compilable!(a A);
 compilable!(a A, b B);
 compilable!(a A, b B, c C);
 compilable!(a A, b B, c C, d D);
 
 /// Compiles a function of up to four borrowed arguments with the default options.
-pub fn compile<'a, Args, F: Compilable<'a, Args>>(function: F) -> Compiled<F::Dyn> {
+pub fn compile<'a, Args, F: Compilable<'a, Args>>(function: F) -> Compiled<F::Dyn, impl Callable<F::Dyn>> {
     Compile::new().function(function)
 }
 
 impl Compile {
     /// Compiles a function of up to four borrowed arguments.
-    pub fn function<'a, Args, F: Compilable<'a, Args>>(self, function: F) -> Compiled<F::Dyn> {
+    pub fn function<'a, Args, F: Compilable<'a, Args>>(
+        self,
+        function: F,
+    ) -> Compiled<F::Dyn, impl Callable<F::Dyn>> {
         let region = self.region();
-        Compiled { call: function.wrap(region.clone()), region }
+        Compiled { wrapped: function.wrap(region.clone()), region, called_as: PhantomData }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_tensor::Tensor;
+
+    /// A function that is `Send` and `Sync` is so compiled; this test is one for the compiler.
+    #[test]
+    fn what_may_go_to_other_threads_may_go_there_compiled() -> Result<()> {
+        fn goes<T: Send + Sync>(value: T) -> T {
+            value
+        }
+        let factor = Tensor::from_slice(&[2.0f32, 3.0])?;
+        let double = goes(compile(|x: &Tensor| x.mul(&factor)));
+        let both = goes(Compile::new().function(|x: &Tensor, y: &Tensor| x.add(y)));
+        let none = goes(compile(|| factor.sum()));
+        let x = Tensor::from_slice(&[1.0f32, 1.0])?;
+        let sum = std::thread::scope(|scope| {
+            let there = scope.spawn(|| both(&double(&x)?, &x)?.sum()?.add(&none()?)?.item::<f32>());
+            there.join().expect("no panic")
+        })?;
+        assert_eq!(sum, 12.0);
+        // One that is neither is compiled, too.
+        let count = std::cell::Cell::new(0);
+        let counts = compile(|x: &Tensor| {
+            count.set(count.get() + 1);
+            x.mul(2.0)
+        });
+        counts(&x)?;
+        assert_eq!(count.get(), 1);
+        Ok(())
     }
 }

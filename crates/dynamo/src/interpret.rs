@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::GradTarget;
 use kiln_ir::{Error, Loc, Op, Result, Scalar, Why};
 use kiln_tensor::hook::{Arg, Call, GradRequest, Output};
+use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, autograd, enable_grad, execute, no_grad};
 
 use crate::region::Site;

@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use kiln_aot::trace::Variable;
 use kiln_aot::{BackwardPart, Functional, Gradients, GraphInput, Home, Source, Survivor, Trace};
 use kiln_inductor::Layout as InputLayout;
-use kiln_ir::{Ty, Value};
+use kiln_ir::{Error, Strides, Ty, Value};
 
 use crate::analysis::{Analysis, Far, TapeCall};
 use crate::graph_cache::PartFacts;
@@ -152,14 +152,18 @@ pub(crate) fn connect(
 }
 
 /// How the inputs of a graph lie.
-pub(crate) fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Arc<[InputLayout]> {
-    let strides = |input: &GraphInput| match input {
-        GraphInput::Number(_) => None,
+pub(crate) fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Result<Arc<[InputLayout]>> {
+    let layout = |input: &GraphInput| match input {
+        // A number lies nowhere.
+        GraphInput::Number(_) => Ok(InputLayout { strides: Strides::new() }),
         GraphInput::Variable(v) => {
-            trace.variables[*v as usize].input.as_ref().map(|i| i.layout.strides.clone())
+            let input = trace.variables[*v as usize].input.as_ref();
+            let unknown = || Error::bug(format!("input {v} of a graph has no layout"));
+            let input = input.ok_or_else(|| NotCompiled::pass("layouts", unknown()))?;
+            Ok(InputLayout { strides: input.layout.strides.clone() })
         }
     };
-    inputs.iter().map(|input| InputLayout { strides: strides(input).unwrap_or_default() }).collect()
+    inputs.iter().map(layout).collect()
 }
 
 /// How the inputs of a part of a backward lie: saved inputs as those of the forward, everything else dense.

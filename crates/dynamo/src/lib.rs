@@ -63,7 +63,7 @@ pub use backend::{
     Backend, ChosenBackend, CompiledGraph, CustomBackend, GraphContext, GraphKind, Level, OutputRole,
     list_backends, register_backend,
 };
-pub use compile::{Call, Compilable, Compiled, compile};
+pub use compile::{Call, Callable, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
 pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, StepInfo, explain};
 pub use kiln_plan::Refusal;

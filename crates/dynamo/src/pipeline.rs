@@ -62,7 +62,7 @@ pub(crate) fn front<D: Driver>(
     let functional = driver.pass("functionalise", || kiln_aot::functionalise(trace, live))?;
     driver.look("graph", &functional.graph, Stage::Functional)?;
     let (used_up, gradients) = leaving::leaving(site, trace, tape, &functional)?;
-    let layouts = leaving::layouts(trace, &functional.inputs);
+    let layouts = leaving::layouts(trace, &functional.inputs)?;
     Ok(Front { functional, gradients, used_up, layouts })
 }
 

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{GradTarget, Variable};
 use kiln_ir::{Error, Grad, ListTy, Result, Ty, Why, carries_gradient};
 use kiln_tensor::hook::{Arg, Call, GradRequest};
+use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{
     Tensor, autograd, check_in_place, check_in_place_target, check_in_place_types, with_module,
 };

@@ -8,6 +8,7 @@ use kiln_ir::{Error, Layout, Line, Loc, Result, TensorTy};
 use kiln_runtime::owner::{OwnerGuard, OwnerLock};
 use kiln_tensor::autograd::Application;
 use kiln_tensor::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder, Scope};
+use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, autograd, execute};
 
 use crate::counters::{Count, count};

@@ -14,6 +14,7 @@ use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Result, Scalar, Why};
 use kiln_plan::Refusal;
 use kiln_tensor::autograd::{self, TapeFunction};
 use kiln_tensor::graph::{self, GraphValue};
+use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::program::{Executable, Failure};
 use kiln_tensor::{Ready, Tensor};
 
@@ -195,7 +196,7 @@ impl Segment {
                 }
             };
         }
-        publish(survivors, state, &results);
+        publish(survivors, state, &results)?;
         for part in backward {
             attach(part, inputs, state, &results)?;
         }
@@ -233,8 +234,8 @@ fn execute(
     results: &mut Vec<Ready>,
 ) -> Result<(), Stop> {
     let number = |i: usize| match inputs[i] {
-        GraphInput::Number(hole) => state.numbers[hole as usize],
-        GraphInput::Variable(_) => Scalar::Int(0),
+        GraphInput::Number(hole) => Some(state.numbers[hole as usize]),
+        GraphInput::Variable(_) => None,
     };
     let tensor = |input: &GraphInput| match input {
         GraphInput::Variable(v) => held(state, *v),
@@ -246,14 +247,12 @@ fn execute(
             program.executable.run(inputs.iter().map(tensor), scalars, results).map_err(Stop::from)
         }
         Code::Graph(_) | Code::Custom(_) => {
-            let values: Vec<GraphValue> = inputs
-                .iter()
-                .enumerate()
-                .map(|(i, input)| {
-                    tensor(input)
-                        .map_or_else(|| GraphValue::Number(number(i)), |t| GraphValue::Tensor(t.clone()))
-                })
-                .collect();
+            let value = |(i, input): (usize, &GraphInput)| {
+                let tensor = tensor(input).map(|tensor| GraphValue::Tensor(tensor.clone()));
+                let value = tensor.or_else(|| number(i).map(GraphValue::Number));
+                value.ok_or_else(|| Error::bug(format!("input {i} of a graph is not there")))
+            };
+            let values = inputs.iter().enumerate().map(value).collect::<Result<Vec<_>>>()?;
             let graph = match code {
                 Code::Graph(graph) => graph,
                 Code::Custom(custom) => {
@@ -283,39 +282,32 @@ impl From<Failure> for Stop {
 }
 
 /// Makes the variables that outlive the segment ready.
-fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) {
-    let ready = |home: Home, layout: &Layout| -> Option<Ready> {
-        match home {
-            Home::Output(i) => {
-                let result = &results[i];
-                Some(Ready { layout: layout.clone(), ..result.clone() })
-            }
-            Home::Input(v) => {
-                let base = held(state, v)?.try_ready()?;
-                let mut layout = layout.clone();
-                layout.offset += base.layout.offset;
-                Some(Ready { layout, ..base.clone() })
-            }
+fn publish(survivors: &[Survivor], state: &State, results: &[Ready]) -> Result<()> {
+    let ready = |home: Home, layout: &Layout| match home {
+        Home::Output(i) => results[i].with_layout(layout.clone()),
+        Home::Input(v) => {
+            let base = held(state, v).and_then(Tensor::try_ready);
+            let base = base.ok_or_else(|| Error::bug(format!("the result's input {v} is not there")))?;
+            let mut layout = layout.clone();
+            layout.offset += base.layout().offset;
+            base.with_layout(layout)
         }
     };
     for survivor in survivors {
         match state.variables.get(survivor.variable as usize) {
             Some(Held::Made(tensor)) => {
                 let (home, layout) = &survivor.homes[0];
-                if let Some(ready) = ready(*home, layout) {
-                    let view = survivor.view != View::Itself;
-                    let view_version = view.then(|| ready.storage.version());
-                    tensor.publish(Ready { view_version, ..ready });
-                }
+                tensor.publish(ready(*home, layout)?.as_view(survivor.view != View::Itself));
             }
             Some(Held::List(list)) => {
-                let items = survivor.homes.iter().filter_map(|(home, layout)| ready(*home, layout));
-                list.publish(items.map(Tensor::from_ready).collect());
+                let items = survivor.homes.iter().map(|(home, layout)| ready(*home, layout));
+                list.publish(items.map(|ready| ready.map(Tensor::from_ready)).collect::<Result<_>>()?);
             }
             _ => {}
         }
     }
     connect_views(survivors, state, results);
+    Ok(())
 }
 
 /// Views that leave know what they are views of, so that a later change in place through one is seen by all.
@@ -325,7 +317,7 @@ fn connect_views(survivors: &[Survivor], state: &State, results: &[Ready]) {
     for survivor in survivors {
         let View::Of(root) = survivor.view else { continue };
         let Some(tensor) = held(state, survivor.variable)
-            .filter(|t| t.try_ready().is_some_and(|ready| ready.dtype.is_float()))
+            .filter(|t| t.try_ready().is_some_and(|ready| ready.dtype().is_float()))
         else {
             continue;
         };
@@ -380,7 +372,7 @@ enum SavedValue {
 
 impl SavedValue {
     fn tensor(ready: Ready) -> SavedValue {
-        let version = ready.storage.version();
+        let version = ready.storage().version();
         SavedValue::Tensor(Tensor::from_ready(ready), version)
     }
 }
@@ -453,7 +445,7 @@ impl TapeFunction for CompiledBackward {
         let unchanged = |value: &SavedValue| match value {
             SavedValue::Number(_) => true,
             SavedValue::Tensor(tensor, version) => {
-                tensor.try_ready().is_some_and(|ready| ready.storage.version() == *version)
+                tensor.try_ready().is_some_and(|ready| ready.storage().version() == *version)
             }
         };
         kept.freed.is_empty() && kept.saved.iter().all(unchanged)
@@ -466,7 +458,7 @@ impl TapeFunction for CompiledBackward {
         let saved = self.kept.lock().take(tapes, &wanted, retain_graph)?;
         let read = |i: usize| match &saved[i] {
             SavedValue::Number(x) => Ok(GraphValue::Number(*x)),
-            SavedValue::Tensor(tensor, version) => match tensor.ready()?.storage.version() {
+            SavedValue::Tensor(tensor, version) => match tensor.ready()?.storage().version() {
                 now if now != *version => {
                     let (why, (_, loc)) = (Why::Version { saved: *version, now }, &self.backward.saved[i]);
                     Err(Error::op("compiled backward", why, *loc))
@@ -486,7 +478,7 @@ impl TapeFunction for CompiledBackward {
         let mut values = (0..saved.len()).map(read).collect::<Result<Vec<_>>>()?;
         for grad in grads.iter().flatten() {
             // Backward was compiled for dense gradients.
-            let dense = grad.ready()?.layout.is_contiguous();
+            let dense = grad.ready()?.layout().is_contiguous();
             values.push(GraphValue::Tensor(if dense { grad.clone() } else { grad.clone_tensor()? }));
         }
         let results = run_on_values(&self.backward.code, &values)?;
@@ -500,8 +492,8 @@ fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
         Code::Custom(custom) => Ok(custom.run(values)?.into_iter().map(Tensor::from_ready).collect()),
         Code::Program(program) => {
             let number = |i: usize| match &values[i] {
-                GraphValue::Number(x) => *x,
-                _ => Scalar::Int(0),
+                GraphValue::Number(x) => Some(*x),
+                GraphValue::Tensor(_) | GraphValue::List(_) => None,
             };
             let mut scalars = Vec::new();
             program.executable.numbers().fill(&number, &mut scalars)?;

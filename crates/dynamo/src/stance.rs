@@ -33,8 +33,16 @@ named!(
 thread_local! {
     static THREAD: Cell<Option<Stance>> = const { Cell::new(None) };
 }
-/// The process's stance, by its place in `Stance::ALL`.
+/// The process's stance, by its number, which is its place in `Stance::ALL`.
 static PROCESS: AtomicU8 = AtomicU8::new(0);
+
+const _: () = {
+    let mut place = 0;
+    while place < Stance::ALL.len() {
+        assert!(Stance::ALL[place] as usize == place);
+        place += 1;
+    }
+};
 
 /// Restores the thread's previous stance when dropped. See [`set_stance`].
 #[must_use = "the stance lasts as long as this value"]
@@ -73,12 +81,11 @@ pub fn set_stance(stance: Stance) -> StanceGuard {
 
 /// Sets the stance of all threads that have none of their own, until it is set again; returns the previous one.
 pub fn set_process_stance(stance: Stance) -> Stance {
-    let place = Stance::ALL.iter().position(|other| *other == stance).unwrap_or(0);
-    of(PROCESS.swap(place as u8, Ordering::Relaxed))
+    of(PROCESS.swap(stance as u8, Ordering::Relaxed))
 }
 
 fn of(place: u8) -> Stance {
-    Stance::ALL.get(usize::from(place)).copied().unwrap_or_default()
+    Stance::ALL[usize::from(place)]
 }
 
 /// The stance of this thread.

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use smallvec::SmallVec;
 
 use kiln_aot::trace::{GradTarget, Variable};
-use kiln_ir::{Class, Error, Layout, ListTy, Loc, Op, Result, Scalar, TensorTy, Ty, Why};
+use kiln_ir::{Class, Error, Layout, ListTy, Loc, Op, Result, Scalar, TensorTy, Ty};
 use kiln_tensor::hook::{Access, Arg, Call, Output, Tag};
+use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
@@ -176,10 +177,10 @@ impl State {
 
     /// The first input that brought a storage.
     pub(crate) fn owner_of(&self, ready: &Ready) -> Option<Variable> {
-        let address = ready.storage.address();
+        let address = ready.storage().address();
         let brings = |&v: &Variable| {
             let ready = self.input(v).and_then(Tensor::try_ready);
-            ready.is_some_and(|r| r.storage.address() == address)
+            ready.is_some_and(|r| r.storage().address() == address)
         };
         (0..self.variables.len() as Variable).find(brings)
     }
@@ -189,7 +190,7 @@ impl State {
         match tensor.try_ready() {
             None => tensor.tag().run() == self.id,
             Some(ready) => {
-                let used = Tag(ready.storage.tag()).run() == self.id
+                let used = Tag(ready.storage().tag()).run() == self.id
                     || (!self.trusts_tags() && self.owner_of(&ready).is_some());
                 used && (!matches!(access, Access::Read | Access::Print) || self.writes)
             }
@@ -211,11 +212,11 @@ impl State {
             }
         }
         let variable = self.variables.len() as Variable;
-        let storage_tag = Tag(ready.storage.tag());
+        let storage_tag = Tag(ready.storage().tag());
         let shares_with = if storage_tag.run() == self.id {
             Some(storage_tag.variable())
         } else {
-            ready.storage.set_tag(Tag::new(self.id, variable).0);
+            ready.storage().set_tag(Tag::new(self.id, variable).0);
             if self.trusts_tags() { None } else { self.owner_of(&ready) }
         };
         tensor.set_tag(Tag::new(self.id, variable));
@@ -234,8 +235,8 @@ impl State {
                 if tensor.tag() == own {
                     tensor.set_tag(Tag::default());
                 }
-                if let Some(ready) = tensor.try_ready().filter(|ready| ready.storage.tag() == own.0) {
-                    ready.storage.set_tag(0);
+                if let Some(ready) = tensor.try_ready().filter(|ready| ready.storage().tag() == own.0) {
+                    ready.storage().set_tag(0);
                 }
             }
         }
@@ -387,18 +388,18 @@ impl State {
             let tag = Tag::new(self.id, variable);
             let known = |mark: Tag| mark.run() == self.id;
             let arrives = item.try_ready().filter(|ready| {
-                !known(item.tag()) && !known(Tag(ready.storage.tag())) && guard.holds_of(item, ready, None)
+                !known(item.tag()) && !known(Tag(ready.storage().tag())) && guard.holds_of(item, ready, None)
             });
             let Some(ready) = arrives else {
                 // As if nobody had been here: the long way finds out what is different.
                 for item in &items[..(variable - first) as usize] {
                     item.set_tag(Tag::default());
-                    item.try_ready().inspect(|ready| ready.storage.set_tag(0));
+                    item.try_ready().inspect(|ready| ready.storage().set_tag(0));
                 }
                 return None;
             };
             item.set_tag(tag);
-            ready.storage.set_tag(tag.0);
+            ready.storage().set_tag(tag.0);
             variable += 1;
         }
         self.makers.resize(variable as usize, u32::MAX);
@@ -488,27 +489,31 @@ impl State {
                     Arg::Number(x) => Ty::Scalar(x.kind()),
                     Arg::Tensor(t) => Ty::Tensor(self.tensor_ty(site, t)?),
                     // A list that the run knows has the type it was recorded with.
-                    Arg::List(l) if l.tag().run() == self.id => {
-                        self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(ListTy::default()))
-                    }
+                    Arg::List(l) if l.tag().run() == self.id => self.list_ty(site, l)?,
                     Arg::List(l) => match l.try_items() {
                         Some(items) => {
                             Ty::List(items.iter().map(|t| self.tensor_ty(site, t)).collect::<Result<_>>()?)
                         }
-                        None => self.made_ty(site, l.tag().variable()).unwrap_or(Ty::List(ListTy::default())),
+                        None => self.list_ty(site, l)?,
                     },
                 })
             })
             .collect()
     }
 
+    /// The type of a list that the run made.
+    fn list_ty(&self, site: &Site, list: &TensorList) -> Result<Ty> {
+        let ty = self.made_ty(site, list.tag().variable()).filter(|ty| ty.as_list().is_some());
+        ty.ok_or_else(|| Error::bug("a list without a type"))
+    }
+
     pub(crate) fn tensor_ty(&self, site: &Site, tensor: &Tensor) -> Result<TensorTy> {
         match tensor.try_ready() {
             Some(ready) => Ok(ready.ty()),
             None if tensor.tag().run() == self.id => {
-                self.made_ty(site, tensor.tag().variable()).and_then(|ty| ty.as_tensor().cloned()).ok_or_else(
-                    || Error::op("capture", Why::Other("a variable without a type".into()), Loc::UNKNOWN),
-                )
+                let ty = self.made_ty(site, tensor.tag().variable());
+                ty.and_then(|ty| ty.as_tensor().cloned())
+                    .ok_or_else(|| Error::bug("a variable without a type"))
             }
             None => Ok(tensor.ready()?.ty()),
         }
@@ -540,7 +545,7 @@ impl State {
     /// How the elements of a variable lie (a variable made here starts at offset 0 of its base).
     pub(crate) fn layout(&self, site: &Site, variable: Variable) -> Option<Layout> {
         if let Some(ready) = self.held(variable).and_then(Tensor::try_ready) {
-            return Some(ready.layout.clone());
+            return Some(ready.layout().clone());
         }
         let shape = self.made_ty(site, variable)?.as_tensor()?.shape.clone();
         let Event::Call(event) = &*self.trie(site).node(*self.makers.get(variable as usize)?).event else {

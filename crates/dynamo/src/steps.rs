@@ -15,6 +15,7 @@ use kiln_aot::trace::Variable;
 use kiln_ir::{Loc, Result, TensorTy};
 use kiln_tensor::autograd::Application;
 use kiln_tensor::hook::{GradRequest, Tag};
+use kiln_tensor::internal::TensorState;
 use kiln_tensor::{Context, Function, Tensor, autograd, enable_grad, no_grad};
 
 use crate::analysis::{self, OVERWRITTEN};

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{GradTarget, InputVariable, Variable, VariableInfo};
 use kiln_ir::{DType, Device, Layout, Loc, Op, ScalarKind, Shape, Strides, TensorTy, Ty};
 use kiln_runtime::prefetch;
+use kiln_tensor::internal::TensorState;
 use kiln_tensor::{DynamicDim, Ready, Tensor};
 
 use crate::segment::Segment;
@@ -66,14 +67,14 @@ impl PartialEq for Guard {
 
 impl Wanted {
     fn of(tensor: &Tensor, ready: &Ready) -> Wanted {
-        let (shape, strides) = (ready.layout.shape.clone(), ready.layout.strides.clone());
+        let (shape, strides) = (ready.layout().shape.clone(), ready.layout().strides.clone());
         let (requires_grad, leaf) = (tensor.requires_grad(), tensor.is_leaf());
-        let ty = TensorTy { dtype: ready.dtype, device: ready.device, shape: shape.clone() }.into();
+        let ty = TensorTy { dtype: ready.dtype(), device: ready.device(), shape: shape.clone() }.into();
         let layout = Arc::new(Layout { shape: shape.clone(), strides: strides.clone(), offset: 0 });
         let input = Some(InputVariable { layout, requires_grad, leaf });
         let mut wanted = Wanted {
-            dtype: ready.dtype,
-            device: ready.device,
+            dtype: ready.dtype(),
+            device: ready.device(),
             shape,
             strides,
             requires_grad,
@@ -93,10 +94,10 @@ impl Wanted {
 
     #[inline]
     fn holds(&self, tensor: &Tensor, ready: &Ready) -> bool {
-        self.dtype == ready.dtype
-            && self.shape == ready.layout.shape
-            && self.strides == ready.layout.strides
-            && self.device == ready.device
+        self.dtype == ready.dtype()
+            && self.shape == ready.layout().shape
+            && self.strides == ready.layout().strides
+            && self.device == ready.device()
             && self.requires_grad == tensor.requires_grad()
             && (!self.requires_grad || self.leaf == tensor.is_leaf())
     }

@@ -41,6 +41,14 @@ pub enum Error {
     /// A pass of Kiln left a graph that breaks the rules: a bug of ours.
     #[error("{0}")]
     Verify(Box<VerifyError>),
+    /// Something that can't be, by Kiln's own rules: a bug of ours.
+    #[error("{what}, at {at}; this is a bug in Kiln")]
+    Bug {
+        /// What was found.
+        what: String,
+        /// The line of Kiln's that found it.
+        at: Loc,
+    },
     /// The machine can't do it: memory, compiler, device.
     #[error("{0}")]
     Environment(String),
@@ -71,17 +79,9 @@ pub enum Error {
     /// State that does not fit a module.
     #[error("{0}")]
     State(String),
-    /// A batch that a data loader could not make.
-    #[error("batch {batch}{}: {fault}", .sample.map(|sample| format!(", sample {sample}")).unwrap_or_default())]
-    Data {
-        /// The batch's number in its epoch.
-        batch: usize,
-        /// The sample, where one of them is to blame.
-        sample: Option<usize>,
-        /// What happened.
-        #[source]
-        fault: DataFault,
-    },
+    /// An error of a crate that builds on this one, by [`Error::other`].
+    #[error("{0}")]
+    Other(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Reading or writing failed, in the user's code (Kiln's own errors name the file).
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -91,17 +91,6 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// Why there is no sample, or no batch of samples.
-#[derive(Debug, thiserror::Error)]
-pub enum DataFault {
-    /// The user's code returned an error.
-    #[error("{0}")]
-    Error(#[source] Box<Error>),
-    /// The user's code panicked.
-    #[error("panicked: {0}")]
-    Panic(String),
 }
 
 /// An op that can't be done, with everything needed to find and mend it.
@@ -398,6 +387,18 @@ impl Error {
     /// An op error without operands.
     pub fn op(op: &str, why: Why, loc: Loc) -> Error {
         Error::Op(Box::new(OpError { op: op.to_string(), operands: Vec::new(), why, module: None, loc }))
+    }
+
+    /// Something that can't be, found by the line that calls this.
+    #[cold]
+    #[track_caller]
+    pub fn bug(what: impl Into<String>) -> Error {
+        Error::Bug { what: what.into(), at: Loc::here() }
+    }
+
+    /// Another crate's error: whoever knows its type finds it by `downcast_ref` of [`source`](std::error::Error::source).
+    pub fn other(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error::Other(Box::new(error))
     }
 
     /// The same error under another op name (an op that the user knows by that name).

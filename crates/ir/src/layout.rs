@@ -87,6 +87,27 @@ impl Layout {
         low as usize..high as usize + 1
     }
 
+    /// Whether all its elements lie in a memory of so many. Of any layout: nothing overflows.
+    pub fn stays_inside(&self, elements: usize) -> bool {
+        if self.shape.len() != self.strides.len() {
+            return false;
+        }
+        if self.shape.contains(&0) {
+            return true;
+        }
+        let Ok(offset) = isize::try_from(self.offset) else { return false };
+        let (mut low, mut high) = (offset, offset);
+        for (&size, &stride) in self.shape.iter().zip(&self.strides) {
+            let end = if stride < 0 { &mut low } else { &mut high };
+            let reach = isize::try_from(size - 1).ok().and_then(|steps| steps.checked_mul(stride));
+            match reach.and_then(|reach| end.checked_add(reach)) {
+                Some(position) => *end = position,
+                None => return false,
+            }
+        }
+        low >= 0 && high.cast_unsigned() < elements
+    }
+
     /// The layout a view op gives, with the same storage. `None` if the op is not a view, or can't be one
     /// here (a reshape of elements that don't lie together copies).
     pub fn view(&self, op: &Op) -> Option<Layout> {
@@ -236,6 +257,35 @@ mod tests {
                 assert_eq!(positions(&view), positions(layout));
             }
         }
+    }
+
+    #[test]
+    fn what_leaves_its_memory_is_seen() {
+        let layout = |shape: &[usize], strides: &[isize], offset: usize| Layout {
+            shape: Shape::from(shape),
+            strides: SmallVec::from_slice(strides),
+            offset,
+        };
+        let check = |layout: Layout, inside: bool| {
+            assert_eq!(layout.stays_inside(24), inside, "{layout:?}");
+            if inside && layout.shape.numel() > 0 {
+                assert!(positions(&layout).iter().all(|p| (0..24).contains(p)));
+            }
+        };
+        check(Layout::contiguous(Shape::from([4, 6])), true);
+        check(Layout::contiguous(Shape::from([5, 5])), false);
+        check(layout(&[4, 6], &[6, 1], 1), false);
+        check(layout(&[2, 2], &[-6, 1], 22), true);
+        check(layout(&[2, 2], &[-6, 1], 23), false);
+        check(layout(&[2, 2], &[-6, 1], 5), false);
+        check(layout(&[100], &[0], 23), true);
+        check(layout(&[], &[], 24), false);
+        check(layout(&[3, 0], &[7, 7], 25), true);
+        check(layout(&[3], &[isize::MAX], 0), false);
+        check(layout(&[3], &[isize::MIN], 0), false);
+        check(layout(&[usize::MAX], &[1], 0), false);
+        check(layout(&[1], &[1], usize::MAX), false);
+        check(layout(&[2, 3], &[1], 0), false);
     }
 
     #[test]

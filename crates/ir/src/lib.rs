@@ -39,7 +39,7 @@ mod verify;
 pub use attr::{Approximate, Attribute, Division, Pairs, Reduction, ScatterReduce, Sizes};
 pub use dtype::{DType, Device, Scalar, ScalarKind};
 pub use emit::{Emit, EmitExt, Value, Values};
-pub use error::{DataFault, Error, OpError, Result, Why};
+pub use error::{Error, OpError, Result, Why};
 pub use eval::Eval;
 pub use gradient::carries_gradient;
 pub use graph::{Def, Graph, Node, Write};

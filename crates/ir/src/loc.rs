@@ -25,6 +25,12 @@ impl Loc {
         }
     }
 
+    /// The caller's line, on whoever's behalf it works.
+    #[track_caller]
+    pub(crate) fn here() -> Loc {
+        Loc(Some(Location::caller()))
+    }
+
     /// Until the returned value is dropped, ops that files below the folder `library` ask for are put down to
     /// this line (an optimizer's to the line that called `step`). Of nested ones the outermost line counts, for the
     /// folders of both.

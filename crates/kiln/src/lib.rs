@@ -22,20 +22,18 @@ pub mod benchmark;
 mod module;
 
 pub use kiln_dynamo::{
-    Backend, Break, Call, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph, Counters,
+    Backend, Break, Call, Callable, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph, Counters,
     CustomBackend, Explanation, GraphContext, GraphInfo, GraphKind, GraphValue, GuardInfo, Level, Mode,
     NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Recompile, Refusal,
     Region, Settings, SizesInfo, Stance, StanceGuard, StepInfo, compile, counters, explain, is_compiling,
     list_backends, list_options, on_progress, register_backend, reset, run_graph, run_graph_with, run_node,
     set_process_stance, set_stance, stance,
 };
-pub use kiln_ir as ir;
 pub use kiln_ir::Graph;
+#[cfg(feature = "models")]
 pub use kiln_models as models;
 pub use kiln_nn as nn;
-pub use kiln_nn::{data, optim, training};
-pub use kiln_runtime as runtime;
-pub use kiln_tensor as tensor;
+pub use kiln_nn::optim;
 pub use kiln_tensor::{
     Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr,
     Function, GradOptions, IndexOp, Indexer, Interpolation, NewAxis, Padding, Pool, Reduction, Resize,
@@ -43,11 +41,56 @@ pub use kiln_tensor::{
     bf16, detect_anomaly, enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad,
     set_rng_state,
 };
+#[cfg(feature = "data")]
+pub use kiln_training as training;
+#[cfg(feature = "data")]
+pub use kiln_training::data;
 
 pub use module::{CompileModule, CompiledModule};
 
+/// Graphs and the ops they are made of: for backends, and for who reads what was captured.
+pub mod ir {
+    pub use kiln_ir::{
+        Approximate, Attribute, Class, DType, Def, Device, Dims, Division, Domain, Emit, EmitExt, Error,
+        Grad, GradCall, Graph, Layout, Line, ListTy, Loc, Node, Op, OpError, Pairs, Reduction, Refuses,
+        Result, Row, Sample, SampleArg, Scalar, ScalarKind, ScatterReduce, Shape, Sizes, Stage, Strides,
+        TensorTy, Ty, Tys, Value, Values, VerifyError, Why, Write, bf16, f16,
+    };
+}
+
+/// Tensors, and all that their methods take and give.
+pub mod tensor {
+    pub use kiln_tensor::autograd::GradMode;
+    pub use kiln_tensor::foreach::ListOperand;
+    pub use kiln_tensor::hook::{Arg, Output};
+    pub use kiln_tensor::{
+        AnomalyMode, Approximate, Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device,
+        DynamicDim, Element, Ellipsis, Error, Expr, ExprEndsWithOk, Function, GradOptions, HookHandle,
+        IndexOp, Indexer, Integer, Interpolation, IntoDims, IntoShape, IntoSizes, Nested, NewAxis, Operand,
+        Padding, Pool, Reduction, Resize, Result, RngState, Rows, Scalar, ScatterReduce, Shape, Tensor,
+        TensorList, TensorOptions, Unique, backward_all, bf16, detect_anomaly, enable_grad, f16, foreach,
+        get_rng_state, grad, grad_enabled, manual_seed, no_grad, run_op, run_op_in_place, set_rng_state,
+    };
+}
+
+/// The machine that Kiln runs on: its instructions, C compiler, threads and memory.
+pub mod runtime {
+    pub use kiln_runtime::{CcError, Compiler, Isa, Sanitize};
+
+    /// The memory behind tensors: blocks that are kept and handed out again.
+    pub mod pool {
+        pub use kiln_runtime::pool::{Stats, clear, machine_bytes, reset_peak, stats};
+    }
+
+    /// The one thread pool.
+    pub mod threads {
+        pub use kiln_runtime::threads::{count, set_count};
+    }
+}
+
 /// Everything a program usually needs.
 pub mod prelude {
+    #[cfg(feature = "data")]
     pub use crate::data::{self, DataLoader, Dataset, TensorDataset};
     pub use crate::nn::{self, Forward, Module};
     pub use crate::optim::{self, Optimizer};
@@ -58,21 +101,21 @@ pub mod prelude {
 }
 
 /// The programs in the README are tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
 /// So are those in the guide to `compile()`,
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../docs/compile.md")]
 struct Guide;
 
 /// in the training guide,
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../docs/training.md")]
 struct TrainingGuide;
 
 /// and on the numerics page.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../docs/numerics.md")]
 struct NumericsPage;

@@ -7,8 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kiln::Error;
 use kiln::ir::{Class, Op, Row, SampleArg, Scalar, Ty};
-use kiln::tensor::hook::{Arg, Output};
-use kiln::tensor::{DType, Tensor, run_op};
+use kiln::tensor::{Arg, DType, Output, Tensor, run_op};
 use kiln_testkit::Rng;
 
 /// Calls; `KILN_FUZZ` asks for more.

@@ -315,7 +315,7 @@ fn dropped_functions() -> Result<()> {
         drop(result.to_vec::<f32>()?);
     }
     assert!(mapped_kernels().len() > 1, "{:?}", mapped_kernels());
-    kiln::runtime::KernelCache::global().release();
+    kiln_runtime::KernelCache::global().release();
     assert_eq!(mapped_kernels().len(), 1, "only that of the function that is left: {:?}", mapped_kernels());
     assert_eq!(kept.run(body)?.to_vec::<f32>()?, want);
     drop(kept);

@@ -14,8 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kiln::ir::{Class, Domain, Grad, Op, Row, Sample, SampleArg, Scalar, TensorTy, Ty};
-use kiln::tensor::hook::{Arg, Output};
-use kiln::tensor::{DType, Result, Shape, Tensor, run_op};
+use kiln::tensor::{Arg, DType, Output, Result, Shape, Tensor, run_op};
 use kiln_testkit::{Argument, Array, Rng, random_array, special_argument};
 use serde::{Deserialize, Serialize};
 

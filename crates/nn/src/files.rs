@@ -28,7 +28,7 @@ const DIGITS: usize = 32;
 pub(crate) const MOST_DIMS: usize = 64;
 
 /// An error of the surroundings about a file.
-pub(crate) fn fail(path: &Path, error: impl std::fmt::Display) -> Error {
+pub fn fail(path: &Path, error: impl std::fmt::Display) -> Error {
     Error::Environment(format!("{}: {error}", path.display()))
 }
 
@@ -41,13 +41,13 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
 }
 
 /// The text of a regular file.
-pub(crate) fn read_text(path: &Path) -> Result<String> {
+pub fn read_text(path: &Path) -> Result<String> {
     let (file, _) = open(path)?;
     io::read_to_string(file).map_err(|error| fail(path, error))
 }
 
 /// Writes a text file, atomically.
-pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
+pub fn write_text(path: &Path, text: &str) -> Result<()> {
     write_atomically(path, |file| file.write_all(text.as_bytes()).map_err(|error| fail(path, error)))
 }
 

@@ -61,7 +61,6 @@ mod attention;
 mod clip;
 mod container;
 mod conv;
-pub mod data;
 mod display;
 mod dropout;
 mod embedding;
@@ -71,6 +70,8 @@ mod forward;
 pub mod functional;
 mod hooks;
 pub mod init;
+#[doc(hidden)]
+pub mod internal;
 mod linear;
 mod loss;
 mod module;
@@ -84,8 +85,8 @@ pub mod safetensors;
 mod sequential;
 mod shaping;
 pub mod state;
+#[cfg(feature = "torch-files")]
 pub mod torch_file;
-pub mod training;
 mod transformer;
 
 pub use activation::{

@@ -6,6 +6,7 @@ use expect_test::{Expect, expect};
 use kiln_nn::optim::{Adam, AdamW, Optimizer, ParamGroup, SGD};
 use kiln_nn::{Linear, Module};
 use kiln_tensor::hook::{Access, Arg, Call, Output, Recorder, Scope};
+use kiln_tensor::internal::ListState;
 use kiln_tensor::{Device, Result, Tensor};
 use parking_lot::Mutex;
 

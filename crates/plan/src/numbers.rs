@@ -31,27 +31,38 @@ impl Numbers {
         }
     }
 
-    /// Works out all numbers; `input` gives the number that is a graph input.
-    pub fn values(&self, input: &dyn Fn(usize) -> Scalar, found: &mut dyn FnMut(Scalar)) -> Result<()> {
+    /// Works out all numbers; `input` gives the number that a graph input is.
+    pub fn values(
+        &self,
+        input: &dyn Fn(usize) -> Option<Scalar>,
+        found: &mut dyn FnMut(Scalar),
+    ) -> Result<()> {
         let mut computed: SmallVec<[Scalar; 16]> = SmallVec::new();
         let value = |number: &ScalarRef, computed: &[Scalar]| match number {
-            ScalarRef::Input(i) => input(*i),
-            ScalarRef::Constant(x) => *x,
-            ScalarRef::Computed(i) => computed[*i],
+            ScalarRef::Input(i) => {
+                input(*i).ok_or_else(|| Error::bug(format!("input {i} of a program is no number")))
+            }
+            ScalarRef::Constant(x) => Ok(*x),
+            ScalarRef::Computed(i) => Ok(computed[*i]),
         };
         for step in &self.computed {
-            let args: SmallVec<[Scalar; 4]> = step.args.iter().map(|n| value(n, &computed)).collect();
+            let mut args: SmallVec<[Scalar; 4]> = SmallVec::with_capacity(step.args.len());
+            for number in &step.args {
+                args.push(value(number, &computed)?);
+            }
             let result = step.op.fold(&args).ok_or_else(|| {
                 Error::op(step.op.name(), Why::Other("needs at least one tensor".into()), Loc::UNKNOWN)
             })?;
             computed.push(result.to_kind(step.kind));
         }
-        self.table.iter().for_each(|number| found(value(number, &computed)));
+        for number in &self.table {
+            found(value(number, &computed)?);
+        }
         Ok(())
     }
 
     /// The same as bit patterns.
-    pub fn fill(&self, input: &dyn Fn(usize) -> Scalar, bits: &mut Vec<u64>) -> Result<()> {
+    pub fn fill(&self, input: &dyn Fn(usize) -> Option<Scalar>, bits: &mut Vec<u64>) -> Result<()> {
         bits.clear();
         self.values(input, &mut |number| bits.push(number.to_bits()))
     }

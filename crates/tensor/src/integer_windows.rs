@@ -17,7 +17,8 @@ fn shape_of(op: &Op, name: &str, operands: &[&Tensor], loc: Loc) -> Result<Shape
     let tys: Vec<Ty> = operands.iter().map(|t| Ty::tensor(DType::F64, t.shape())).collect();
     let shown = || operands.iter().map(|t| t.ty().into()).collect::<Vec<Ty>>();
     let results = op.infer(&tys).map_err(|why| op.error(&shown(), why, loc).named(name))?;
-    Ok(results.first().and_then(Ty::as_tensor).map(|ty| ty.shape.clone()).unwrap_or_default())
+    let result = results.first().and_then(Ty::as_tensor);
+    result.map(|ty| ty.shape.clone()).ok_or_else(|| Error::bug(format!("{name} gives no tensor")))
 }
 
 impl Tensor {

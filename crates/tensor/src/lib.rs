@@ -28,6 +28,7 @@ pub mod hook;
 mod host;
 mod indexing;
 mod integer_windows;
+pub mod internal;
 mod kept;
 mod kernels;
 mod list;

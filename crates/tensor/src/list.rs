@@ -55,25 +55,25 @@ impl TensorList {
     }
 
     /// A list that a run will make.
-    pub fn lazy(tag: Tag) -> TensorList {
+    pub(crate) fn lazy(tag: Tag) -> TensorList {
         TensorList { inner: Handle::new(|inner: &mut ListInner| *inner.tag.get_mut() = tag.0) }
     }
 
     /// Gives a lazy list its tensors.
-    pub fn publish(&self, tensors: Vec<Tensor>) {
+    pub(crate) fn publish(&self, tensors: Vec<Tensor>) {
         // A list that has its tensors keeps them.
         let _ = self.inner.items.set(tensors);
     }
 
     /// The tensors, unless the list is still lazy.
     #[inline]
-    pub fn try_items(&self) -> Option<&[Tensor]> {
+    pub(crate) fn try_items(&self) -> Option<&[Tensor]> {
         self.inner.items.get().map(Vec::as_slice)
     }
 
     /// The tensors in order, each asked for from memory a little before its turn: the elements of a long list
     /// are scattered, and going from one to the next would wait for every one of them. Empty while lazy.
-    pub fn walk(&self) -> impl Iterator<Item = &Tensor> {
+    pub(crate) fn walk(&self) -> impl Iterator<Item = &Tensor> {
         let items = self.try_items().unwrap_or_default();
         items.iter().take(AHEAD).for_each(Tensor::prefetch);
         items.iter().enumerate().map(move |(i, item)| {
@@ -111,18 +111,18 @@ impl TensorList {
 
     /// The run that knows this list.
     #[inline]
-    pub fn tag(&self) -> Tag {
+    pub(crate) fn tag(&self) -> Tag {
         Tag(self.inner.tag.load(Ordering::Relaxed))
     }
 
     /// Sets the tag.
     #[inline]
-    pub fn set_tag(&self, tag: Tag) {
+    pub(crate) fn set_tag(&self, tag: Tag) {
         self.inner.tag.store(tag.0, Ordering::Relaxed);
     }
 
     /// How many handles to this list there are.
-    pub fn references(&self) -> usize {
+    pub(crate) fn references(&self) -> usize {
         self.inner.references()
     }
 

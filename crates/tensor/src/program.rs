@@ -190,8 +190,8 @@ impl Executable {
     /// it changes.
     ///
     /// # Safety
-    /// The plan is trusted: it is what the compiler made, or was checked, and is run on inputs of exactly the layouts
-    /// that it is for; the kernels are its own.
+    /// The plan is what the compiler made, or was checked, for inputs of certain layouts, and every run gets inputs of
+    /// exactly these; the kernels are the plan's own. It changes no input that `writes` does not name.
     pub unsafe fn new(
         plan: &Plan,
         kernels: &[Callable],

@@ -124,12 +124,13 @@ impl Tensor {
             }
         }
         let mut rest = (0..rank).filter(|d| !from.contains(d));
-        let dims: Dims = (0..rank)
+        let dims: Option<Dims> = (0..rank)
             .map(|d| match to.iter().position(|&place| place == d) {
-                Some(k) => from[k],
-                None => rest.next().unwrap_or(0),
+                Some(k) => Some(from[k]),
+                None => rest.next(),
             })
             .collect();
+        let dims = dims.ok_or_else(|| Error::bug("dims that are not moved have no place"))?;
         self.unary(Op::Permute { dims }, loc)
     }
 

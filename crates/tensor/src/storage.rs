@@ -60,6 +60,12 @@ impl Storage {
         self.0.buffer.as_ref().map_or(std::ptr::null_mut(), Buffer::as_ptr)
     }
 
+    /// Its size; 0 where the memory is somebody else's.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.0.buffer.as_ref().map_or(0, Buffer::bytes)
+    }
+
     /// Counts the changes made to it.
     pub fn version(&self) -> u64 {
         self.0.version.load(Ordering::Relaxed)

@@ -25,21 +25,61 @@ const REPLACED: u8 = 3;
 const SWAPPED: u8 = 4;
 
 /// What a ready tensor is: memory and how its elements lie there.
+///
+/// Kernels trust it: every element that the layout names lies inside the storage and is of the dtype. So only this
+/// crate makes one from its parts; others ask for another layout by [`Ready::with_layout`], which looks.
 #[derive(Clone)]
 pub struct Ready {
-    /// The memory.
-    pub storage: Storage,
-    /// Sizes, strides, offset.
-    pub layout: Layout,
-    /// Element type.
-    pub dtype: DType,
-    /// Device.
-    pub device: Device,
+    pub(crate) storage: Storage,
+    pub(crate) layout: Layout,
+    pub(crate) dtype: DType,
+    pub(crate) device: Device,
     /// For a view: the storage's version when the view was made.
-    pub view_version: Option<u64>,
+    pub(crate) view_version: Option<u64>,
 }
 
 impl Ready {
+    /// The memory.
+    #[inline]
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// Sizes, strides, offset.
+    #[inline]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Element type.
+    #[inline]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the memory is.
+    #[inline]
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The same memory and element type, its elements lying in another way. A layout that leaves the memory is a
+    /// bug of the caller's.
+    #[inline]
+    pub fn with_layout(&self, layout: Layout) -> Result<Ready> {
+        let elements = self.storage.bytes() / self.dtype.size();
+        match layout.stays_inside(elements) {
+            true => Ok(Ready { layout, storage: self.storage.clone(), ..*self }),
+            false => Err(outside(&layout, elements)),
+        }
+    }
+
+    /// As a view of its storage's contents now, or as a tensor of its own.
+    #[inline]
+    pub fn as_view(self, is_view: bool) -> Ready {
+        Ready { view_version: is_view.then(|| self.storage.version()), ..self }
+    }
+
     /// The first element.
     pub fn pointer(&self) -> *mut u8 {
         self.storage.pointer().wrapping_add(self.layout.offset * self.dtype.size())
@@ -49,6 +89,11 @@ impl Ready {
     pub fn ty(&self) -> TensorTy {
         TensorTy { dtype: self.dtype, device: self.device, shape: self.layout.shape.clone() }
     }
+}
+
+#[cold]
+fn outside(layout: &Layout, elements: usize) -> Error {
+    Error::bug(format!("{layout:?} in a memory of {elements} elements"))
 }
 
 /// A ready tensor as it was when somebody looked: data may be replaced at any time.
@@ -256,7 +301,7 @@ impl Tensor {
     }
 
     /// A tensor that is ready.
-    pub fn from_ready(ready: Ready) -> Tensor {
+    pub(crate) fn from_ready(ready: Ready) -> Tensor {
         Tensor {
             slot: Handle::new(|slot: &mut Slot| {
                 *slot.ready.get_mut() = Some(ready);
@@ -267,7 +312,7 @@ impl Tensor {
 
     /// A tensor that the run named in the tag will make ready.
     #[inline]
-    pub fn lazy(tag: hook::Tag, requires_grad: bool) -> Tensor {
+    pub(crate) fn lazy(tag: hook::Tag, requires_grad: bool) -> Tensor {
         Tensor {
             slot: Handle::new(|slot: &mut Slot| {
                 *slot.tag.get_mut() = tag.0;
@@ -289,7 +334,7 @@ impl Tensor {
     }
 
     /// Makes a lazy tensor ready; one that is stays as it is. For the run that made it.
-    pub fn publish(&self, ready: Ready) {
+    pub(crate) fn publish(&self, ready: Ready) {
         let status = &self.slot.status;
         if status.compare_exchange(LAZY, CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
@@ -301,7 +346,7 @@ impl Tensor {
 
     /// Asks for the tensor's own state to be near when its turn comes.
     #[inline]
-    pub fn prefetch(&self) {
+    pub(crate) fn prefetch(&self) {
         self.slot.prefetch();
     }
 
@@ -313,7 +358,7 @@ impl Tensor {
 
     /// The ready state, if it is ready.
     #[inline]
-    pub fn try_ready(&self) -> Option<Seen<'_>> {
+    pub(crate) fn try_ready(&self) -> Option<Seen<'_>> {
         match self.slot.status.load(Ordering::Acquire) {
             // SAFETY: READY was published after the write, and nothing writes again while a handle lives.
             READY => unsafe { (*self.slot.ready.get()).as_ref() }.map(Seen::Kept),
@@ -422,7 +467,7 @@ impl Tensor {
 
     /// The ready state; makes the tensor's run finish first if need be.
     #[inline]
-    pub fn ready(&self) -> Result<Seen<'_>> {
+    pub(crate) fn ready(&self) -> Result<Seen<'_>> {
         match self.try_ready() {
             Some(ready) => Ok(ready),
             None => self.forced(),
@@ -440,20 +485,20 @@ impl Tensor {
 
     /// The run that knows this tensor, and its number there.
     #[inline]
-    pub fn tag(&self) -> hook::Tag {
+    pub(crate) fn tag(&self) -> hook::Tag {
         hook::Tag(self.slot.tag.load(Ordering::Relaxed))
     }
 
     /// Sets the tag.
     #[inline]
-    pub fn set_tag(&self, tag: hook::Tag) {
+    pub(crate) fn set_tag(&self, tag: hook::Tag) {
         self.slot.tag.store(tag.0, Ordering::Relaxed);
     }
 
     /// How many handles to this tensor there are; `usize::MAX` for "more than one" where only the thread of a
     /// run in progress knows.
     #[inline]
-    pub fn references(&self) -> usize {
+    pub(crate) fn references(&self) -> usize {
         self.slot.references()
     }
 
@@ -543,7 +588,7 @@ impl Tensor {
 
     /// Sets the flag without any check: for runs, which know.
     #[inline]
-    pub fn mark_requires_grad(&self, on: bool) {
+    pub(crate) fn mark_requires_grad(&self, on: bool) {
         self.slot.requires_grad.store(on, Ordering::Relaxed);
     }
 }

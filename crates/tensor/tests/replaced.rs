@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use kiln_runtime::pool;
+use kiln_tensor::internal::TensorState;
 use kiln_tensor::{DType, Device, Result, Tensor, TensorList, foreach};
 
 const COUNT: usize = 1 << 18;
@@ -28,7 +29,7 @@ fn replaced_data_is_freed() -> Result<()> {
     // What others hold is theirs: views, copies of the handle, results.
     let old = x.detach()?;
     let want = old.to_vec::<f32>()?;
-    let weak = old.ready()?.storage.clone();
+    let weak = old.ready()?.storage().clone();
     x.set_data(&filled(9.0)?)?;
     assert_eq!((old.to_vec::<f32>()?, weak.references()), (want, 2));
     drop(old);

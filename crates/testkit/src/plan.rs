@@ -213,7 +213,7 @@ pub fn numbers_of<'a>(
     let computed: Vec<usize> =
         (0..plan.scalars.len()).map(|i| numbers.position(ScalarRef::Computed(i))).collect();
     let mut found = Vec::new();
-    numbers.values(input, &mut |number| found.push(number))?;
+    numbers.values(&|i| Some(input(i)), &mut |number| found.push(number))?;
     Ok(move |number: ScalarRef| match number {
         ScalarRef::Input(i) => input(i),
         ScalarRef::Constant(x) => x,

@@ -14,24 +14,26 @@ const fn layer(name: &'static str, knows: &'static [&'static str]) -> Layer {
 
 /// Every crate, in order; a crate knows only crates above it, and of those only the ones listed.
 ///
-/// The passes (prims, aot, inductor) know the vocabulary alone: no devices, no tensors, not each other.
+/// The passes (prims, aot, inductor) know graphs and plans: no devices, no tensors.
 /// Only dynamo ties them together, and only cli prints.
 const LAYERS: &[Layer] = &[
     layer("ir", &[]),
-    layer("runtime", &[]),
-    layer("tensor", &["ir", "runtime"]),
+    layer("plan", &["ir"]),
+    layer("runtime", &["ir", "plan"]),
+    layer("tensor", &["ir", "plan", "runtime"]),
     layer("prims", &["ir"]),
     layer("aot", &["ir"]),
-    layer("inductor", &["ir"]),
-    layer("dynamo", &["ir", "runtime", "tensor", "prims", "aot", "inductor"]),
+    layer("inductor", &["ir", "plan", "prims"]),
+    layer("dynamo", &["ir", "plan", "runtime", "tensor", "prims", "aot", "inductor"]),
     layer("nn-derive", &[]),
     layer("nn", &["ir", "tensor", "nn-derive"]),
+    layer("training", &["ir", "tensor", "nn"]),
     layer("models", &["ir", "tensor", "nn"]),
-    layer("kiln", &["ir", "runtime", "tensor", "dynamo", "nn", "models"]),
+    layer("kiln", &["ir", "runtime", "tensor", "dynamo", "nn", "training", "models"]),
     layer("corpus", &["kiln"]),
     layer("torch", &["kiln"]),
-    layer("cli", &["kiln", "corpus"]),
-    layer("testkit", &["ir"]),
+    layer("cli", &["runtime", "kiln", "corpus"]),
+    layer("testkit", &["ir", "plan"]),
     layer("xtask", &[]),
 ];
 

@@ -1,6 +1,8 @@
 //! Kiln's development tasks: `cargo xtask test`, `tidy`, `deny`, `fmt`, `docs`, `torch`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+#[cfg(test)]
+mod api;
 mod deny;
 mod layers;
 mod source;

@@ -11,8 +11,7 @@ mod shape;
 
 use kiln::Tensor;
 use kiln::ir::Op;
-use kiln::tensor::hook::{Arg, Output};
-use kiln::tensor::{Operand, run_op};
+use kiln::tensor::{Arg, Operand, Output, run_op};
 
 use crate::args::{Args, Outcome, unmapped};
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kiln_ir::Why;
+use kiln_tensor::internal::TensorState;
 use kiln_tensor::{DType, Tensor, manual_seed, no_grad};
 use kiln_testkit::Rng;
 
@@ -393,7 +394,7 @@ impl Generator {
         let Some(exact) = self.judge(&what) else { return };
         let step = Step { out: self.next, no_grad: self.rng.one_in(6), what };
         let mut variables = self.variables.clone();
-        let storage = |t: &Tensor| t.try_ready().map(|ready| ready.storage.address());
+        let storage = |t: &Tensor| t.try_ready().map(|ready| ready.storage().address());
         let outcome = {
             let _guard = step.no_grad.then(no_grad);
             perform(&step, &mut variables, 0, self.program.sizes[0], &mut Vec::new())

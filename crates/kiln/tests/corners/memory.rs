@@ -1,9 +1,9 @@
 //! Memory: what is no view shares none with its operands, and no result depends on what lay there before.
 
 use kiln::ir::{Class, Op, Row, Sample, SampleArg};
-use kiln::tensor::hook::{Arg, Output};
-use kiln::tensor::{DType, run_op};
+use kiln::tensor::{Arg, DType, Output, run_op};
 use kiln::{Device, Tensor};
+use kiln_tensor::internal::TensorState;
 use kiln_testkit::{Rng, random_array};
 
 /// The bytes that a tensor's elements may lie in.
@@ -11,10 +11,10 @@ fn range(t: &Tensor) -> (usize, usize) {
     let ready = t.ready().unwrap();
     let start = ready.pointer() as usize;
     let reach: usize = ready
-        .layout
+        .layout()
         .shape
         .iter()
-        .zip(&ready.layout.strides)
+        .zip(&ready.layout().strides)
         .map(|(&n, &s)| n.saturating_sub(1) * s.unsigned_abs())
         .sum();
     (start, start + (reach + 1) * t.dtype().size())

@@ -1,8 +1,7 @@
 //! Numbers that meet small integers: limits keep their meaning, everything else wraps as PyTorch's does.
 
 use kiln::ir::{Class, Op, Scalar, Ty};
-use kiln::tensor::hook::{Arg, Output};
-use kiln::tensor::run_op;
+use kiln::tensor::{Arg, Output, run_op};
 use kiln::{DType, Device, Tensor};
 
 use crate::{everywhere, floats, ints};

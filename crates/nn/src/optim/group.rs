@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use parking_lot::Mutex;
 
 use kiln_ir::{Error, Loc, Why};
+use kiln_tensor::internal::TensorState;
 use kiln_tensor::{Result, Tensor, TensorList, foreach, hook, no_grad};
 
 use super::define::Setting;

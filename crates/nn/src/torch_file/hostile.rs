@@ -48,7 +48,8 @@ fn peak_memory() -> usize {
 fn bounded<T>(what: &str, run: impl FnOnce() -> T) -> T {
     let (before, start) = (peak_memory(), Instant::now());
     let result = run();
-    let (taken, seconds) = (peak_memory() - before, start.elapsed());
+    // The kernel adds up pages of several processors when it likes: the peak may be told a little lower later on.
+    let (taken, seconds) = (peak_memory().saturating_sub(before), start.elapsed());
     assert!(taken < 200 << 20, "{what}: {taken} bytes");
     assert!(seconds < Duration::from_secs(60), "{what}: {seconds:?}");
     result

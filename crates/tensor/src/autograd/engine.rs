@@ -181,7 +181,10 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
         pass.deliver(&Edge::to(tensor), grad.clone())?;
     }
     while let Some(Waiting(node)) = pass.queue.pop() {
-        let mut grads = pass.pending.remove(&node.order).unwrap_or_default();
+        let mut grads = pass
+            .pending
+            .remove(&node.order)
+            .ok_or_else(|| Error::bug(format!("no gradient is pending for {}", node.name())))?;
         if let Some(watchers) = node.watchers.get().filter(|_| !pass.quiet) {
             for (output, slot) in grads.iter_mut().enumerate() {
                 if let Some(grad) = slot.take() {

@@ -146,13 +146,13 @@ impl Tensor {
     }
 
     /// What `requires_grad_` does to a leaf, without any check: for runs, which know.
-    pub fn mark_leaf(&self, on: bool) {
+    pub(crate) fn mark_leaf(&self, on: bool) {
         self.forget_base();
         self.mark_requires_grad(on);
     }
 
     /// Sets the flag of a leaf that a run is yet to make: for that run.
-    pub fn mark_lazy_leaf(&self, on: bool) {
+    pub(crate) fn mark_lazy_leaf(&self, on: bool) {
         self.with_meta(|meta| meta.lazy_leaf = on);
         self.mark_requires_grad(on);
     }
@@ -211,7 +211,7 @@ impl Tensor {
 
     /// Becomes what `other` is: its memory, its place on the tape. Only for a lazy tensor whose run was
     /// executed op by op.
-    pub fn adopt(&self, other: &Tensor) -> Result<()> {
+    pub(crate) fn adopt(&self, other: &Tensor) -> Result<()> {
         self.publish(other.ready()?.clone());
         self.mark_requires_grad(other.requires_grad());
         self.adopt_base(other);

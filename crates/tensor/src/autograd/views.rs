@@ -37,7 +37,7 @@ impl Tensor {
     }
 
     /// From now on the tensor is a view of another, or of what that one is a view of, and its history is true.
-    pub fn become_view_of(&self, other: &Tensor) {
+    pub(crate) fn become_view_of(&self, other: &Tensor) {
         let Some(version) = self.try_ready().map(|ready| ready.storage.version()) else { return };
         // A view of a view goes where that one goes.
         let known = other.slot.record.lock().base.clone();

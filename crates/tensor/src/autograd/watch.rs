@@ -150,7 +150,7 @@ impl Tensor {
     }
 
     /// Whether a hook waits for this leaf's gradient.
-    pub fn has_hooks(&self) -> bool {
+    pub(crate) fn has_hooks(&self) -> bool {
         self.slot.record.lock().meta.as_ref().is_some_and(|meta| !meta.watchers.lock().is_empty())
     }
 
@@ -182,7 +182,7 @@ impl Tensor {
     }
 
     /// Has the tape keep the gradient that `retain_grad` asked for: for a run that executed a recording op by op.
-    pub fn watch_for_retained(&self) {
+    pub(crate) fn watch_for_retained(&self) {
         let cell = self.slot.record.lock().meta.as_ref().and_then(|meta| meta.retained.clone());
         if let (Some(cell), Some((node, output))) = (cell, self.history()) {
             let mut watchers = node.watchers.get_or_init(Arc::default).lock();

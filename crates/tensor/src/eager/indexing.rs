@@ -183,7 +183,7 @@ impl Job<'_> {
 
     pub(super) fn constant_pad(&self, out: &Ready, inputs: &[Input], before: &Shape) -> Result<()> {
         let x = self.tensor(inputs, 0)?;
-        let value = Job::number(inputs, 1).to_element(out.dtype);
+        let value = self.number(inputs, 1)?.to_element(out.dtype);
         let mut layout = Layout { shape: x.layout.shape.clone(), ..out.layout.clone() };
         for d in 0..before.rank() {
             layout.offset += before[d] * out.layout.strides[d] as usize;

@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 
 use kiln_ir::math::Function;
 use kiln_ir::{
-    Approximate, Class, DType, Dims, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy, Ty,
-    Why, result_dtype,
+    Approximate, Class, DType, Dims, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy,
+    Ty, Why, result_dtype,
 };
 
 use kiln_runtime::parallel_for;
@@ -138,7 +138,9 @@ fn inputs<'a>(
         inputs.push(match arg {
             Arg::Tensor(t) => Input::Tensor(held.operand(t, tys.get(i), op, loc)?),
             Arg::Number(x) => Input::Number(*x),
-            Arg::List(_) => Input::Number(Scalar::Int(0)),
+            Arg::List(_) => {
+                return Err(Error::bug(format!("a list is operand {i} of a kernel of {}", op.name())));
+            }
         });
     }
     Ok(inputs)
@@ -237,10 +239,12 @@ impl Job<'_> {
         }
     }
 
-    fn number(inputs: &[Input], i: usize) -> Scalar {
+    fn number(&self, inputs: &[Input], i: usize) -> Result<Scalar> {
         match inputs[i] {
-            Input::Number(x) => x,
-            Input::Tensor(_) => Scalar::Int(0),
+            Input::Number(x) => Ok(x),
+            Input::Tensor(_) => {
+                Err(Error::bug(format!("operand {i} of a kernel of {} is no number", self.op.name())))
+            }
         }
     }
 
@@ -393,11 +397,11 @@ impl Job<'_> {
             Op::GatherBackward { dim, .. } => self.gather_backward(out, inputs, *dim),
             Op::Full { .. } => {
                 // SAFETY: `out` is fresh.
-                unsafe { kernels::fill(&operand(out), Job::number(inputs, 0).to_element(out.dtype)) };
+                unsafe { kernels::fill(&operand(out), self.number(inputs, 0)?.to_element(out.dtype)) };
                 Ok(())
             }
             Op::Arange { .. } => {
-                let (start, step) = (Job::number(inputs, 0), Job::number(inputs, 1));
+                let (start, step) = (self.number(inputs, 0)?, self.number(inputs, 1)?);
                 // SAFETY: `out` is fresh and one-dimensional.
                 unsafe { kernels::arange(&operand(out), start.as_f64(), step.as_f64()) };
                 Ok(())
@@ -406,7 +410,7 @@ impl Job<'_> {
             Op::Randn { .. } => self.normal(out, inputs),
             Op::Uniform { .. } => {
                 self.random(out, inputs, 2)?;
-                self.scale(out, Job::number(inputs, 0).as_f64(), Job::number(inputs, 1).as_f64())
+                self.scale(out, self.number(inputs, 0)?.as_f64(), self.number(inputs, 1)?.as_f64())
             }
             Op::NllLoss { .. } => self.nll_loss(out, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?),
             Op::CrossEntropy { .. } => self.cross_entropy(out, inputs),
@@ -477,7 +481,7 @@ impl Job<'_> {
     fn copy_into(&self, out: &Ready, inputs: &[Input], i: usize) -> Result<()> {
         let Input::Tensor(t) = inputs[i] else {
             // SAFETY: `out` is fresh or locked for writing.
-            unsafe { kernels::fill(&operand(out), Job::number(inputs, i).to_element(out.dtype)) };
+            unsafe { kernels::fill(&operand(out), self.number(inputs, i)?.to_element(out.dtype)) };
             return Ok(());
         };
         if let Op::Reshape { .. } = self.op {

@@ -185,7 +185,7 @@ impl Job<'_> {
             return Ok(());
         }
         let x = self.dense(self.tensor(inputs, 0)?)?;
-        let what = self.normalisation(&x.layout.shape, Job::number(inputs, 1).as_f64());
+        let what = self.normalisation(&x.layout.shape, self.number(inputs, 1)?.as_f64());
         let mut affine = Vec::new();
         for i in 2..inputs.len() {
             affine.push(self.dense(self.tensor(inputs, i)?)?);
@@ -209,7 +209,7 @@ impl Job<'_> {
             return Ok(());
         }
         let (grad, x) = (self.dense(self.tensor(inputs, 0)?)?, self.dense(self.tensor(inputs, 1)?)?);
-        let what = self.normalisation(&x.layout.shape, Job::number(inputs, 2).as_f64());
+        let what = self.normalisation(&x.layout.shape, self.number(inputs, 2)?.as_f64());
         with_float!(self, out.dtype, T => {
             let (to, grad, x) =
                 (out.pointer().cast::<T>(), grad.pointer().cast::<T>(), x.pointer().cast::<T>());

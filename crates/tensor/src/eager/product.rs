@@ -1,7 +1,7 @@
 //! Eager: matrix products.
 
 use kiln_ir::math::Function;
-use kiln_ir::{DType, Dims, Layout, Op, Result, Shape, Why};
+use kiln_ir::{DType, Dims, Error, Layout, Op, Result, Shape, Why};
 use kiln_runtime::gemm;
 
 use super::{Input, Job};
@@ -50,10 +50,8 @@ impl Job<'_> {
         };
         let flat = flatten(x, weight.layout.shape[1])?;
         let result = flatten(out, weight.layout.shape[0])?;
-        let transposed = weight
-            .layout
-            .view(&Op::Permute { dims: Dims::from([1, 0]) })
-            .unwrap_or_else(|| weight.layout.clone());
+        let transposed = weight.layout.view(&Op::Permute { dims: Dims::from([1, 0]) });
+        let transposed = transposed.ok_or_else(|| Error::bug("a weight has no transposed layout"))?;
         self.mm(&result, &flat, &Ready { layout: transposed, ..weight.clone() }, false)?;
         match inputs.get(2) {
             Some(Input::Tensor(bias)) => {

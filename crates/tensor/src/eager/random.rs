@@ -10,7 +10,7 @@ use crate::tensor::Ready;
 impl Job<'_> {
     pub(super) fn random(&self, out: &Ready, inputs: &[Input], first: usize) -> Result<()> {
         let (seed, offset) =
-            (Job::number(inputs, first).as_i64() as u64, Job::number(inputs, first + 1).as_i64() as u64);
+            (self.number(inputs, first)?.as_i64() as u64, self.number(inputs, first + 1)?.as_i64() as u64);
         let n = out.layout.shape.numel();
         // SAFETY: `out` is fresh, dense and has `n` elements of the dtype.
         unsafe {
@@ -23,7 +23,8 @@ impl Job<'_> {
     }
 
     pub(super) fn normal(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
-        let (seed, offset) = (Job::number(inputs, 0).as_i64() as u64, Job::number(inputs, 1).as_i64() as u64);
+        let (seed, offset) =
+            (self.number(inputs, 0)?.as_i64() as u64, self.number(inputs, 1)?.as_i64() as u64);
         let n = out.layout.shape.numel();
         // SAFETY: as in `random`.
         unsafe {

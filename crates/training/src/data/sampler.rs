@@ -45,7 +45,7 @@ impl Sampler for RandomSampler {
 /// Samples by chance, with replacement, each as likely as its weight says: for classes of unequal size.
 ///
 /// ```
-/// use kiln_nn::data::{Sampler, WeightedRandomSampler};
+/// use kiln_training::data::{Sampler, WeightedRandomSampler};
 /// # fn main() -> kiln_tensor::Result<()> {
 /// let sampler = WeightedRandomSampler::new(&[1.0, 0.0, 3.0], 1000, 0)?;
 /// let drawn = sampler.indices(3, 0);

@@ -1,7 +1,7 @@
 //! Data sets and loaders: samples by index, drawn in some order, put together into batches, ahead of their turn.
 //!
 //! ```
-//! use kiln_nn::data::{DataLoader, TensorDataset, random_split};
+//! use kiln_training::data::{DataLoader, TensorDataset, random_split};
 //! use kiln_tensor::{Device, Tensor};
 //!
 //! # fn main() -> kiln_tensor::Result<()> {
@@ -27,7 +27,7 @@
 //! function:
 //!
 //! ```
-//! use kiln_nn::data::{DataLoader, Dataset};
+//! use kiln_training::data::{DataLoader, Dataset};
 //! use kiln_tensor::{Result, Tensor};
 //!
 //! struct Squares;

@@ -3,14 +3,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use kiln_nn::internal::{file_error, read_text, write_text};
 use kiln_tensor::Result;
-
-use crate::files::{fail, read_text, write_text};
 
 /// Named columns of numbers, of which a row need not have all: losses at each step, accuracies at each epoch.
 ///
 /// ```
-/// use kiln_nn::training::History;
+/// use kiln_training::History;
 /// let mut history = History::new(["step", "loss", "validation"]);
 /// history.push([Some(1.0), Some(2.5), None]);
 /// history.push([Some(2.0), Some(2.25), Some(2.3)]);
@@ -100,7 +99,7 @@ impl History {
     pub fn load_csv(path: impl AsRef<Path>) -> Result<History> {
         let path = path.as_ref();
         History::from_csv(&read_text(path)?)
-            .map_err(|(line, why)| fail(path, format_args!("line {line}: {why}")))
+            .map_err(|(line, why)| file_error(path, format_args!("line {line}: {why}")))
     }
 
     fn from_csv(text: &str) -> Result<History, (usize, String)> {

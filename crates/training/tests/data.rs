@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kiln_nn::data::{
+use kiln_tensor::{DType, Device, Error, Result, Tensor};
+use kiln_training::data::{
     DataLoader, DataLoaderOptions, Dataset, ListDataset, Random, TensorDataset, WeightedRandomSampler,
 };
-use kiln_tensor::{DType, Device, Error, Result, Tensor};
 
 /// Samples that are their indices, with noise; slow here and there, so that workers overtake each other.
 struct Numbers {

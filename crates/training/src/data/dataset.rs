@@ -109,7 +109,7 @@ tuple_columns!(
 /// Tensors whose first dim counts the samples: sample i is what each of them has at i.
 ///
 /// ```
-/// use kiln_nn::data::{Dataset, TensorDataset};
+/// use kiln_training::data::{Dataset, TensorDataset};
 /// use kiln_tensor::Tensor;
 /// # fn main() -> kiln_tensor::Result<()> {
 /// let x = Tensor::new(&[[1f32, 2.0], [3.0, 4.0], [5.0, 6.0]], &kiln_tensor::Device::Cpu)?;

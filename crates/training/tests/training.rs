@@ -4,12 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_nn::data::{DataLoader, Dataset, Random};
 use kiln_nn::optim::lr_scheduler::{CosineAnnealingLR, LinearLR, Schedule, Scheduler, SequentialLR};
 use kiln_nn::optim::{AdamW, Optimizer, SGD};
-use kiln_nn::training::{Checkpoint, Position};
-use kiln_nn::{BatchNorm1d, Dropout, Forward, Linear, Module, Sequential, safetensors, seq};
-use kiln_tensor::{Result, Tensor, get_rng_state, manual_seed};
+use kiln_nn::{BatchNorm1d, Dropout, Embedding, Forward, Linear, Module, Sequential, safetensors, seq};
+use kiln_tensor::{Device, Result, Tensor, get_rng_state, manual_seed};
+use kiln_training::data::{DataLoader, Dataset, Random};
+use kiln_training::{Checkpoint, Position};
 
 struct Points;
 
@@ -109,7 +109,33 @@ fn ten_steps_and_ten_more_are_twenty() -> Result<()> {
     assert_eq!(second.optimizer.lr(), straight.optimizer.lr());
 
     refusals(&folder, &path)?;
+    tied(&folder)?;
     std::fs::remove_dir_all(folder).unwrap();
+    Ok(())
+}
+
+/// A table and a head that are one tensor, as language models have them.
+#[derive(Module)]
+struct Tied {
+    table: Embedding,
+    head: Linear,
+}
+
+/// Tied weights go into a checkpoint and come back from it, still one tensor.
+fn tied(folder: &Path) -> Result<()> {
+    let table = Embedding::new(3, 2)?;
+    let head = Linear::from_parts(table.weight.clone(), None);
+    let model = Tied { table, head };
+    let (path, want) = (folder.join("tied.safetensors"), model.table.weight.to_vec::<f32>()?);
+    let checkpoint = Checkpoint::of(&model);
+    checkpoint.save(&path, &Position::default())?;
+    model.load_state_dict(
+        &[("head.weight".to_string(), Tensor::zeros([3, 2], &Device::Cpu)?)].into_iter().collect(),
+        true,
+    )?;
+    checkpoint.load(&path)?;
+    assert_eq!(model.head.weight.to_vec::<f32>()?, want);
+    assert!(model.head.weight.same(&model.table.weight), "still one tensor");
     Ok(())
 }
 

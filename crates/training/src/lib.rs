@@ -1,7 +1,8 @@
-//! What a training loop needs besides the loop: checkpoints, metric histories, plots, and a meter.
+//! What a training loop needs besides the loop: batches of data ([`data`]), checkpoints, metric histories, plots, and a
+//! meter.
 //!
 //! ```
-//! use kiln_nn::training::{Checkpoint, History, Meter, Plot, Position};
+//! use kiln_training::{Checkpoint, History, Meter, Plot, Position};
 //! use kiln_nn::{Forward, Linear, Module, optim::{AdamW, Optimizer}};
 //! use kiln_tensor::{Device, Tensor};
 //!
@@ -30,12 +31,20 @@
 //! # Ok(()) }
 //! ```
 
+/// The folder of this crate's sources, as locations name it.
+pub(crate) fn folder() -> &'static str {
+    file!().strip_suffix("lib.rs").unwrap_or(file!())
+}
+
 mod checkpoint;
+pub mod data;
+mod error;
 mod history;
 mod meter;
 mod plot;
 
 pub use checkpoint::{Checkpoint, Position, Stateful};
+pub use error::{Error, Fault};
 pub use history::History;
 pub use meter::Meter;
 pub use plot::Plot;

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use kiln_ir::{DataFault, Error, Loc, Why};
-use kiln_tensor::{Element, Result, Tensor};
+use kiln_ir::{Loc, Why};
+use kiln_tensor::{Element, Error, Result, Tensor};
+
+use crate::Fault;
 
 /// Samples that can be put together by themselves, as PyTorch's `default_collate` does it: tensors are stacked,
 /// numbers become a tensor, tuples, arrays, lists and maps are collated part by part, text is listed.
 ///
 /// ```
-/// use kiln_nn::data::Collate;
+/// use kiln_training::data::Collate;
 /// use kiln_tensor::Tensor;
 /// # fn main() -> kiln_tensor::Result<()> {
 /// let sample = |label: i64| -> kiln_tensor::Result<_> { Ok((Tensor::from_slice(&[1.0f32, 2.0])?, label)) };
@@ -26,8 +28,8 @@ pub trait Collate: Sized {
     /// What they become.
     type Batch: Send;
 
-    /// The batch of these samples. Where one is unlike the others, an [`Error::Data`] has its place in the batch as
-    /// its sample; a loader tells which one that is in the data set.
+    /// The batch of these samples. Where one is unlike the others, an [`Error::Batch`](crate::Error::Batch) has its
+    /// place in the batch as its sample; a loader tells which one that is in the data set.
     #[track_caller]
     fn collate(samples: Vec<Self>) -> Result<Self::Batch>;
 }
@@ -55,8 +57,8 @@ impl Collate for Tensor {
 
 /// The error of a sample that is not like the first one, by its place in the batch.
 fn unlike(place: usize, why: Why, loc: Loc) -> Error {
-    let fault = DataFault::Error(Box::new(Error::op("collate", why, loc)));
-    Error::Data { batch: 0, sample: Some(place), fault }
+    let fault = Fault::Error(Box::new(Error::op("collate", why, loc)));
+    crate::Error::Batch { batch: 0, sample: Some(place), fault }.into()
 }
 
 macro_rules! collate_numbers {

@@ -25,7 +25,7 @@ impl Random {
     /// they are the same whatever the workers. Elsewhere it is the generator of the index alone.
     ///
     /// ```
-    /// use kiln_nn::data::{DataLoader, Dataset, Random};
+    /// use kiln_training::data::{DataLoader, Dataset, Random};
     /// use kiln_tensor::Result;
     ///
     /// struct Noise;

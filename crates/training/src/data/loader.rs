@@ -6,11 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kiln_ir::{DataFault, Error, Loc, Why};
-use kiln_tensor::Result;
+use kiln_ir::{Loc, Why};
+use kiln_tensor::{Error, Result};
 
 use super::workers::{Crew, Make};
 use super::{Collate, Dataset, ListDataset, Random, RandomSampler, Sampler, SequentialSampler};
+use crate::Fault;
 
 /// How a [`DataLoader`] makes batches, with PyTorch's names and defaults.
 pub struct DataLoaderOptions {
@@ -233,34 +234,43 @@ impl<D: Dataset, B> Job<D, B> {
         let indices = &self.indices[batch * batch_size..];
         let indices = &indices[..indices.len().min(*batch_size)];
         let _seed = Random::for_samples(*seed, self.epoch);
-        let fail = |sample, fault| Error::Data { batch, sample, fault };
+        let fail = |sample, fault| crate::Error::Batch { batch, sample, fault };
         let mut samples = Vec::with_capacity(indices.len());
         for &index in indices {
             if stop.load(Ordering::Relaxed) {
-                return Err(fail(None, DataFault::Panic("the loader was dropped".into())));
+                return Err(fail(None, Fault::Panic("the loader was dropped".into())).into());
             }
             samples.push(guarded(|| dataset.get(index)).map_err(|fault| fail(Some(index), fault))?);
         }
-        guarded(|| collate(samples)).map_err(|fault| match fault {
+        let collated = guarded(|| collate(samples)).map_err(|fault| match unlike(fault) {
             // The place in the batch is known: then so is the sample.
-            DataFault::Error(error) => match *error {
-                Error::Data { sample, fault, .. } => {
-                    fail(sample.and_then(|place| indices.get(place).copied()), fault)
-                }
-                error => fail(None, DataFault::Error(Box::new(error))),
-            },
-            fault => fail(None, fault),
-        })
+            Ok((place, fault)) => fail(place.and_then(|place| indices.get(place).copied()), fault),
+            Err(fault) => fail(None, fault),
+        });
+        Ok(collated?)
+    }
+}
+
+/// What `collate` says of a sample, by its place in the batch; other faults as they are.
+fn unlike(fault: Fault) -> Result<(Option<usize>, Fault), Fault> {
+    let Fault::Error(error) = fault else { return Err(fault) };
+    let Error::Other(other) = *error else { return Err(Fault::Error(error)) };
+    match other.downcast::<crate::Error>() {
+        Ok(own) => match *own {
+            crate::Error::Batch { sample, fault, .. } => Ok((sample, fault)),
+            own => Err(Fault::Error(Box::new(own.into()))),
+        },
+        Err(other) => Err(Fault::Error(Box::new(Error::Other(other)))),
     }
 }
 
 /// The user's code, whose panics are errors.
-fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T, DataFault> {
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T, Fault> {
     // Nothing of the loader's is changed inside, and the data set's state is the user's care.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(DataFault::Error(Box::new(error))),
-        Err(payload) => Err(DataFault::Panic(message(&*payload))),
+        Ok(Err(error)) => Err(Fault::Error(Box::new(error))),
+        Err(payload) => Err(Fault::Panic(message(&*payload))),
     }
 }
 
@@ -296,8 +306,8 @@ impl<D: Dataset, B: Send + 'static> Iterator for Batches<D, B> {
         Some(match &self.crew {
             None => self.job.make(batch, &AtomicBool::new(false)),
             Some(crew) => crew.take().unwrap_or_else(|| {
-                let fault = DataFault::Panic("the worker that was at it is gone".into());
-                Err(Error::Data { batch, sample: None, fault })
+                let fault = Fault::Panic("the worker that was at it is gone".into());
+                Err(crate::Error::Batch { batch, sample: None, fault }.into())
             }),
         })
     }

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_ir::{Error, Loc};
+use kiln_ir::Loc;
+use kiln_nn::internal::{MOST_COUNTED, check_state};
+use kiln_nn::optim::Optimizer;
+use kiln_nn::optim::lr_scheduler::{PlateauScheduler, Scheduler};
+use kiln_nn::safetensors::{self, Metadata, SafeTensorsFile};
+use kiln_nn::{Module, StateDict};
 use kiln_tensor::{Result, RngState, get_rng_state, set_rng_state};
 
-use crate::optim::Optimizer;
-use crate::optim::lr_scheduler::{PlateauScheduler, Scheduler};
-use crate::safetensors::{self, Metadata, SafeTensorsFile};
-use crate::state::{self, MOST_COUNTED};
-use crate::{Module, StateDict};
+use crate::Error;
 
 /// Something whose state goes into a checkpoint along with the model's and the optimizer's.
 pub trait Stateful {
@@ -54,7 +55,7 @@ pub struct Position {
 ///
 /// ```
 /// use kiln_nn::optim::lr_scheduler::{CosineAnnealingLR, Schedule};
-/// use kiln_nn::training::{Checkpoint, Position};
+/// use kiln_training::{Checkpoint, Position};
 /// use kiln_nn::{Linear, Module, optim::AdamW};
 /// # fn main() -> kiln_tensor::Result<()> {
 /// # let path = std::env::temp_dir().join(format!("kiln-checkpoint-{}.safetensors", std::process::id()));
@@ -148,15 +149,15 @@ impl<'a> Checkpoint<'a> {
         let (position, random) = read_metadata(path, file.metadata())?;
         let all = file.state_dict()?;
         let has = |prefix: &str| all.names().any(|name| name.starts_with(prefix));
-        let missing = |what: &str| Error::State(format!("{} has no {what}, at {loc}", path.display()));
+        let missing = |part: &str| Error::Missing { path: path.into(), part: part.into(), loc };
 
         let values = all.below("model.");
-        state::check(&self.model.state_dict(), &values, true, self.model.type_name(), loc)?;
+        check_state(&self.model.state_dict(), &values, true, self.model.type_name(), loc)?;
         if self.optimizer.is_some() && !has("optimizer.") {
-            return Err(missing("optimizer"));
+            return Err(missing("optimizer").into());
         }
         if let Some((name, _)) = self.parts.iter().find(|(name, _)| !has(&format!("part.{name}."))) {
-            return Err(missing(name));
+            return Err(missing(name).into());
         }
         // Each part is whole or unchanged; those before one that refuses get back what they had.
         let mut before: Vec<(&dyn Stateful, StateDict)> = Vec::new();
@@ -183,8 +184,8 @@ impl<'a> Checkpoint<'a> {
     }
 }
 
-fn read_metadata(path: &Path, metadata: &Metadata) -> Result<(Position, RngState)> {
-    let fail = |why: String| Error::State(format!("{}: {why}", path.display()));
+fn read_metadata(path: &Path, metadata: &Metadata) -> Result<(Position, RngState), Error> {
+    let fail = |why: String| Error::Checkpoint { path: path.into(), why };
     if metadata.get(FORMAT.0).map(String::as_str) != Some(FORMAT.1) {
         return Err(fail("not a training checkpoint".into()));
     }

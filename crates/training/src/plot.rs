@@ -3,14 +3,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use kiln_nn::internal::write_text;
 use kiln_tensor::Result;
-
-use crate::files::write_text;
 
 /// Curves over a common axis, with a title, labels, a grid and a legend.
 ///
 /// ```
-/// use kiln_nn::training::Plot;
+/// use kiln_training::Plot;
 /// let svg = Plot::new("Loss").labels("step", "loss").line("training", vec![(0.0, 4.2), (100.0, 2.5)]).to_svg();
 /// assert!(svg.starts_with("<svg") && svg.contains("training"));
 /// ```
