@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// The crates that take part in making a plan, and in running it.
-const CRATES: [&str; 7] = ["ir", "runtime", "tensor", "prims", "aot", "inductor", "dynamo"];
+const CRATES: [&str; 8] = ["ir", "plan", "runtime", "tensor", "prims", "aot", "inductor", "dynamo"];
 
 fn main() {
     let own = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default());

@@ -2,8 +2,8 @@
 //! from the captured graph straight to its kernels.
 //!
 //! A plan is found by everything it was made from: the functional graph with the user's lines (they are in its
-//! report), how the inputs lie, which gradients leave, the options, the machine's instructions and threads, and the
-//! very sources of the compiler. Modes that measure keep their own remarks and don't come here. What is found is
+//! report), how the inputs lie, which gradients leave, the options, the machine's instructions, and the very
+//! sources of the compiler. Modes that measure keep their own remarks and don't come here. What is found is
 //! [checked](Entry::check) before it is run.
 
 use kiln_aot::{BackwardPart, Report, Source};
