@@ -167,15 +167,16 @@ pub(crate) fn layouts(trace: &Trace, inputs: &[GraphInput]) -> Result<Arc<[Input
 }
 
 /// How the inputs of a part of a backward lie: saved inputs as those of the forward, everything else dense.
-pub(crate) fn backward_layouts(forward: &[InputLayout], part: &BackwardPart) -> Arc<[InputLayout]> {
-    let dense = |ty: &Ty| {
-        let strides = ty.as_tensor().map(|t| t.shape.contiguous_strides());
-        InputLayout { strides: strides.unwrap_or_default() }
+pub(crate) fn backward_layouts(forward: &[InputLayout], part: &BackwardPart) -> Result<Arc<[InputLayout]>> {
+    let dense = |ty: &Ty| match ty {
+        Ty::Tensor(ty) => Ok(InputLayout { strides: ty.shape.contiguous_strides() }),
+        Ty::Scalar(_) => Ok(InputLayout { strides: Strides::new() }),
+        Ty::List(_) => Err(NotCompiled::pass("layouts", Error::bug("a list is the input of a backward"))),
     };
     let saved = |i: usize| part.saved.get(i).map(|saved| saved.what);
     let inputs = part.graph.inputs.iter().enumerate();
     let layout = |(i, &value): (usize, &Value)| match saved(i) {
-        Some(Source::Input(k)) => forward[k].clone(),
+        Some(Source::Input(k)) => Ok(forward[k].clone()),
         _ => dense(part.graph.ty(value)),
     };
     inputs.map(layout).collect()

@@ -85,7 +85,7 @@ pub(crate) fn back<D: Driver>(front: &Front, driver: &mut D) -> Result<Made<D::C
     let mut parts = Vec::with_capacity(backward.len());
     for (outputs, part) in gradients.outputs.iter().zip(backward) {
         let (graph, results) = (&part.graph, part.graph.outputs.len());
-        let layouts = leaving::backward_layouts(&front.layouts, &part);
+        let layouts = leaving::backward_layouts(&front.layouts, &part)?;
         let code = driver.lower(&Part { graph, layouts, kind: GraphKind::Backward, results })?;
         parts.push((PartFacts::of(part, outputs.len() > 1), code));
     }

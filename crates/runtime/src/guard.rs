@@ -5,6 +5,7 @@
 //! too far, or into memory that was given back. Memory that is lent is one buffer to it.
 
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use crate::cc::Sanitize;
@@ -50,6 +51,27 @@ pub(crate) fn used(block: *const u8, bytes: usize, size: usize) {
             forbid(block.wrapping_add(bytes).cast(), size - bytes);
         }
     }
+}
+
+/// The pool goes to the link at the start of a block that nobody uses. The sanitizer has to be told where it watches
+/// this crate, too: `cargo xtask sanitize` builds with `--cfg sanitize_rust`.
+#[inline(always)]
+pub(crate) fn at_link<R>(block: NonNull<u8>, go: impl FnOnce() -> R) -> R {
+    let link = block.as_ptr().cast::<c_void>();
+    if cfg!(sanitize_rust)
+        && let Some(Marks { allow, .. }) = marks()
+    {
+        // SAFETY: as above.
+        unsafe { allow(link, size_of::<usize>()) };
+    }
+    let result = go();
+    if cfg!(sanitize_rust)
+        && let Some(Marks { forbid, .. }) = marks()
+    {
+        // SAFETY: as above.
+        unsafe { forbid(link, size_of::<usize>()) };
+    }
+    result
 }
 
 /// Nobody uses a block, and it is the system's again if `gone`.

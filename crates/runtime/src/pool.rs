@@ -419,7 +419,7 @@ impl Pool {
         let mut head = self.lists[class.index].0.lock();
         let Link(block) = (*head)?;
         // SAFETY: `push` wrote a link at the start of every block on the list.
-        *head = unsafe { block.cast::<Option<Link>>().read() };
+        *head = guard::at_link(block, || unsafe { block.cast::<Option<Link>>().read() });
         Some(block)
     }
 
@@ -427,7 +427,7 @@ impl Pool {
     fn push(&self, class: Class, block: NonNull<u8>) {
         let mut head = self.lists[class.index].0.lock();
         // SAFETY: the block is at least 64 bytes, aligned, and no longer used by its former owner.
-        unsafe { block.cast::<Option<Link>>().write(*head) };
+        guard::at_link(block, || unsafe { block.cast::<Option<Link>>().write(*head) });
         *head = Some(Link(block));
     }
 
@@ -493,7 +493,7 @@ impl Magazine {
     fn take(&mut self, class: Class) -> Option<NonNull<u8>> {
         let Link(block) = self.heads[class.index]?;
         // SAFETY: `put` wrote a link at the start of every block it kept.
-        self.heads[class.index] = unsafe { block.cast::<Option<Link>>().read() };
+        self.heads[class.index] = guard::at_link(block, || unsafe { block.cast::<Option<Link>>().read() });
         self.counts[class.index] -= 1;
         self.count(class.bytes as isize);
         Some(block)
@@ -506,7 +506,7 @@ impl Magazine {
             return false;
         }
         // SAFETY: the block is at least 64 bytes, aligned, and no longer used by its former owner.
-        unsafe { block.cast::<Option<Link>>().write(self.heads[class.index]) };
+        guard::at_link(block, || unsafe { block.cast::<Option<Link>>().write(self.heads[class.index]) });
         self.heads[class.index] = Some(Link(block));
         self.counts[class.index] += 1;
         self.count(-(class.bytes as isize));

@@ -1,10 +1,11 @@
-//! Kiln's development tasks: `cargo xtask test`, `tidy`, `deny`, `fmt`, `docs`, `torch`.
+//! Kiln's development tasks: `cargo xtask test`, `tidy`, `deny`, `features`, `sanitize`, `fmt`, `docs`, `torch`.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 #[cfg(test)]
 mod api;
 mod deny;
 mod layers;
+mod sanitize;
 mod source;
 mod stages;
 mod tidy;
@@ -16,14 +17,16 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Kiln's development tasks
 
-  cargo xtask test    everything: fmt, tidy, clippy, deny, then all tests; ends with `N passed, M failed`;
-                      --whole runs the sweeps that are sampled otherwise, which takes a few minutes more
-  cargo xtask tidy    the repository's own rules (layers, file sizes, unsafe, docs that must be current)
-  cargo xtask deny    licences, sources and bans of deny.toml, without cargo-deny
-  cargo xtask fmt     format all code
-  cargo xtask docs    write docs/ops.md from the op table
-  cargo xtask torch   compare every operator with PyTorch (--install puts one under target/; --all compiles every
-                      sample, --eager none; operators by name)";
+  cargo xtask test      everything: fmt, tidy, clippy, deny, then all tests; ends with `N passed, M failed`;
+                        --whole runs the sweeps that are sampled otherwise, which takes a few minutes more
+  cargo xtask tidy      the repository's own rules (layers, file sizes, unsafe, docs that must be current)
+  cargo xtask deny      licences, sources and bans of deny.toml, without cargo-deny
+  cargo xtask features  kiln without its features, and with each of them alone
+  cargo xtask sanitize  the address sanitizer, loom and Miri, as far as they are installed
+  cargo xtask fmt       format all code
+  cargo xtask docs      write docs/ops.md from the op table
+  cargo xtask torch     compare every operator with PyTorch (--install puts one under target/; --all compiles every
+                        sample, --eager none; operators by name)";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -34,6 +37,8 @@ fn main() -> ExitCode {
         ["test", "--whole"] => stages::test(&root, true),
         ["tidy"] => stages::tidy(&root),
         ["deny"] => stages::deny(&root),
+        ["features"] => stages::features(&root),
+        ["sanitize"] => sanitize::sanitize(&root),
         ["fmt"] => stages::fmt(&root),
         ["docs"] => stages::docs(&root),
         ["torch", ref rest @ ..] => torch::torch(&root, rest),

@@ -65,18 +65,30 @@ pub fn docs(root: &Path) -> bool {
     command(root, &words).env("BLESS", "1").status().is_ok_and(|status| status.success())
 }
 
+/// Whether `kiln` compiles without its features, and with each of them alone.
+pub fn features(root: &Path) -> bool {
+    let alone = |feature: &str| {
+        let words = ["check", "--package", "kiln", "--no-default-features", "--features", feature];
+        stage(if feature.is_empty() { "none" } else { feature }, || cargo(root, &words)).ok
+    };
+    // All of them, even if one fails.
+    ["", "models", "data", "torch-files"].map(alone).iter().all(|ok| *ok)
+}
+
 /// Formats all code.
 pub fn fmt(root: &Path) -> bool {
     cargo(root, &["fmt", "--all"])
 }
 
-struct StageResult {
-    name: &'static str,
+/// How a stage ended.
+pub struct StageResult<'a> {
+    name: &'a str,
     seconds: f64,
-    ok: bool,
+    pub ok: bool,
 }
 
-fn stage(name: &'static str, run: impl FnOnce() -> bool) -> StageResult {
+/// Runs a stage, with a line before and after it.
+pub fn stage(name: &str, run: impl FnOnce() -> bool) -> StageResult<'_> {
     println!("── {name}");
     let start = Instant::now();
     let ok = run();
