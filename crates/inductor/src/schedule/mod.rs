@@ -9,6 +9,7 @@ pub(crate) mod sequence;
 use kiln_ir::DType;
 
 use crate::fuse::folds;
+use crate::target::Schedule;
 use kiln_plan::index::{AxisId, ExprId, Index};
 use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
 
@@ -183,20 +184,32 @@ fn join(kernel: &mut Kernel) {
     }
 }
 
-/// A kernel in its final form, with the old numbers of its buffers and scalars.
-pub(crate) struct Scheduled {
+/// A kernel in its final form.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scheduled {
+    /// The kernel.
     pub kernel: Kernel,
+    /// The old numbers of its buffers.
     pub buffers: Vec<usize>,
+    /// The old numbers of its scalars.
     pub scalars: Vec<usize>,
 }
 
-/// Prunes and schedules a lowered kernel. A reduction to few elements over many becomes two kernels: the first
-/// leaves partial results of chunks, the second combines them. Partial buffers are numbered after the kernel's
-/// own; their dtypes and sizes are returned.
-pub(crate) fn finish(kernel: Kernel) -> (Vec<Scheduled>, Vec<(DType, i64)>) {
-    match fold(&kernel).or_else(|| cut(&kernel)) {
-        Some((first, second, sizes)) => (vec![first, second], sizes),
-        None => (vec![pruned(kernel)], Vec::new()),
+/// Prunes and schedules a lowered kernel for several threads. A reduction to few elements over many becomes two kernels:
+/// the first leaves partial results of chunks, the second combines them.
+pub(crate) fn in_parallel(kernel: Kernel) -> Schedule {
+    together(fold(&kernel).or_else(|| cut(&kernel)), kernel)
+}
+
+/// Prunes and schedules a lowered kernel as it is. Only what folds becomes two kernels: sums of parts, and their sums.
+pub(crate) fn whole(kernel: Kernel) -> Schedule {
+    together(fold(&kernel), kernel)
+}
+
+fn together(parts: Option<(Scheduled, Scheduled, Vec<(DType, i64)>)>, kernel: Kernel) -> Schedule {
+    match parts {
+        Some((first, second, between)) => Schedule { kernels: vec![first, second], between },
+        None => Schedule { kernels: vec![pruned(kernel)], between: Vec::new() },
     }
 }
 
