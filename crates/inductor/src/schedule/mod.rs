@@ -16,6 +16,13 @@ use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
 /// Elements of a chunk of a tall reduction. Fixed, so that results don't depend on the number of threads.
 const CHUNK: i64 = 65536;
 
+/// Reductions to so few elements, over so many, would run on one core.
+const FEW: i64 = 16;
+const LONG: i64 = 32768;
+/// Sums of columns of a matrix with so many elements, and no more columns than that, are sums of chunks of its rows.
+const LARGE: i64 = 1 << 21;
+const WIDEST: i64 = 8192;
+
 /// Orders and joins the loops of a lowered kernel.
 fn schedule(mut kernel: Kernel) -> Kernel {
     keep(&mut kernel, &|axis| axis.extent != 1);
@@ -276,7 +283,10 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     let has_inner = kernel.axes.iter().any(|a| a.inner);
     let one_pass = depths.iter().all(|&d| d <= 1)
         && kernel.stores.iter().all(|s| depths[s.value] == 0 || !is_whole(kernel, s));
-    if !has_inner || outer > 16 || inner < 32768 || !one_pass || kernel.is_ordered() {
+    let is_tall = outer <= FEW && inner >= LONG;
+    // Columns that threads shared would be narrow strips of far-apart lines: rows are shared instead.
+    let is_wide = outer > FEW && outer <= WIDEST && inner >= outer && outer * inner >= LARGE;
+    if !has_inner || !(is_tall || is_wide) || !one_pass || kernel.is_ordered() {
         return None;
     }
     let reductions: Vec<ExprId> =
@@ -296,6 +306,9 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     }
     let mut first = pruned(first);
     let k = &mut first.kernel;
+    if is_wide && k.mode != Mode::Columns {
+        return None;
+    }
     let axis = k.outer();
     let row = k.count(true) / k.axes[axis].extent.max(1);
     let chunk = (CHUNK / (row * outer).max(1)).max(1);
