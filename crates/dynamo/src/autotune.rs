@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use kiln_inductor::{Lowered, Tuning};
+use kiln_inductor::Lowered;
 use kiln_ir::{DType, Graph, Layout, Scalar, Ty};
 use kiln_plan::{Arguments, Place, Plan, Step};
 use kiln_runtime::{Callable, KernelCache, threads};
@@ -85,7 +85,7 @@ pub(crate) fn choose_products(
     graph: &Graph,
     usual: Lowered,
     settings: &Settings,
-    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+    lower: &dyn Fn(&Settings) -> Result<Lowered, String>,
 ) -> Chosen {
     let (mut compiled, products) = (0, settings.max_inline_product);
     if settings.numerics == Numerics::Strict {
@@ -113,12 +113,12 @@ fn choose_plan(
     graph: &Graph,
     usual: &Lowered,
     settings: &Settings,
-    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+    lower: &dyn Fn(&Settings) -> Result<Lowered, String>,
     compiled: &mut usize,
 ) -> Result<Option<(Lowered, usize)>, String> {
     let mut plans = vec![(settings.max_inline_product, usual.clone())];
     for products in PRODUCTS.into_iter().filter(|products| *products != settings.max_inline_product) {
-        let plan = lower(Tuning { products, ..settings.tuning() })?;
+        let plan = lower(&Settings { max_inline_product: products, ..settings.clone() })?;
         if plans.iter().all(|(_, other)| library_steps(other) != library_steps(&plan)) {
             plans.push((products, plan));
         }
@@ -176,7 +176,7 @@ pub(crate) fn tune(
     usual: &Lowered,
     kernels: Vec<Callable>,
     settings: &Settings,
-    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+    lower: &dyn Fn(&Settings) -> Result<Lowered, String>,
 ) -> Tuned {
     let mut tuned = Tuned { plan: usual.plan.clone(), kernels, compiled: 0, notes: Vec::new() };
     let forms = forms(usual, settings);
@@ -253,7 +253,7 @@ fn steps(
     usual: &Lowered,
     form: Form,
     settings: &Settings,
-    lower: &dyn Fn(Tuning) -> Result<Lowered, String>,
+    lower: &dyn Fn(&Settings) -> Result<Lowered, String>,
     tuned: &mut Tuned,
 ) -> Result<Option<Vec<Step>>, String> {
     let (other, level) = match form {
@@ -268,8 +268,8 @@ fn steps(
             return Ok(Some(steps));
         }
         Form::Level(level) => (usual.clone(), level),
-        Form::Stages(stages) => (lower(Tuning { stages, ..settings.tuning() })?, settings.opt_level),
-        Form::Unroll(unroll) => (lower(Tuning { unroll, ..settings.tuning() })?, settings.opt_level),
+        Form::Stages(stages) => (lower(&Settings { stages, ..settings.clone() })?, settings.opt_level),
+        Form::Unroll(unroll) => (lower(&Settings { unroll, ..settings.clone() })?, settings.opt_level),
     };
     let same_text = other.code.iter().map(|k| &k.name).eq(usual.code.iter().map(|k| &k.name));
     let aligned =

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_aot::trace::Variable;
-use kiln_inductor::{Lowered, Options, Tuning};
+use kiln_inductor::{C, KernelSource, Lowered, Options, Target as _};
 use kiln_ir::{Graph, Op, Stage, Ty, Value};
 use kiln_prims::Rounding;
 use kiln_runtime::{Callable, warn};
@@ -79,17 +79,23 @@ pub(crate) fn variables(live: &LiveSet) -> Vec<Variable> {
     (0..live.len() as u32 * 64).filter(|&i| bit(i)).collect()
 }
 
+/// Whom kernels are made for.
+pub(crate) fn target(settings: &Settings, general: bool) -> C {
+    let isa = kernels::c_isa(settings.build().isa);
+    C { isa, stages: settings.stages, unroll: settings.unroll, general }
+}
+
 /// How a graph with inputs like these is lowered.
 pub(crate) fn lowering(
-    site: &Site,
+    settings: &Settings,
     layouts: &Arc<[kiln_inductor::Layout]>,
     constants: bool,
     general: bool,
 ) -> Options {
     Options {
         input_layouts: layouts.clone(),
-        isa: kernels::c_isa(site.options.settings.build().isa),
-        tuning: site.options.settings.tuning(),
+        target: Arc::new(target(settings, general)),
+        tuning: settings.tuning(),
         constants,
         general,
     }
@@ -235,19 +241,19 @@ impl Compiling<'_> {
         let build = options.settings.build();
         let constants =
             options.settings.keep_weights && part.kind == GraphKind::Whole && !trains_kernels(graph);
-        let lowering = lowering(self.site, &part.layouts, constants, self.general);
-        let lower_without = |tuning: Tuning, refused: &[String]| {
-            let lowering = Options { tuning, ..lowering.clone() };
+        let general = self.general;
+        let lower_without = |settings: &Settings, refused: &[String]| {
+            let lowering = lowering(settings, &part.layouts, constants, general);
             kiln_inductor::lower_without(graph, &lowering, refused)
                 .map_err(|error| NotCompiled::pass("inductor", error))
         };
-        let lower = |tuning: Tuning| lower_without(tuning, &[]).map_err(|error| error.to_string());
-        let mut lowered = self.timed("inductor", || lower_without(lowering.tuning, &[]))?;
+        let lower = |settings: &Settings| lower_without(settings, &[]).map_err(|error| error.to_string());
+        let mut lowered = self.timed("inductor", || lower_without(&options.settings, &[]))?;
         let loaded = self.timed("compile", || kernels::load(&lowered.code, build));
         let refused = loaded.as_ref().map_or(&[][..], |loaded| &loaded.refused);
         if !refused.is_empty() {
             let names: Vec<String> = refused.iter().map(|(name, _)| name.clone()).collect();
-            lowered = self.timed("inductor", || lower_without(lowering.tuning, &names))?;
+            lowered = self.timed("inductor", || lower_without(&options.settings, &names))?;
         }
         self.describe(&lowered, refused);
         let loading = loaded.map_err(NotCompiled::Compiler)?;
@@ -280,7 +286,7 @@ impl Compiling<'_> {
 
     /// Makes an entry of the graph cache run; `None` if it does not: what it says of kernels may no longer hold.
     fn run_entry(&mut self, front: &Front, entry: Entry) -> Option<Made<Code>> {
-        let options = lowering(self.site, &front.layouts, false, self.general);
+        let options = lowering(&self.site.options.settings, &front.layouts, false, self.general);
         let build = self.site.options.settings.build();
         let load = |planned: Planned| {
             let Planned { outline, plan } = planned;
@@ -368,10 +374,13 @@ impl Compiling<'_> {
 
     /// Tells what a plan does; `refused` are the kernels that it does without, and why.
     fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)]) {
-        let isa = kernels::c_isa(self.site.options.settings.build().isa);
+        let target = target(&self.site.options.settings, self.general);
         for (number, (kernel, source)) in lowered.plan.kernels.iter().zip(&lowered.code).enumerate() {
             logs::write(Log::Loops, &source.name, &|| kernel.to_string());
-            logs::write(Log::Code, &source.name, &|| source.source(isa, lowered.plan.ops_of(number)));
+            logs::write(Log::Code, &source.name, &|| {
+                let told = KernelSource { code: source.told(lowered.plan.ops_of(number)), ..source.clone() };
+                target.source(&[&told])
+            });
         }
         logs::write(Log::Fusion, "fusion", &|| lowered.plan.report.to_string());
         self.info.describe(lowered, refused, self.site.options.settings.keep_text);
@@ -416,7 +425,7 @@ fn fits(site: &Site, front: &Front, entry: &Entry, general: bool) -> std::result
     };
     entry.check(&Around {
         graph: &front.functional.graph,
-        options: &lowering(site, &front.layouts, false, general),
+        options: &lowering(&site.options.settings, &front.layouts, false, general),
         tangents: outputs.iter().map(|part| part.iter().map(|&(_, output)| output).collect()).collect(),
         targets: inputs.iter().map(|&(input, _)| input).collect(),
     })

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use kiln_inductor::KernelSource;
+use kiln_inductor::{C, KernelSource, Target as _};
 use kiln_ir::math::c::{self, CIsa};
 use kiln_plan::Plan;
 use kiln_runtime::{Callable, Isa, Kernel, KernelCache, Origin, Sanitize, Source, WeakKernel, threads, warn};
@@ -192,8 +192,7 @@ fn source(kernels: &[&KernelSource], build: Build) -> Source {
     if kernels.iter().any(|k| k.needs_libm()) {
         flags.push("-lm");
     }
-    let source =
-        Source { isa: build.isa, ..Source::new(KernelSource::shard(kernels, c_isa(build.isa)), &flags) };
+    let source = Source { isa: build.isa, ..Source::new(C::new(c_isa(build.isa)).source(kernels), &flags) };
     source.with_symbols(kernels.iter().map(|kernel| kernel.name.clone()))
 }
 

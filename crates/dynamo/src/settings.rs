@@ -112,8 +112,8 @@ impl Default for Settings {
             max_fusion_size: tuning.fusion_size,
             max_fusion_buffers: tuning.fusion_buffers,
             max_inlined_ops: tuning.inlined,
-            stages: tuning.stages,
-            unroll: tuning.unroll,
+            stages: true,
+            unroll: 1,
             max_inline_product: tuning.products,
             keep_weights: true,
             opt_level: OptLevel::default(),
@@ -274,8 +274,6 @@ impl Settings {
             fusion_size: self.max_fusion_size,
             fusion_buffers: self.max_fusion_buffers,
             inlined: self.max_inlined_ops,
-            stages: self.stages,
-            unroll: self.unroll,
             products: self.max_inline_product,
         }
     }

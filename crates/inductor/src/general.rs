@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
 
 use crate::assemble::{Assembled, Loops};
-use crate::c::{self, KernelSource};
+use crate::c::KernelSource;
 use crate::memory::temporaries::{InPlace, place_temporaries};
 use crate::options::Options;
 use crate::schedule::bands;
@@ -125,11 +125,13 @@ impl General {
         let General { plan, loops, in_place, code, options } = self;
         for (step, loops) in plan.steps.iter_mut().zip(&*loops) {
             let (Step::Launch(launch), Some(loops)) = (step, loops) else { continue };
-            debug_assert_eq!(c::emit(&loops.kernel, options), code[launch.kernel]);
+            debug_assert_eq!(options.target.emit(&loops.kernel), code[launch.kernel]);
             launch.numbers = loops.kernel.numbers();
         }
-        epilogue::connect(&mut plan.steps, loops);
-        (plan.bands, _) = bands::connect(&mut plan.steps, loops, &mut plan.buffers, in_place);
+        if options.target.runs_together() {
+            epilogue::connect(&mut plan.steps, loops);
+            (plan.bands, _) = bands::connect(&mut plan.steps, loops, &mut plan.buffers, in_place);
+        }
         let Plan { buffers, steps, bands, outputs, .. } = plan;
         (plan.arena_bytes, _) = place_temporaries(buffers, steps, bands, outputs.len(), in_place);
     }

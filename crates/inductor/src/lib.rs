@@ -16,14 +16,14 @@
 //! Nothing here knows how text is built or launched.
 //!
 //! ```
-//! use kiln_inductor::{Options, lower};
+//! use kiln_inductor::{C, Options, lower};
 //! use kiln_ir::{Graph, math::c::CIsa};
 //! let graph: Graph = "graph(%0: f32[4, 3]) {
 //!   %1 = exp(%0) : f32[4, 3]
 //!   %2 = sum(%1) {dims: [1], keepdim: false} : f32[4]
 //!   return %2
 //! }".parse()?;
-//! let lowered = lower(&graph, &Options::dense(&graph, CIsa::Avx2)).expect("prims");
+//! let lowered = lower(&graph, &Options::dense(&graph, C::new(CIsa::Avx2))).expect("prims");
 //! assert_eq!(lowered.plan.steps.len(), 1);
 //! # Ok::<(), kiln_ir::Error>(())
 //! ```
@@ -37,6 +37,7 @@ mod memory;
 mod options;
 mod rewrite;
 mod schedule;
+mod target;
 
 use std::borrow::Cow;
 
@@ -48,10 +49,12 @@ use rustc_hash::FxHashMap;
 use rewrite::{elements, lists, scatters, windows};
 use schedule::order;
 
-pub use c::{KernelSource, emit};
+pub use c::{C, KernelSource};
 pub use fuse::why_not::WhyNot;
 pub use general::{Form, General, Numbers, Wipe};
 pub use options::{Layout, Options, Tuning};
+pub use schedule::Scheduled;
+pub use target::{Interpreter, Schedule, Target};
 
 /// Why a graph can't be lowered.
 #[derive(Debug, thiserror::Error)]
@@ -98,7 +101,7 @@ pub struct Lowered {
 impl Lowered {
     /// A plan that was made before with such options: its kernels' text is written again.
     pub fn again(plan: Plan, options: &Options) -> Lowered {
-        let code = plan.kernels.iter().map(|kernel| emit(kernel, options)).collect();
+        let code = plan.kernels.iter().map(|kernel| options.target.emit(kernel)).collect();
         Lowered { plan, code }
     }
 }

@@ -1,9 +1,10 @@
-//! What a lowering is told from outside: the inputs' memory layouts and the machine.
+//! What a lowering is told from outside: the inputs' memory layouts and the target.
 
 use std::sync::Arc;
 
-use kiln_ir::math::c::CIsa;
 use kiln_ir::{Graph, Strides};
+
+use crate::target::Target;
 
 /// How a graph input lies in memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -12,7 +13,7 @@ pub struct Layout {
     pub strides: Strides,
 }
 
-/// How large kernels may grow and how their loops are written. What is computed does not depend on it.
+/// How large kernels may grow. What is computed does not depend on it.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Tuning {
     /// Kernels are merged up to this many expressions.
@@ -21,21 +22,15 @@ pub struct Tuning {
     pub fusion_buffers: usize,
     /// A value computed from more nodes than this is stored.
     pub inlined: usize,
-    /// Whether long bodies are cut into stages over a block.
-    pub stages: bool,
-    /// How many vectors loops over independent elements take at a time.
-    pub unroll: usize,
     /// Matrix products none of whose sizes is larger are written as loops.
     pub products: usize,
 }
 
 impl Tuning {
     /// Kernels that compilers like.
-    pub const DEFAULT: Tuning =
-        Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, stages: true, unroll: 1, products: 0 };
+    pub const DEFAULT: Tuning = Tuning { fusion_size: 240, fusion_buffers: 28, inlined: 160, products: 0 };
     /// Kernels as large as they can be made: fewer passes over memory, longer compilation.
-    pub const WIDE: Tuning =
-        Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, stages: true, unroll: 1, products: 0 };
+    pub const WIDE: Tuning = Tuning { fusion_size: 600, fusion_buffers: 64, inlined: 400, products: 0 };
 }
 
 impl Default for Tuning {
@@ -45,12 +40,12 @@ impl Default for Tuning {
 }
 
 /// Options of [`lower`](crate::lower).
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// One layout per graph input.
     pub input_layouts: Arc<[Layout]>,
-    /// The instruction set to write for.
-    pub isa: CIsa,
+    /// Whom kernels are made for.
+    pub target: Arc<dyn Target>,
     /// Sizes of kernels.
     pub tuning: Tuning,
     /// Whether inputs that the graph does not change are likely to be the same in the next call: it is not one step
@@ -62,9 +57,10 @@ pub struct Options {
 
 impl Options {
     /// Options for a graph whose inputs are all dense.
-    pub fn dense(graph: &Graph, isa: CIsa) -> Options {
+    pub fn dense(graph: &Graph, target: impl Target + 'static) -> Options {
         let strides = |&v| graph.ty(v).as_tensor().map(|t| t.shape.contiguous_strides()).unwrap_or_default();
         let input_layouts = graph.inputs.iter().map(|v| Layout { strides: strides(v) }).collect();
-        Options { input_layouts, isa, tuning: Tuning::DEFAULT, constants: false, general: false }
+        let target = Arc::new(target);
+        Options { input_layouts, target, tuning: Tuning::DEFAULT, constants: false, general: false }
     }
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use kiln_inductor::{Options, lower};
+use kiln_inductor::{C, Options, lower};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{DType, Graph, Op, Scalar};
 use kiln_plan::{BufferId, BufferRef, Call, Epilogue, Launch, Place, Step, Then};
@@ -115,7 +115,7 @@ fn singles_among_doubles() {
         );
         let graph: Graph = text.parse().unwrap();
         for isa in [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain] {
-            check_run(&graph, &Options::dense(&graph, isa), &Random(4).inputs(&graph));
+            check_run(&graph, &Options::dense(&graph, C::new(isa)), &Random(4).inputs(&graph));
         }
     }
 }
@@ -150,7 +150,7 @@ fn golden_graphs() {
                 data.iter_mut().for_each(|x| *x = x.abs());
             }
         }
-        check_run(&graph, &Options::dense(&graph, isa), &inputs);
+        check_run(&graph, &Options::dense(&graph, C::new(isa)), &inputs);
     }
 }
 
@@ -405,7 +405,7 @@ fn narrow_dtypes() {
         let graph: Graph = text.parse().unwrap();
         for isa in [CIsa::Plain, CIsa::Avx2] {
             if isa == CIsa::Plain || best_isa() != CIsa::Plain {
-                check_run(&graph, &Options::dense(&graph, isa), &Random(5).inputs(&graph));
+                check_run(&graph, &Options::dense(&graph, C::new(isa)), &Random(5).inputs(&graph));
             }
         }
         for (dims, left) in [("[1]", "[40]"), ("[0]", "[70]"), ("[0, 1]", "[]")] {
@@ -495,9 +495,9 @@ fn conversions() {
             if isa == CIsa::Avx2 && best_isa() == CIsa::Plain {
                 continue;
             }
-            let options = Options::dense(&graph, isa);
+            let options = Options::dense(&graph, C::new(isa));
             let lowered = lower(&graph, &options).unwrap();
-            let Some(compiled) = compile(&lowered.code, isa) else { return };
+            let Some(compiled) = compile(&lowered.code, &*options.target) else { return };
             let mut run = Run::new(&lowered, &graph, &options, std::slice::from_ref(&input));
             run.run(&compiled).unwrap();
             for (k, &to) in others.iter().enumerate() {
@@ -542,7 +542,7 @@ fn small_products_are_loops() {
     for text in texts {
         let graph: Graph = text.parse().unwrap();
         for (products, is_loops) in [(0, false), (2, false), (64, true)] {
-            let mut options = Options::dense(&graph, best_isa());
+            let mut options = Options::dense(&graph, C::new(best_isa()));
             options.tuning.products = products;
             let plan = check_run(&graph, &options, &Random(3).inputs(&graph));
             assert_eq!(plan.steps.iter().all(|step| matches!(step, Step::Launch(_))), is_loops, "{text}");
@@ -699,7 +699,7 @@ fn windows_of_inputs_are_filled_in_place() {
     if let Argument::Tensor(Array { data: Data::Int(at), .. }) = &mut inputs[2] {
         at[1] = 7;
     }
-    check_run(&graph, &Options::dense(&graph, best_isa()), &inputs);
+    check_run(&graph, &Options::dense(&graph, C::new(best_isa())), &inputs);
 }
 
 /// The first of several extremes, NaN before all, along rows and columns; with what comes before and after in one
@@ -736,7 +736,7 @@ fn places_of_extremes() {
             };
         }
         for isa in [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain] {
-            check_run(&graph, &Options::dense(&graph, isa), &inputs);
+            check_run(&graph, &Options::dense(&graph, C::new(isa)), &inputs);
         }
     }
 }
@@ -758,7 +758,7 @@ fn rows_by_an_index_go_into_inputs() {
 }}"
         );
         let graph: Graph = text.parse().unwrap();
-        let plan = lower(&graph, &Options::dense(&graph, best_isa())).unwrap().plan;
+        let plan = lower(&graph, &Options::dense(&graph, C::new(best_isa()))).unwrap().plan;
         let is_input = |b: BufferId| matches!(plan.buffers[b.index()].place, Place::Input(_));
         let in_place = |s: &&Step| matches!(s, Step::Call(call) if !matches!(call.op, Op::Clone {}) && is_input(call.outs[0].at.buffer));
         (plan.steps.iter().filter(in_place).count(), plan.steps.len())

@@ -4,7 +4,7 @@
 
 mod support;
 
-use kiln_inductor::Options;
+use kiln_inductor::{C, Options};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{DType, Graph};
 use kiln_plan::Plan;
@@ -13,7 +13,7 @@ use support::{Random, best_isa, check_run};
 fn check(text: &str, isa: CIsa) -> Plan {
     let graph: Graph = text.parse().unwrap();
     let inputs = Random(7).inputs(&graph);
-    check_run(&graph, &Options::dense(&graph, isa), &inputs)
+    check_run(&graph, &Options::dense(&graph, C::new(isa)), &inputs)
 }
 
 fn has_parts(plan: &Plan) -> bool {
@@ -68,7 +68,7 @@ fn small_and_narrow_matrices_are_reduced_apart() {
         assert!(!has_parts(&check(&softmax(rows, n, DType::F32), best_isa())), "{rows} x {n}");
     }
     let graph: Graph = softmax(2000, 400, DType::F32).parse().unwrap();
-    let mut options = Options::dense(&graph, best_isa());
+    let mut options = Options::dense(&graph, C::new(best_isa()));
     let mut layouts = options.input_layouts.to_vec();
     layouts[0].strides = [1, 2000].into_iter().collect();
     options.input_layouts = layouts.into();

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kiln_inductor::{KernelSource, Lowered, Options, lower};
+use kiln_inductor::{C, KernelSource, Lowered, Options, Target as _, lower};
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{Graph, Stage};
 use kiln_plan::Plan;
@@ -64,11 +64,11 @@ fn lowered(input: &str, isa: CIsa) -> Lowered {
     assert!(header.starts_with("; test"), "no header: {header}");
     let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
     graph.verify(Stage::Prims, "the golden file").unwrap();
-    let mut options = Options::dense(&graph, isa);
+    let mut target = C::new(isa);
     if let Some((_, vectors)) = header.split_once(" unroll ") {
-        options.tuning.unroll = vectors.parse().unwrap();
+        target.unroll = vectors.parse().unwrap();
     }
-    lower(&graph, &options).unwrap()
+    lower(&graph, &Options::dense(&graph, target)).unwrap()
 }
 
 /// What Kiln writes is C for GCC and for Clang, without a warning that says otherwise.
@@ -91,7 +91,7 @@ fn clang_compiles_every_text() {
         for (lanes, kernels) in by_lanes {
             let source = folder.join(format!("{isa:?}-{lanes}.c"));
             let kernels: Vec<&KernelSource> = kernels.values().collect();
-            std::fs::write(&source, KernelSource::shard(&kernels, isa)).unwrap();
+            std::fs::write(&source, C::new(isa).source(&kernels)).unwrap();
             let mut command = Command::new(&clang);
             command.args(FLAGS).args(isa.flags()).args(["-mf16c", "-O1", "-c", "-o"]);
             let output = command.arg(source.with_extension("o")).arg(&source).output().unwrap();

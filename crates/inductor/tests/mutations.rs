@@ -3,7 +3,7 @@
 
 mod support;
 
-use kiln_inductor::{Lowered, Options, lower};
+use kiln_inductor::{C, Lowered, Options, lower};
 use kiln_ir::{DType, Graph, Scalar};
 use kiln_plan::codec::{Code, Reader, Writer};
 use kiln_plan::{Plan, Step, Surroundings};
@@ -64,14 +64,14 @@ fn changed_plans_are_refused_or_stay_inside() {
         let graph: Graph = input.join("\n").parse().unwrap();
         let size: usize =
             graph.inputs.iter().filter_map(|&v| graph.ty(v).as_tensor()).map(|t| t.shape.numel()).sum();
-        let options = Options::dense(&graph, best_isa());
+        let options = Options::dense(&graph, C::new(best_isa()));
         let lowered = lower(&graph, &options).unwrap();
         let plan = &lowered.plan;
         let is_run = |step: &Step| step.product().is_some() || !matches!(step, Step::Call(_));
         if size > 20_000 || !plan.steps.iter().all(is_run) || !graph.writes.is_empty() {
             continue;
         }
-        let Some(compiled) = compile(&lowered.code, options.isa) else { return };
+        let Some(compiled) = compile(&lowered.code, &*options.target) else { return };
         let mut inputs = Random(5).inputs(&graph);
         for input in &mut inputs {
             if let Argument::Tensor(Array { dtype: DType::I64, data: Data::Int(data), .. }) = input {

@@ -4,7 +4,7 @@
 
 mod support;
 
-use kiln_inductor::{Layout, Options, Tuning};
+use kiln_inductor::{C, Layout, Options, Tuning};
 use kiln_ir::math::c::CIsa;
 use kiln_ir::{DType, Device, Dims, EmitExt, Graph, Scalar, Shape, Strides, Ty, Value};
 use support::{Random, best_isa, check_run};
@@ -362,8 +362,8 @@ fn check_seed(seed: u64, isa: CIsa) {
     }
     let options = Options {
         input_layouts: layouts.into(),
-        isa,
-        tuning: Tuning { unroll: [1, 2, 1, 4][seed as usize % 4], ..Tuning::DEFAULT },
+        target: std::sync::Arc::new(C { unroll: [1, 2, 1, 4][seed as usize % 4], ..C::new(isa) }),
+        tuning: Tuning::DEFAULT,
         constants: false,
         general: false,
     };

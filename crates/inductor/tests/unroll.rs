@@ -4,7 +4,7 @@
 
 mod support;
 
-use kiln_inductor::{Lowered, Options, lower};
+use kiln_inductor::{C, Lowered, Options, lower};
 use kiln_ir::Graph;
 use kiln_ir::math::c::CIsa;
 use kiln_testkit::{Argument, Array, Data};
@@ -73,7 +73,7 @@ fn graphs(n: usize) -> Vec<String> {
 /// The bits of everything that a plan gives and writes back.
 fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64>> {
     let lowered = lower(graph, options).unwrap();
-    let compiled = compile(&lowered.code, options.isa)?;
+    let compiled = compile(&lowered.code, &*options.target)?;
     let mut run = Run::new(&lowered, graph, options, inputs);
     run.run(&compiled).unwrap();
     let mut bits = Vec::new();
@@ -98,16 +98,15 @@ fn several_vectors_give_the_bits_of_one() {
                     data.iter_mut().for_each(|x| *x = x.rem_euclid(4));
                 }
             }
-            let mut options = Options::dense(&graph, isa);
-            let one = bits(&graph, &options, &inputs);
+            let one = bits(&graph, &Options::dense(&graph, C::new(isa)), &inputs);
             for vectors in [2, 4] {
-                options.tuning.unroll = vectors;
+                let options = Options::dense(&graph, C { unroll: vectors, ..C::new(isa) });
                 let code = lower(&graph, &options).unwrap().code;
                 let by = format!("_by{vectors}(j, KILN_LANES");
                 assert!(code.iter().any(|kernel| kernel.code.contains(&by)), "{text}");
                 assert_eq!(bits(&graph, &options, &inputs), one, "{vectors} on {isa:?}: {text}");
             }
-            check_run(&graph, &options, &inputs);
+            check_run(&graph, &Options::dense(&graph, C { unroll: 4, ..C::new(isa) }), &inputs);
         }
     }
 }
@@ -128,8 +127,7 @@ fn ordered_loops_take_one_vector() {
     ];
     for text in texts {
         let graph: Graph = text.parse().unwrap();
-        let mut options = Options::dense(&graph, best_isa());
-        options.tuning.unroll = 4;
+        let options = Options::dense(&graph, C { unroll: 4, ..C::new(best_isa()) });
         let Lowered { plan, code } = lower(&graph, &options).unwrap();
         let ordered: Vec<_> =
             plan.kernels.iter().zip(&code).filter(|(kernel, _)| kernel.is_ordered()).collect();

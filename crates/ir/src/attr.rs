@@ -281,11 +281,7 @@ impl Attribute for Device {
         self.to_string()
     }
     fn parse(text: &str) -> Option<Device> {
-        match text.split_once(':') {
-            None if text == "cpu" => Some(Device::Cpu),
-            Some(("cuda", index)) => index.parse().ok().map(Device::Cuda),
-            _ => None,
-        }
+        text.parse().ok()
     }
 }
 

@@ -181,6 +181,33 @@ impl Device {
     }
 }
 
+/// A text that names no device.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{0}` is no device: write `cpu`, `cuda` or `cuda:1`")]
+pub struct NoDevice(String);
+
+/// As PyTorch writes them.
+///
+/// ```
+/// use kiln_ir::Device;
+/// assert_eq!("cuda:1".parse(), Ok(Device::Cuda(1)));
+/// assert_eq!("cuda".parse::<Device>().unwrap().to_string(), "cuda:0");
+/// assert_eq!("gpu".parse::<Device>().unwrap_err().to_string(), "`gpu` is no device: write `cpu`, `cuda` or `cuda:1`");
+/// ```
+impl std::str::FromStr for Device {
+    type Err = NoDevice;
+
+    fn from_str(text: &str) -> Result<Device, NoDevice> {
+        let index = match text.split_once(':') {
+            None if text == "cuda" => Some(0),
+            Some(("cuda", index)) => index.parse().ok(),
+            None if text == "cpu" => return Ok(Device::Cpu),
+            _ => None,
+        };
+        index.map(Device::Cuda).ok_or_else(|| NoDevice(text.into()))
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

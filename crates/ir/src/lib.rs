@@ -37,7 +37,7 @@ mod types;
 mod verify;
 
 pub use attr::{Approximate, Attribute, Division, Pairs, Reduction, ScatterReduce, Sizes};
-pub use dtype::{DType, Device, Scalar, ScalarKind};
+pub use dtype::{DType, Device, NoDevice, Scalar, ScalarKind};
 pub use emit::{Emit, EmitExt, Value, Values};
 pub use error::{Error, OpError, Result, Why};
 pub use eval::Eval;

@@ -118,7 +118,7 @@ impl Driver for Drafting<'_> {
 
     fn lower(&mut self, part: &Part<'_>) -> why::Result<Drawn> {
         // Every size has a plan of its own, and would keep things of its own.
-        let options = compiling::lowering(self.site, &part.layouts, false, true);
+        let options = compiling::lowering(&self.site.options.settings, &part.layouts, false, true);
         let failed = |error: String| NotCompiled::pass("inductor", error);
         let general = General::lower(part.graph, &options).map_err(|error| failed(error.to_string()))?;
         Ok(Drawn { outline: Outline::of(part.graph).map_err(failed)?, general })

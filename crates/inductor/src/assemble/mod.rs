@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assemble::eager::{Cone, Of};
 use crate::assemble::scalars::Scalars;
-use crate::c::{self, KernelSource};
+use crate::c::KernelSource;
 use crate::fuse::table::TableKernel;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::lower::{Lowered, LoweredRoot};
@@ -20,8 +20,8 @@ use crate::options::Options;
 use crate::rewrite::elements::Elements;
 use crate::schedule::bands;
 use crate::schedule::epilogue;
-use crate::schedule::finish;
 use crate::schedule::order::{Order, reads_only_where_it_writes};
+use crate::target::Schedule;
 use kiln_plan::index::Index;
 use kiln_plan::loops::{ExprKind, Kernel, Operation, Store};
 use kiln_plan::{
@@ -451,9 +451,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
         outs: Vec<(usize, ViewRef)>,
         (bytes_read, bytes_written): (usize, usize),
     ) {
-        let (parts, partial) = finish(kernel);
+        let Schedule { kernels: parts, between } = self.options.target.schedule(kernel);
         let sources: Vec<KernelSource> =
-            parts.iter().map(|part| c::emit(&part.kernel, self.options)).collect();
+            parts.iter().map(|part| self.options.target.emit(&part.kernel)).collect();
         let scatters = lowered.roots.iter().any(|root| root.place.is_some());
         let is_refused = sources.iter().any(|source| self.is_refused(source));
         self.refused_scatters |= is_refused && scatters;
@@ -464,7 +464,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 return;
             }
         }
-        for (dtype, count) in partial {
+        for (dtype, count) in between {
             let buffer = self.arena(&TensorTy::new(dtype, [count as usize]));
             slots.push(BufferRef { buffer, offset: 0 });
         }
@@ -543,7 +543,7 @@ impl<'f, 'g> Assembler<'f, 'g> {
         for lowered in table.lower(graph) {
             let mut kernel = lowered.kernel.clone();
             let (columns, scalars) = kernel.prune();
-            let source = c::emit(&kernel, self.options);
+            let source = self.options.target.emit(&kernel);
             let ops = self.ops(&lowered.nodes);
             if self.is_refused(&source) && self.eager_rows(t, &lowered, &ops) {
                 continue;
@@ -707,20 +707,24 @@ impl<'f, 'g> Assembler<'f, 'g> {
 
     /// Places the arena's buffers and puts the plan together.
     fn finish(mut self) -> Assembled {
-        let mut from = 0;
-        while let Some((order, next)) =
-            bands::gather(&self.steps, &self.loops, &self.buffers, &self.in_place, from)
-        {
-            self.reorder(&order);
-            from = next;
+        let (mut bands, mut why_not) = (Vec::new(), self.fusion.why_not.clone());
+        why_not.extend(self.order.why_not.iter().cloned());
+        if self.options.target.runs_together() {
+            let mut from = 0;
+            while let Some((order, next)) =
+                bands::gather(&self.steps, &self.loops, &self.buffers, &self.in_place, from)
+            {
+                self.reorder(&order);
+                from = next;
+            }
+            why_not.extend(epilogue::connect(&mut self.steps, &self.loops));
+            let apart;
+            (bands, apart) = bands::connect(&mut self.steps, &self.loops, &mut self.buffers, &self.in_place);
+            why_not.extend(apart);
         }
-        let epilogues = epilogue::connect(&mut self.steps, &self.loops);
-        let (bands, apart) = bands::connect(&mut self.steps, &self.loops, &mut self.buffers, &self.in_place);
         let (arena_bytes, taken_back) =
             place_temporaries(&mut self.buffers, &mut self.steps, &bands, self.outputs.len(), &self.in_place);
-        let mut why_not = self.fusion.why_not.clone();
-        why_not.extend(self.order.why_not.iter().cloned());
-        why_not.extend(epilogues.into_iter().chain(taken_back).chain(apart));
+        why_not.extend(taken_back);
         let mut seen = FxHashSet::default();
         why_not.retain(|w| seen.insert(w.clone()));
         let graph = &self.fusion.graph;

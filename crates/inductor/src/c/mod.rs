@@ -4,7 +4,7 @@
 //! Extents, strides and run-time numbers are arguments (`ints`, `scalars`), so loops of equal form give equal
 //! text whatever their sizes. What is part of the text: the modes, dtypes and operations, which strides are 0,
 //! whether the stride along the vector axis is 1, divisors in indices. Loops that will run on many sizes
-//! ([`Options::general`]) take divisors as arguments, too.
+//! ([`C::general`]) take divisors as arguments, too.
 //!
 //! [Note: bodies]
 //! The body of each pass is an always-inline function of the position and the number of live lanes. The main
@@ -32,7 +32,8 @@ use kiln_ir::DType;
 use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::math::{Function, Width};
 
-use crate::Options;
+use crate::schedule;
+use crate::target::{Schedule, Target};
 use kiln_plan::index::{AxisId, ExprId, Index, Term};
 use kiln_plan::loops::{Expr, ExprKind, Kernel, Mode, Reduction, Store};
 
@@ -64,19 +65,13 @@ impl KernelSource {
         self.functions.iter().any(|(function, _)| function.calls_library())
     }
 
-    /// A complete C source with this function, for people: with the ops that it computes.
-    pub fn source(&self, isa: CIsa, ops: &[String]) -> String {
-        KernelSource::shard(&[&KernelSource { code: self.told(ops), ..self.clone() }], isa)
-    }
-
     /// Its text behind a comment that names the ops it computes.
     pub fn told(&self, ops: &[String]) -> String {
         let ops: String = ops.iter().take(40).map(|op| format!(" * {op}\n")).collect();
         format!("/*\n{ops} */\n{}", self.code)
     }
 
-    /// One C source for several kernels, which must have equal lanes.
-    pub fn shard(kernels: &[&KernelSource], isa: CIsa) -> String {
+    fn shard(kernels: &[&KernelSource], isa: CIsa) -> String {
         let lanes = kernels.first().map_or(4, |k| k.lanes);
         // No instruction written out works on vectors of one lane.
         let isa = if lanes == 1 { CIsa::Plain } else { isa };
@@ -97,7 +92,7 @@ impl KernelSource {
     }
 }
 
-fn name_of(code: &str) -> String {
+pub(crate) fn name_of(code: &str) -> String {
     let mut hasher = FxHasher::default();
     code.hash(&mut hasher);
     let first = hasher.finish();
@@ -216,19 +211,60 @@ fn runs_by_elements(kernel: &Kernel) -> bool {
         && kernel.buffers.iter().all(|&dtype| is_plain(dtype))
 }
 
-/// Writes a kernel.
-pub fn emit(kernel: &Kernel, options: &Options) -> KernelSource {
+/// C for a CPU, compiled by GCC or Clang.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub struct C {
+    /// The instruction set to write for.
+    pub isa: CIsa,
+    /// Whether long bodies are cut into stages over a block.
+    pub stages: bool,
+    /// How many vectors loops over independent elements take at a time.
+    pub unroll: usize,
+    /// Whether no size is part of the text: kernels are for graphs of other sizes, too.
+    pub general: bool,
+}
+
+impl C {
+    /// For an instruction set, in the usual forms.
+    pub const fn new(isa: CIsa) -> C {
+        C { isa, stages: true, unroll: 1, general: false }
+    }
+}
+
+impl Target for C {
+    fn schedule(&self, kernel: Kernel) -> Schedule {
+        schedule::in_parallel(kernel)
+    }
+
+    fn runs_together(&self) -> bool {
+        true
+    }
+
+    fn emit(&self, kernel: &Kernel) -> KernelSource {
+        emit(kernel, self)
+    }
+
+    fn source(&self, kernels: &[&KernelSource]) -> String {
+        KernelSource::shard(kernels, self.isa)
+    }
+
+    fn flags(&self) -> &'static [&'static str] {
+        self.isa.flags()
+    }
+}
+
+fn emit(kernel: &Kernel, target: &C) -> KernelSource {
     let lanes = match runs_by_elements(kernel) {
         true => 1,
-        false => options.isa.lanes(kernel.widest().max(4)),
+        false => target.isa.lanes(kernel.widest().max(4)),
     };
     let has_f32 = kernel.exprs.iter().any(|e| e.dtype == DType::F32) || kernel.buffers.contains(&DType::F32);
     let wide = kernel.exprs.iter().any(|e| e.dtype.size() == 8);
     let mut this = Emitter {
         kernel,
         lanes,
-        staged: options.tuning.stages,
-        vectors: options.tuning.unroll,
+        staged: target.stages,
+        vectors: target.unroll,
         mask: if has_f32 || !wide { 4 } else { 8 },
         depths: kernel.depths(),
         levels: Vec::new(),
@@ -242,7 +278,7 @@ pub fn emit(kernel: &Kernel, options: &Options) -> KernelSource {
         functions: Vec::new(),
         outer_names: BTreeMap::new(),
         stride_names: BTreeMap::new(),
-        inner_names: options.general.then(BTreeMap::new),
+        inner_names: target.general.then(BTreeMap::new),
         last_names: BTreeMap::new(),
         bodies: String::new(),
         uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { code: 1.., .. })),

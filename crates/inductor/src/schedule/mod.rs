@@ -9,11 +9,19 @@ pub(crate) mod sequence;
 use kiln_ir::DType;
 
 use crate::fuse::folds;
+use crate::target::Schedule;
 use kiln_plan::index::{AxisId, ExprId, Index};
 use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
 
 /// Elements of a chunk of a tall reduction. Fixed, so that results don't depend on the number of threads.
 const CHUNK: i64 = 65536;
+
+/// Reductions to so few elements, over so many, would run on one core.
+const FEW: i64 = 16;
+const LONG: i64 = 32768;
+/// Sums of columns of a matrix with so many elements, and no more columns than that, are sums of chunks of its rows.
+const LARGE: i64 = 1 << 21;
+const WIDEST: i64 = 8192;
 
 /// Orders and joins the loops of a lowered kernel.
 fn schedule(mut kernel: Kernel) -> Kernel {
@@ -183,20 +191,32 @@ fn join(kernel: &mut Kernel) {
     }
 }
 
-/// A kernel in its final form, with the old numbers of its buffers and scalars.
-pub(crate) struct Scheduled {
+/// A kernel in its final form.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scheduled {
+    /// The kernel.
     pub kernel: Kernel,
+    /// The old numbers of its buffers.
     pub buffers: Vec<usize>,
+    /// The old numbers of its scalars.
     pub scalars: Vec<usize>,
 }
 
-/// Prunes and schedules a lowered kernel. A reduction to few elements over many becomes two kernels: the first
-/// leaves partial results of chunks, the second combines them. Partial buffers are numbered after the kernel's
-/// own; their dtypes and sizes are returned.
-pub(crate) fn finish(kernel: Kernel) -> (Vec<Scheduled>, Vec<(DType, i64)>) {
-    match fold(&kernel).or_else(|| cut(&kernel)) {
-        Some((first, second, sizes)) => (vec![first, second], sizes),
-        None => (vec![pruned(kernel)], Vec::new()),
+/// Prunes and schedules a lowered kernel for several threads. A reduction to few elements over many becomes two kernels:
+/// the first leaves partial results of chunks, the second combines them.
+pub(crate) fn in_parallel(kernel: Kernel) -> Schedule {
+    together(fold(&kernel).or_else(|| cut(&kernel)), kernel)
+}
+
+/// Prunes and schedules a lowered kernel as it is. Only what folds becomes two kernels: sums of parts, and their sums.
+pub(crate) fn whole(kernel: Kernel) -> Schedule {
+    together(fold(&kernel), kernel)
+}
+
+fn together(parts: Option<(Scheduled, Scheduled, Vec<(DType, i64)>)>, kernel: Kernel) -> Schedule {
+    match parts {
+        Some((first, second, between)) => Schedule { kernels: vec![first, second], between },
+        None => Schedule { kernels: vec![pruned(kernel)], between: Vec::new() },
     }
 }
 
@@ -263,7 +283,10 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     let has_inner = kernel.axes.iter().any(|a| a.inner);
     let one_pass = depths.iter().all(|&d| d <= 1)
         && kernel.stores.iter().all(|s| depths[s.value] == 0 || !is_whole(kernel, s));
-    if !has_inner || outer > 16 || inner < 32768 || !one_pass || kernel.is_ordered() {
+    let is_tall = outer <= FEW && inner >= LONG;
+    // Columns that threads shared would be narrow strips of far-apart lines: rows are shared instead.
+    let is_wide = outer > FEW && outer <= WIDEST && inner >= outer && outer * inner >= LARGE;
+    if !has_inner || !(is_tall || is_wide) || !one_pass || kernel.is_ordered() {
         return None;
     }
     let reductions: Vec<ExprId> =
@@ -283,6 +306,9 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     }
     let mut first = pruned(first);
     let k = &mut first.kernel;
+    if is_wide && k.mode != Mode::Columns {
+        return None;
+    }
     let axis = k.outer();
     let row = k.count(true) / k.axes[axis].extent.max(1);
     let chunk = (CHUNK / (row * outer).max(1)).max(1);

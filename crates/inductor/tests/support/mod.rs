@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kiln_inductor::{KernelSource, Layout, Lowered, Options, lower};
+use kiln_inductor::{C, Interpreter, KernelSource, Layout, Lowered, Options, Target, lower};
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_ir::{DType, Graph, Op, Scalar, Stage, Strides, TensorTy, Ty};
 use kiln_plan::{
@@ -157,7 +157,7 @@ impl Drop for Compiled {
     }
 }
 
-pub fn compile(code: &[KernelSource], isa: CIsa) -> Option<Compiled> {
+pub fn compile(code: &[KernelSource], target: &dyn Target) -> Option<Compiled> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("kiln-inductor-{}-{number}", std::process::id()));
@@ -170,10 +170,10 @@ pub fn compile(code: &[KernelSource], isa: CIsa) -> Option<Compiled> {
     let mut found: HashMap<String, KernelFn> = HashMap::new();
     for (lanes, kernels) in shards {
         let (source, object) = (folder.join(format!("k{lanes}.c")), folder.join(format!("k{lanes}.so")));
-        std::fs::write(&source, KernelSource::shard(&kernels, isa)).unwrap();
+        std::fs::write(&source, target.source(&kernels)).unwrap();
         let output = Command::new(compiler())
             .args(FLAGS)
-            .args(isa.flags())
+            .args(target.flags())
             .args(sanitizer())
             .args(["-O1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing", "-o"])
             .arg(&object)
@@ -651,8 +651,12 @@ pub fn check_run(graph: &Graph, options: &Options, inputs: &[Argument]) -> Plan 
     // Element by element takes its time.
     if size <= 200_000 {
         both("by definition", interpret(&lowered.plan, graph, &strides, &inputs));
+        let plain = Options { target: Arc::new(Interpreter), ..options.clone() };
+        let plain = lower(graph, &plain).unwrap();
+        check_memory(&plain.plan);
+        both("for an interpreter", interpret(&plain.plan, graph, &strides, &inputs));
     }
-    let Some(compiled) = compile(&lowered.code, options.isa) else { return lowered.plan };
+    let Some(compiled) = compile(&lowered.code, &*options.target) else { return lowered.plan };
     let mut run = Run::new(&lowered, graph, options, &inputs);
     let done = run.run(&compiled).map(|()| {
         let view = |place: Place, ty: &TensorTy, strides: &Strides| {
@@ -723,7 +727,7 @@ pub fn check_text(text: &str) -> Plan {
 /// The same with strides for some inputs.
 pub fn check_strided(text: &str, strides: &[(usize, &[isize])]) -> Plan {
     let graph: Graph = text.parse().unwrap();
-    let mut options = Options::dense(&graph, best_isa());
+    let mut options = Options::dense(&graph, C::new(best_isa()));
     for (input, strides) in strides {
         Arc::make_mut(&mut options.input_layouts)[*input] = Layout { strides: Strides::from_slice(strides) };
     }

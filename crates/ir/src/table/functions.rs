@@ -117,6 +117,11 @@ macro_rules! rows_functions {
                   }),
                   eval: Eval::float(|a| a[0].atan2(a[1])), function: Some(Function::Atan2),
                   samples: || samples::binary_on(samples::ALL, samples::NonZero) };
+            /// √(x² + y²), without overflow in between
+            [pointwise hypot hypot_] "hypot" Hypot (x, y) () {}
+                { ty: types::float_arithmetic, grad: rule!(|g, x, y; z| [g * (x / z), g * (y / z)]),
+                  eval: Eval::float(|a| a[0].hypot(a[1])), function: Some(Function::Hypot),
+                  samples: || samples::binary_on(samples::FLOATS, samples::NonZero) };
             /// Hyperbolic sine
             [pointwise sinh sinh_] "sinh" Sinh (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.cosh()]),
@@ -384,6 +389,9 @@ macro_rules! scalar_functions {
         /// The angle of the point (y, x): arguments y, x.
         Atan2 "atan2" library |cx, y, x| library!(cx, "atan2", |y, x| y.atan2(x));
             exact Two(f64::atan2);
+        /// The length of the hypotenuse over x and y.
+        Hypot "hypot" library |cx, x, y| library!(cx, "hypot", |x, y| x.hypot(y));
+            exact Two(f64::hypot);
         /// sinh x.
         Sinh "sinh" library |cx, x| library!(cx, "sinh", |x| x.sinh());
             exact One(f64::sinh);

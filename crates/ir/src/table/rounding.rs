@@ -32,6 +32,10 @@ macro_rules! rows_rounding {
             [pointwise trunc trunc_] "trunc" Trunc (x) () {}
                 { ty: types::arithmetic_not_bool, grad: Grad::Zero, eval: Eval::both(|a| a[0].trunc(), |a| a[0]),
                   function: Some(Function::Trunc), samples: rounding::samples };
+            /// What is left of x without its integer part
+            [pointwise frac frac_] "frac" Frac (x) () {}
+                { ty: types::arithmetic_not_bool, grad: Grad::Decompose, decompose: steps!(|x| x - x.trunc()),
+                  eval: Eval::both(|a| a[0] - a[0].trunc(), |_| 0), samples: rounding::samples };
 
             // ---- pointwise: division that rounds ---------------------------------------------------------------
 
