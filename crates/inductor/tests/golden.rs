@@ -1,22 +1,20 @@
-//! Golden files: a graph, then what it is lowered to. `BLESS=1` renews them.
-//!
-//! The first line says what is shown: `; test loops`, `; test loops c`, `; test loops c unroll 2`.
+//! Golden files: a graph, then the plan it is lowered to. `BLESS=1` renews them. What headers may say is in
+//! `support/golden.rs`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
 mod support;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kiln_inductor::{KernelSource, Lowered, Options, lower};
+use kiln_inductor::{KernelSource, LowerError, Lowered, lower};
+use kiln_ir::Op;
 use kiln_ir::math::c::{CIsa, FLAGS};
-use kiln_ir::{Graph, Stage};
 use kiln_plan::Plan;
 use kiln_plan::codec::{Code, Reader, Writer};
-
-const RULE: &str = "\n; ----\n";
+use kiln_testkit::golden::{self, assert_all_shown};
+use support::golden::{FOLDER, all, parse};
 
 /// Plans as bytes are the same plans, and cut short they are none.
 fn check_bytes(plan: &Plan) {
@@ -51,24 +49,15 @@ fn show(Lowered { plan, code }: &Lowered, with_c: bool) -> String {
     out
 }
 
-fn files() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    files
-}
-
-/// A golden file's graph, lowered.
-fn lowered(input: &str, isa: CIsa) -> Lowered {
-    let header = input.lines().next().unwrap();
-    assert!(header.starts_with("; test"), "no header: {header}");
-    let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
-    graph.verify(Stage::Prims, "the golden file").unwrap();
-    let mut options = Options::dense(&graph, isa);
-    if let Some((_, vectors)) = header.split_once(" unroll ") {
-        options.tuning.unroll = vectors.parse().unwrap();
-    }
-    lower(&graph, &options).unwrap()
+#[test]
+fn golden() {
+    let stage = |header: &str, input: &str| -> Result<String, LowerError> {
+        let (graph, options) = parse(header, input, CIsa::Avx512);
+        let lowered = lower(&graph, &options)?;
+        check_bytes(&lowered.plan);
+        Ok(show(&lowered, header.split(' ').any(|word| word == "c")))
+    };
+    golden::run(FOLDER, stage).unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// What Kiln writes is C for GCC and for Clang, without a warning that says otherwise.
@@ -82,9 +71,8 @@ fn clang_compiles_every_text() {
     std::fs::create_dir_all(&folder).unwrap();
     for isa in [CIsa::Avx512, CIsa::Avx2, CIsa::Plain] {
         let mut by_lanes: BTreeMap<usize, BTreeMap<String, KernelSource>> = BTreeMap::new();
-        for file in files() {
-            let text = std::fs::read_to_string(&file).unwrap();
-            for kernel in lowered(text.split_once(RULE).unwrap().0, isa).code {
+        for (_, graph, options) in all(isa) {
+            for kernel in lower(&graph, &options).unwrap().code {
                 by_lanes.entry(kernel.lanes).or_default().insert(kernel.name.clone(), kernel);
             }
         }
@@ -102,23 +90,14 @@ fn clang_compiles_every_text() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// A new prim needs a golden file: whoever adds one sees the loops or the call that it becomes.
 #[test]
-fn golden_files() {
-    let mut failed = Vec::new();
-    for file in files() {
-        let text = std::fs::read_to_string(&file).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap_or((&text, ""));
-        let header = input.lines().next().unwrap();
-        let lowered = lowered(input, CIsa::Avx512);
-        check_bytes(&lowered.plan);
-        let got = show(&lowered, header.contains(" c"));
-        if got != expected {
-            if std::env::var("BLESS").is_ok() {
-                std::fs::write(&file, format!("{}{RULE}{got}", input.trim_end())).unwrap();
-            } else {
-                failed.push(format!("{}\n{got}", file.display()));
-            }
-        }
+fn every_prim_is_shown() {
+    let mut shown = vec![false; Op::ROWS.len()];
+    for (_, graph, _) in all(CIsa::Avx512) {
+        graph.nodes.iter().for_each(|node| shown[node.op.index()] = true);
     }
-    assert!(failed.is_empty(), "renew with BLESS=1:\n{}", failed.join("\n"));
+    let prims = Op::ROWS.iter().filter(|row| row.decompose.is_none() || row.prim.is_some());
+    let row = |name: &str| Op::ROWS.iter().position(|row| row.name == name).unwrap();
+    assert_all_shown("these prims", prims.map(|row| row.name), |name| shown[row(name)]);
 }
