@@ -3,7 +3,7 @@
 //! ```text
 //! ; test plan                the plan, and why not more was fused
 //! ; test plan c              and its kernels as text
-//! ; test plan unroll 2       (or `products 8`) with this tuning
+//! ; test plan unroll 2       with this tuning; the other words are fields of `Tuning`, too
 //! ; test plan constants      inputs are likely to stay the same
 //! ; test plan general        kernels for other sizes, too
 //! ; strides %0 [1, 8]        input 0 lies in memory like this
@@ -43,6 +43,9 @@ pub fn parse(header: &str, input: &str, isa: CIsa) -> (Graph, Options) {
             "general" => options.general = true,
             "unroll" => options.tuning.unroll = number(),
             "products" => options.tuning.products = number(),
+            "inlined" => options.tuning.inlined = number(),
+            "fusion_size" => options.tuning.fusion_size = number(),
+            "fusion_buffers" => options.tuning.fusion_buffers = number(),
             other => panic!("{other} is no word of a header"),
         }
     }
