@@ -4,11 +4,11 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::process::Command;
 
-use kiln_inductor::{KernelSource, LowerError, Lowered, lower};
+use kiln_inductor::{KernelSource, LowerError, Lowered, WhyNot, lower};
 use kiln_ir::Op;
 use kiln_ir::math::c::{CIsa, FLAGS};
 use kiln_plan::Plan;
@@ -100,4 +100,83 @@ fn every_prim_is_shown() {
     let prims = Op::ROWS.iter().filter(|row| row.decompose.is_none() || row.prim.is_some());
     let row = |name: &str| Op::ROWS.iter().position(|row| row.name == name).unwrap();
     assert_all_shown("these prims", prims.map(|row| row.name), |name| shown[row(name)]);
+}
+
+/// The kinds of refusals, each with a piece of text that tells it from the others. The match sees to it that no kind
+/// is left out.
+macro_rules! kinds {
+    ($($kind:pat => $text:literal,)*) => {
+        const KINDS: &[&str] = &[$($text),*];
+        const _: fn(&WhyNot) = |why| match why { $($kind => (),)* };
+    };
+}
+
+kinds! {
+    WhyNot::Stored { .. } => " is stored: ",
+    WhyNot::OtherLoops { .. } => " reduces other dims than its consumer iterates",
+    WhyNot::FewRows { .. } => ": reduced in parallel first",
+    WhyNot::ComputedOnce { .. } => "computing it again would cost",
+    WhyNot::SharedReduction { .. } => " is a reduction that ",
+    WhyNot::Spaces { .. } => " iterate different spaces",
+    WhyNot::Between { .. } => " another step lies between them",
+    WhyNot::OtherPlace { .. } => " is read at other places than it is computed",
+    WhyNot::TooLarge { .. } => " would make a kernel of more than ",
+    WhyNot::StillRead { .. } => "its old contents are still read",
+    WhyNot::MayFail { .. } => "a step that comes later may fail",
+    WhyNot::Scatter { .. } => " is made by a library step: ",
+    WhyNot::Layouts { .. } => "its tensors have different layouts",
+    WhyNot::Epilogue { .. } => "a kernel runs after the product that it reads",
+    WhyNot::Bands { .. } => "don't run together in bands of rows: ",
+}
+
+/// Reasons that no graph leads to, and why.
+const UNREACHED: [(&str, &str); 3] = [
+    ("it has no loop form", "whatever is computed in loops has one for every dtype that its row allows"),
+    ("a product writes what another step reads", "products write memory of their own"),
+    (
+        "a kernel reads what another leaves for later",
+        "the steps before it are a group, which is judged instead",
+    ),
+];
+
+/// The reasons that refusals give, as the sources have them.
+fn reasons() -> BTreeSet<String> {
+    let sources = [
+        include_str!("../src/fuse/mod.rs"),
+        include_str!("../src/fuse/shared.rs"),
+        include_str!("../src/lower/mod.rs"),
+        include_str!("../src/rewrite/scatters.rs"),
+        include_str!("../src/schedule/bands.rs"),
+        include_str!("../src/schedule/epilogue.rs"),
+    ];
+    let before = ["reason: ", "reason = ", "refusal(", "Joined::No(", "end = Some(", "unwrap_or(", "Err("];
+    let mut found = BTreeSet::new();
+    for source in sources {
+        let mut pieces = source.split('"');
+        // What stands before a literal, and the literal.
+        while let (Some(code), Some(literal)) = (pieces.next(), pieces.next()) {
+            if before.iter().any(|marker| code.ends_with(marker)) {
+                found.insert(literal.to_string());
+            }
+        }
+    }
+    found
+}
+
+/// Nothing is refused for a reason that no golden file shows.
+#[test]
+fn every_refusal_is_shown() {
+    let files = golden::files(FOLDER).unwrap_or_else(|e| panic!("{e}"));
+    let lines = files.iter().flat_map(|file| file.expected().lines());
+    let told: Vec<&str> = lines.filter_map(|line| line.strip_prefix("not fused: ")).collect();
+    let is_told = |text: &str| told.iter().any(|line| line.contains(text));
+    assert_all_shown("these refusals", KINDS.iter().copied(), is_told);
+    let reasons = reasons();
+    assert!(reasons.len() > 30, "only {} reasons were found in the sources: {reasons:?}", reasons.len());
+    for (reason, why) in UNREACHED {
+        assert!(reasons.contains(reason), "no refusal is for the reason that {reason}");
+        assert!(!is_told(reason), "a file shows {reason}, but it can't be, for {why}");
+    }
+    let reached = reasons.iter().map(String::as_str).filter(|r| UNREACHED.iter().all(|(not, _)| r != not));
+    assert_all_shown("refusals for these reasons", reached, is_told);
 }
