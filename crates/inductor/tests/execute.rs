@@ -125,32 +125,22 @@ fn singles_among_doubles() {
 fn golden_graphs() {
     let best = best_isa();
     let isas = [best, best.max(CIsa::Avx2), CIsa::Plain];
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
-    files.sort();
-    for (file, &isa) in files.iter().zip(isas.iter().cycle()) {
-        let text = std::fs::read_to_string(file).unwrap();
-        let graph: Graph = text
-            .lines()
-            .skip(1)
-            .take_while(|l| !l.starts_with("; ----"))
-            .collect::<Vec<_>>()
-            .join("\n")
-            .parse()
-            .unwrap();
+    let kinds = isas.map(support::golden::all);
+    for n in 0..kinds[0].len() {
+        let (_, graph, options) = &kinds[n % isas.len()][n];
         let size: usize =
             graph.inputs.iter().filter_map(|&v| graph.ty(v).as_tensor()).map(|t| t.shape.numel()).sum();
         if size > 300_000 {
             continue;
         }
-        let mut inputs = Random(5).inputs(&graph);
+        let mut inputs = Random(5).inputs(graph);
         for input in &mut inputs {
             // Integers are class numbers there.
             if let Argument::Tensor(Array { dtype: DType::I64, data: Data::Int(data), .. }) = input {
                 data.iter_mut().for_each(|x| *x = x.abs());
             }
         }
-        check_run(&graph, &Options::dense(&graph, C::new(isa)), &inputs);
+        check_run(graph, options, &inputs);
     }
 }
 

@@ -1,22 +1,20 @@
-//! Golden files: a graph, then what it is lowered to. `BLESS=1` renews them.
-//!
-//! The first line says what is shown: `; test loops`, `; test loops c`, `; test loops c unroll 2`.
+//! Golden files: a graph, then the plan it is lowered to. `BLESS=1` renews them. What headers may say is in
+//! `support/golden.rs`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kiln_inductor::{C, KernelSource, Lowered, Options, Target as _, lower};
+use kiln_inductor::{C, KernelSource, LowerError, Lowered, Target as _, WhyNot, lower};
+use kiln_ir::Op;
 use kiln_ir::math::c::{CIsa, FLAGS};
-use kiln_ir::{Graph, Stage};
 use kiln_plan::Plan;
 use kiln_plan::codec::{Code, Reader, Writer};
-
-const RULE: &str = "\n; ----\n";
+use kiln_testkit::golden::{self, assert_all_shown};
+use support::golden::{FOLDER, all, parse};
 
 /// Plans as bytes are the same plans, and cut short they are none.
 fn check_bytes(plan: &Plan) {
@@ -51,24 +49,15 @@ fn show(Lowered { plan, code }: &Lowered, with_c: bool) -> String {
     out
 }
 
-fn files() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
-    files.sort();
-    files
-}
-
-/// A golden file's graph, lowered.
-fn lowered(input: &str, isa: CIsa) -> Lowered {
-    let header = input.lines().next().unwrap();
-    assert!(header.starts_with("; test"), "no header: {header}");
-    let graph: Graph = input.lines().skip(1).collect::<Vec<_>>().join("\n").parse().unwrap();
-    graph.verify(Stage::Prims, "the golden file").unwrap();
-    let mut target = C::new(isa);
-    if let Some((_, vectors)) = header.split_once(" unroll ") {
-        target.unroll = vectors.parse().unwrap();
-    }
-    lower(&graph, &Options::dense(&graph, target)).unwrap()
+#[test]
+fn golden() {
+    let stage = |header: &str, input: &str| -> Result<String, LowerError> {
+        let (graph, options) = parse(header, input, CIsa::Avx512);
+        let lowered = lower(&graph, &options)?;
+        check_bytes(&lowered.plan);
+        Ok(show(&lowered, header.split(' ').any(|word| word == "c")))
+    };
+    golden::run(FOLDER, stage).unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// What Kiln writes is C for GCC and for Clang, without a warning that says otherwise.
@@ -82,9 +71,8 @@ fn clang_compiles_every_text() {
     std::fs::create_dir_all(&folder).unwrap();
     for isa in [CIsa::Avx512, CIsa::Avx2, CIsa::Plain] {
         let mut by_lanes: BTreeMap<usize, BTreeMap<String, KernelSource>> = BTreeMap::new();
-        for file in files() {
-            let text = std::fs::read_to_string(&file).unwrap();
-            for kernel in lowered(text.split_once(RULE).unwrap().0, isa).code {
+        for (_, graph, options) in all(isa) {
+            for kernel in lower(&graph, &options).unwrap().code {
                 by_lanes.entry(kernel.lanes).or_default().insert(kernel.name.clone(), kernel);
             }
         }
@@ -102,23 +90,93 @@ fn clang_compiles_every_text() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// A new prim needs a golden file: whoever adds one sees the loops or the call that it becomes.
 #[test]
-fn golden_files() {
-    let mut failed = Vec::new();
-    for file in files() {
-        let text = std::fs::read_to_string(&file).unwrap();
-        let (input, expected) = text.split_once(RULE).unwrap_or((&text, ""));
-        let header = input.lines().next().unwrap();
-        let lowered = lowered(input, CIsa::Avx512);
-        check_bytes(&lowered.plan);
-        let got = show(&lowered, header.contains(" c"));
-        if got != expected {
-            if std::env::var("BLESS").is_ok() {
-                std::fs::write(&file, format!("{}{RULE}{got}", input.trim_end())).unwrap();
-            } else {
-                failed.push(format!("{}\n{got}", file.display()));
+fn every_prim_is_shown() {
+    let mut shown = vec![false; Op::ROWS.len()];
+    for (_, graph, _) in all(CIsa::Avx512) {
+        graph.nodes.iter().for_each(|node| shown[node.op.index()] = true);
+    }
+    let prims = Op::ROWS.iter().filter(|row| row.decompose.is_none() || row.prim.is_some());
+    let row = |name: &str| Op::ROWS.iter().position(|row| row.name == name).unwrap();
+    assert_all_shown("these prims", prims.map(|row| row.name), |name| shown[row(name)]);
+}
+
+/// The kinds of refusals, each with a piece of text that tells it from the others. The match sees to it that no kind
+/// is left out.
+macro_rules! kinds {
+    ($($kind:pat => $text:literal,)*) => {
+        const KINDS: &[&str] = &[$($text),*];
+        const _: fn(&WhyNot) = |why| match why { $($kind => (),)* };
+    };
+}
+
+kinds! {
+    WhyNot::Stored { .. } => " is stored: ",
+    WhyNot::OtherLoops { .. } => " reduces other dims than its consumer iterates",
+    WhyNot::FewRows { .. } => ": reduced in parallel first",
+    WhyNot::ComputedOnce { .. } => "computing it again would cost",
+    WhyNot::SharedReduction { .. } => " is a reduction that ",
+    WhyNot::Spaces { .. } => " iterate different spaces",
+    WhyNot::Between { .. } => " another step lies between them",
+    WhyNot::OtherPlace { .. } => " is read at other places than it is computed",
+    WhyNot::TooLarge { .. } => " would make a kernel of more than ",
+    WhyNot::StillRead { .. } => "its old contents are still read",
+    WhyNot::MayFail { .. } => "a step that comes later may fail",
+    WhyNot::Scatter { .. } => " is made by a library step: ",
+    WhyNot::Layouts { .. } => "its tensors have different layouts",
+    WhyNot::Epilogue { .. } => "a kernel runs after the product that it reads",
+    WhyNot::Bands { .. } => "don't run together in bands of rows: ",
+}
+
+/// Reasons that no graph leads to, and why.
+const UNREACHED: [(&str, &str); 3] = [
+    ("it has no loop form", "whatever is computed in loops has one for every dtype that its row allows"),
+    ("a product writes what another step reads", "products write memory of their own"),
+    (
+        "a kernel reads what another leaves for later",
+        "the steps before it are a group, which is judged instead",
+    ),
+];
+
+/// The reasons that refusals give, as the sources have them.
+fn reasons() -> BTreeSet<String> {
+    let sources = [
+        include_str!("../src/fuse/mod.rs"),
+        include_str!("../src/fuse/shared.rs"),
+        include_str!("../src/lower/mod.rs"),
+        include_str!("../src/rewrite/scatters.rs"),
+        include_str!("../src/schedule/bands.rs"),
+        include_str!("../src/schedule/epilogue.rs"),
+    ];
+    let before = ["reason: ", "reason = ", "refusal(", "Joined::No(", "end = Some(", "unwrap_or(", "Err("];
+    let mut found = BTreeSet::new();
+    for source in sources {
+        let mut pieces = source.split('"');
+        // What stands before a literal, and the literal.
+        while let (Some(code), Some(literal)) = (pieces.next(), pieces.next()) {
+            if before.iter().any(|marker| code.ends_with(marker)) {
+                found.insert(literal.to_string());
             }
         }
     }
-    assert!(failed.is_empty(), "renew with BLESS=1:\n{}", failed.join("\n"));
+    found
+}
+
+/// Nothing is refused for a reason that no golden file shows.
+#[test]
+fn every_refusal_is_shown() {
+    let files = golden::files(FOLDER).unwrap_or_else(|e| panic!("{e}"));
+    let lines = files.iter().flat_map(|file| file.expected().lines());
+    let told: Vec<&str> = lines.filter_map(|line| line.strip_prefix("not fused: ")).collect();
+    let is_told = |text: &str| told.iter().any(|line| line.contains(text));
+    assert_all_shown("these refusals", KINDS.iter().copied(), is_told);
+    let reasons = reasons();
+    assert!(reasons.len() > 30, "only {} reasons were found in the sources: {reasons:?}", reasons.len());
+    for (reason, why) in UNREACHED {
+        assert!(reasons.contains(reason), "no refusal is for the reason that {reason}");
+        assert!(!is_told(reason), "a file shows {reason}, but it can't be, for {why}");
+    }
+    let reached = reasons.iter().map(String::as_str).filter(|r| UNREACHED.iter().all(|(not, _)| r != not));
+    assert_all_shown("refusals for these reasons", reached, is_told);
 }

@@ -272,7 +272,8 @@ fn optimizer_without_square_roots() -> Result<()> {
 fn a_kernel_that_fails_runs_eagerly_and_the_rest_of_its_graph_is_compiled() {
     for (job, marker) in [("two kernels", "tanh"), ("optimizer", "sqrt")] {
         let (cache, folder) = (Folder::new("group-cache"), Folder::new("group"));
-        let crash = format!("{SOURCE}\nif grep -q 'kiln_{marker}_f32(v[0-9]' $source; then kill -SEGV $$; fi");
+        let crash =
+            format!("{SOURCE}\nif grep -q 'kiln_{marker}_f32(v[0-9]' $source; then kill -SEGV $$; fi");
         let compiler = fake_compiler(&folder, &crash);
         let output = child_process(&cache.0).env(JOB, job).env("KILN_CC", compiler).output().unwrap();
         let text = succeeded(&output);

@@ -1,10 +1,14 @@
-//! The recipe and a two-layer MLP's training step at every stage, as golden files in `tests/golden`.
-//! `BLESS=1 cargo test -p kiln --test stages` renews them.
+//! The recipe and a two-layer MLP's training step at every stage, as golden files in `tests/golden`:
+//! their input is one of the programs here. `BLESS=1 cargo test -p kiln --test stages` renews them.
 
-use std::path::Path;
+use std::collections::BTreeMap;
 
 use kiln::prelude::*;
 use kiln::{Explanation, GraphInfo, Result};
+use kiln_testkit::golden;
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+const PROGRAMS: [&str; 3] = ["recipe", "mlp", "forward"];
 
 /// The text of a stage without the lines of the user's program, which move when this file is edited.
 fn text(graph: &GraphInfo, stage: &str) -> String {
@@ -33,38 +37,40 @@ fn round_trip(text: &str) {
     assert_eq!(graph.to_string().trim_end(), text.trim_end());
 }
 
-fn check(name: &str, explanation: &Explanation, stages: &[&str]) {
+/// One of the programs below, compiled and run twice.
+fn explained(program: &str) -> Result<Explanation> {
+    let explanation = match program {
+        "recipe" => the_recipe(),
+        "mlp" => a_training_step_of_an_mlp(),
+        "forward" => a_forward_whose_backward_happens_outside(),
+        _ => panic!("there is no program {program}"),
+    }?;
     assert_eq!(explanation.graphs.len(), 1, "{explanation}");
     assert_eq!(explanation.graphs[0].interpreted, None, "{explanation}");
-    for stage in stages {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.{stage}.txt"));
-        let got = text(&explanation.graphs[0], stage);
-        if !matches!(*stage, "loops" | "code") {
-            got.split_inclusive("\n}\n").map(str::trim_start).filter(|g| !g.is_empty()).for_each(round_trip);
-        }
-        if std::env::var_os("BLESS").is_some() {
-            std::fs::write(&path, &got).expect("golden files can be written");
-            continue;
-        }
-        let want = std::fs::read_to_string(&path).unwrap_or_default();
-        if want != got {
-            let line = want
-                .lines()
-                .zip(got.lines())
-                .position(|(w, g)| w != g)
-                .unwrap_or(want.lines().count().min(got.lines().count()));
-            panic!(
-                "{name}.{stage}.txt differs in line {}:\n  expected: {:?}\n  got:      {:?}\nBLESS=1 renews it.",
-                line + 1,
-                want.lines().nth(line),
-                got.lines().nth(line)
-            );
-        }
-    }
+    Ok(explanation)
 }
 
+/// A file's header is `; test recipe loops`: the program and the stage to show.
 #[test]
-fn the_recipe() -> Result<()> {
+fn golden() {
+    let programs: BTreeMap<&str, Explanation> =
+        PROGRAMS.map(|name| (name, explained(name).unwrap_or_else(|e| panic!("{name}: {e}")))).into();
+    let stage = |header: &str, _: &str| -> std::result::Result<String, String> {
+        let (program, stage) = header.split_once(' ').ok_or("no program and stage")?;
+        let explanation = programs.get(program).ok_or_else(|| format!("there is no program {program}"))?;
+        let got = text(&explanation.graphs[0], stage);
+        if got.is_empty() {
+            return Err(format!("{program} has no stage {stage}"));
+        }
+        if !matches!(stage, "loops" | "code") {
+            got.split_inclusive("\n}\n").map(str::trim_start).filter(|g| !g.is_empty()).for_each(round_trip);
+        }
+        Ok(got)
+    };
+    golden::run(FOLDER, stage).unwrap_or_else(|e| panic!("{e}"));
+}
+
+fn the_recipe() -> Result<Explanation> {
     let dev = Device::best();
     let linear = nn::Linear::options().bias(false).device(&dev);
     let model = nn::Sequential::from_iter((0..3).map(|_| linear.build(8, 8)))?;
@@ -73,12 +79,10 @@ fn the_recipe() -> Result<()> {
     let step = compile(|| opt.step());
     step()?;
     step()?;
-    check("recipe", &step.explain(), &["graph", "prims", "loops", "code"]);
-    Ok(())
+    Ok(step.explain())
 }
 
-#[test]
-fn a_training_step_of_an_mlp() -> Result<()> {
+fn a_training_step_of_an_mlp() -> Result<Explanation> {
     let dev = Device::best();
     let model = nn::seq![nn::Linear::new(8, 16)?, nn::Gelu::default(), nn::Linear::new(16, 3)?];
     let opt = optim::Adam::new(model.parameters(), 1e-3)?;
@@ -92,32 +96,30 @@ fn a_training_step_of_an_mlp() -> Result<()> {
     });
     step()?;
     step()?;
-    check("mlp", &step.explain(), &["graph", "prims", "loops"]);
-    Ok(())
+    Ok(step.explain())
 }
 
-#[test]
-fn a_forward_whose_backward_happens_outside() -> Result<()> {
+fn a_forward_whose_backward_happens_outside() -> Result<Explanation> {
     let dev = Device::best();
     let model = nn::seq![nn::Linear::new(8, 16)?, nn::Gelu::default(), nn::Linear::new(16, 3)?];
     let x = Tensor::randn([4, 8], &dev)?;
     let forward = compile(|| model.forward(&x));
     forward()?.sum()?.backward()?;
-    check("forward", &forward.explain(), &["graph", "joint", "prims", "loops"]);
-    Ok(())
+    Ok(forward.explain())
 }
 
 #[test]
 fn the_tour_is_true() {
-    let read = |path: &str| {
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap_or_default()
-    };
-    let tour = read("../../docs/tour.md");
-    for stage in ["graph", "prims", "loops", "code"] {
-        let text = read(&format!("tests/golden/recipe.{stage}.txt"));
+    let tour = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tour.md")).unwrap();
+    let files = golden::files(FOLDER).unwrap_or_else(|e| panic!("{e}"));
+    let recipe: Vec<_> = files.iter().filter(|file| file.header.starts_with("recipe ")).collect();
+    assert_eq!(recipe.len(), 4, "graph, prims, loops and code");
+    for file in recipe {
+        let text = file.expected().trim_end();
         assert!(
-            tour.contains(text.trim_end()),
-            "docs/tour.md does not show the {stage} of the recipe as it is"
+            !text.is_empty() && tour.contains(text),
+            "docs/tour.md does not show {} as it is",
+            file.header
         );
     }
 }

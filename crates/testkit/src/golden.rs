@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ; test simplify
+//! ; Two negations are none.
 //! graph(%0: f32[4]) {
 //!   %1 = neg(%0) : f32[4]
 //!   %2 = neg(%1) : f32[4]
@@ -13,11 +14,21 @@
 //! }
 //! ```
 //!
+//! The first line names the stage and what it is to be told, in the words of the test that runs the folder. A file
+//! that shows an error says so with the last of them, `fails`, so that a slip in an input is not taken for a refusal.
 //! `BLESS=1 cargo test` writes what comes out into the files; read the difference before you keep it.
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// What parts the input from the expectation.
+const EXPECT: &str = "; expect\n";
+
+/// Whether what is on disk is to be renewed: `BLESS=1`, and nothing else.
+pub fn blesses() -> bool {
+    std::env::var_os("BLESS").is_some_and(|value| value == "1")
+}
 
 /// What did not come out as a golden file says.
 #[derive(Debug)]
@@ -30,31 +41,131 @@ impl fmt::Display for Mismatch {
         for (path, what) in &self.failures {
             writeln!(f, "{}:\n{what}", path.display())?;
         }
-        write!(f, "{} golden file(s) failed; BLESS=1 renews them", self.failures.len())
+        let count = self.failures.len();
+        write!(f, "{count} golden file(s) failed; BLESS=1 renews texts that differ: read what changed")
     }
 }
 
 impl std::error::Error for Mismatch {}
 
-/// Runs every `*.kir` file below `dir` through `stage(name, input text)` and compares the text that comes
-/// out; an error is compared as the text `error: …`. Returns how many files there were.
+/// A golden file.
+#[derive(Clone, Debug)]
+pub struct Golden {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The words after `; test`: the stage and what it is told.
+    pub header: String,
+    /// All text above the expectation, header and comments included.
+    pub input: String,
+    /// The text that must come out, unless there is none yet.
+    pub expected: Option<String>,
+}
+
+impl Golden {
+    fn read(path: &Path) -> Result<Golden, String> {
+        let text = fs::read_to_string(path).map_err(|e| e.to_string())?;
+        let (input, expected) = match text.find(&format!("\n{EXPECT}")) {
+            Some(at) => (&text[..=at], Some(text[at + 1 + EXPECT.len()..].to_string())),
+            None => (text.as_str(), None),
+        };
+        let header = text.lines().next().and_then(|line| line.strip_prefix("; test "));
+        let header = header.ok_or("its first line is not `; test <stage>`")?.trim().to_string();
+        Ok(Golden { path: path.to_path_buf(), header, input: input.to_string(), expected })
+    }
+
+    /// The file's name without its ending.
+    pub fn name(&self) -> String {
+        self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// The text that must come out, or nothing.
+    pub fn expected(&self) -> &str {
+        self.expected.as_deref().unwrap_or_default()
+    }
+
+    fn check<E: fmt::Display>(
+        &self,
+        stage: &impl Fn(&str, &str) -> Result<String, E>,
+        bless: bool,
+    ) -> Result<(), String> {
+        let (words, fails) = match self.header.strip_suffix("fails") {
+            Some(words) => (words.trim_end(), true),
+            None => (self.header.as_str(), false),
+        };
+        let got = match stage(words, &self.input) {
+            Ok(text) if fails => {
+                return Err(format!("the header says that it fails, but it does not:\n{text}"));
+            }
+            Ok(text) => text,
+            Err(error) if fails => format!("error: {error}\n"),
+            Err(error) => {
+                return Err(format!("error: {error}\n(if that is right, the header ends in `fails`)"));
+            }
+        };
+        match &self.expected {
+            Some(want) if *want == got => Ok(()),
+            _ if bless => {
+                let newline = if self.input.ends_with('\n') { "" } else { "\n" };
+                let text = format!("{}{newline}{EXPECT}{got}", self.input);
+                fs::write(&self.path, text).map_err(|e| e.to_string())
+            }
+            Some(want) => Err(diff(want, &got)),
+            None => Err(format!("there is no `; expect` line; this comes out:\n{got}")),
+        }
+    }
+}
+
+/// Every golden file below `dir`, by path. There must be one, and nothing else may lie there.
+pub fn files(dir: impl AsRef<Path>) -> Result<Vec<Golden>, Mismatch> {
+    let (mut paths, mut failures, mut files) = (Vec::new(), Vec::new(), Vec::new());
+    if let Err(error) = collect(dir.as_ref(), &mut paths) {
+        failures.push((dir.as_ref().to_path_buf(), error.to_string()));
+    } else if paths.is_empty() {
+        failures.push((dir.as_ref().to_path_buf(), "there is no golden file here".to_string()));
+    }
+    paths.sort();
+    for path in paths {
+        if path.extension().is_none_or(|extension| extension != "kir") {
+            failures.push((path, "golden files end in .kir: nothing would run this one".to_string()));
+            continue;
+        }
+        match Golden::read(&path) {
+            Ok(file) => files.push(file),
+            Err(what) => failures.push((path, what)),
+        }
+    }
+    if failures.is_empty() { Ok(files) } else { Err(Mismatch { failures }) }
+}
+
+/// Runs every golden file below `dir` through `stage(header's words, input text)` and compares the text that comes
+/// out. Returns how many files there were.
 pub fn run<E: fmt::Display>(
     dir: impl AsRef<Path>,
     stage: impl Fn(&str, &str) -> Result<String, E>,
 ) -> Result<usize, Mismatch> {
-    let bless = std::env::var_os("BLESS").is_some_and(|v| v == "1");
-    let mut files = Vec::new();
-    let mut failures = Vec::new();
-    if let Err(error) = collect(dir.as_ref(), &mut files) {
-        failures.push((dir.as_ref().to_path_buf(), error.to_string()));
-    }
-    files.sort();
-    for path in &files {
-        if let Err(what) = one(path, &stage, bless) {
-            failures.push((path.clone(), what));
-        }
-    }
+    run_with(dir, stage, blesses())
+}
+
+fn run_with<E: fmt::Display>(
+    dir: impl AsRef<Path>,
+    stage: impl Fn(&str, &str) -> Result<String, E>,
+    bless: bool,
+) -> Result<usize, Mismatch> {
+    let files = files(dir)?;
+    let failures: Vec<(PathBuf, String)> =
+        files.iter().filter_map(|file| Some((file.path.clone(), file.check(&stage, bless).err()?))).collect();
     if failures.is_empty() { Ok(files.len()) } else { Err(Mismatch { failures }) }
+}
+
+/// Fails with the names that no file shows. `what` says what the names are of, and what to do about one.
+#[track_caller]
+pub fn assert_all_shown<'a>(
+    what: &str,
+    names: impl IntoIterator<Item = &'a str>,
+    shows: impl Fn(&str) -> bool,
+) {
+    let missing: Vec<&str> = names.into_iter().filter(|name| !shows(name)).collect();
+    assert!(missing.is_empty(), "no golden file shows {what}:\n  {}", missing.join("\n  "));
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
@@ -62,39 +173,11 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
         let path = entry?.path();
         if path.is_dir() {
             collect(&path, files)?;
-        } else if path.extension().is_some_and(|e| e == "kir") {
+        } else {
             files.push(path);
         }
     }
     Ok(())
-}
-
-fn one<E: fmt::Display>(
-    path: &Path,
-    stage: &impl Fn(&str, &str) -> Result<String, E>,
-    bless: bool,
-) -> Result<(), String> {
-    let text = fs::read_to_string(path).map_err(|e| e.to_string())?;
-    let (head, want) = match text.split_once("; expect\n") {
-        Some((head, want)) => (head, want),
-        None => (text.as_str(), ""),
-    };
-    let name = head
-        .lines()
-        .find_map(|line| line.strip_prefix("; test "))
-        .ok_or("there is no `; test <stage>` line")?
-        .trim();
-    let got = match stage(name, head) {
-        Ok(text) => text,
-        Err(error) => format!("error: {error}\n"),
-    };
-    if got == want {
-        return Ok(());
-    }
-    if bless {
-        return fs::write(path, format!("{head}; expect\n{got}")).map_err(|e| e.to_string());
-    }
-    Err(diff(want, &got))
 }
 
 /// The lines of two texts, with − before those only expected and + before those only there.
@@ -134,21 +217,93 @@ mod tests {
         assert_eq!(diff("", "a"), "  + a\n");
     }
 
-    #[test]
-    fn files_are_compared() {
-        let dir = std::env::temp_dir().join(format!("kiln-golden-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("one.kir"), "; test upper\nabc\n; expect\nABC\n").unwrap();
-        let upper = |stage: &str, text: &str| -> Result<String, String> {
-            assert_eq!(stage, "upper");
-            Ok(text.lines().skip(1).map(|l| l.to_uppercase() + "\n").collect())
-        };
-        assert_eq!(run(&dir, upper).unwrap(), 1);
-        fs::write(dir.join("two.kir"), "; test upper\nabc\n; expect\nABD\n").unwrap();
-        if std::env::var_os("BLESS").is_none() {
-            let message = run(&dir, upper).unwrap_err().to_string();
-            assert!(message.contains("  - ABD\n  + ABC\n"), "{message}");
+    /// Text in capitals, without the header; there is none for a text with a digit.
+    fn upper(words: &str, text: &str) -> Result<String, String> {
+        assert_eq!(words, "upper");
+        match text.chars().find(char::is_ascii_digit) {
+            Some(digit) => Err(format!("{digit} has no capital")),
+            None => Ok(text.lines().skip(1).map(|l| l.to_uppercase() + "\n").collect()),
         }
-        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A folder with these files.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str, files: &[(&str, &str)]) -> Folder {
+            let folder = std::env::temp_dir().join(format!("kiln-golden-{name}-{}", std::process::id()));
+            fs::create_dir_all(&folder).unwrap();
+            files.iter().for_each(|(file, text)| fs::write(folder.join(file), text).unwrap());
+            Folder(folder)
+        }
+
+        /// What is said about the folder when nothing is renewed.
+        fn told(&self) -> String {
+            run_with(&self.0, upper, false).map_or_else(|e| e.to_string(), |count| format!("{count} agree"))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn files_are_compared_and_renewed_only_when_asked() {
+        let good = ("good.kir", "; test upper\nabc\n; expect\nABC\n");
+        let folder = Folder::new("compare", &[good]);
+        assert_eq!(folder.told(), "1 agree");
+
+        let bad = "; test upper\nabc\n; expect\nABD\n";
+        fs::write(folder.0.join("bad.kir"), bad).unwrap();
+        let told = folder.told();
+        assert!(told.contains("bad.kir:\n  - ABD\n  + ABC\n"), "{told}");
+        assert!(told.contains("BLESS=1 renews") && !told.contains("good.kir"), "{told}");
+        assert_eq!(fs::read_to_string(folder.0.join("bad.kir")).unwrap(), bad);
+
+        run_with(&folder.0, upper, true).unwrap();
+        assert_eq!(folder.told(), "2 agree");
+        assert_eq!(fs::read_to_string(folder.0.join("bad.kir")).unwrap(), good.1);
+    }
+
+    #[test]
+    fn a_file_without_an_expectation_fails_until_it_is_renewed() {
+        let folder = Folder::new("fresh", &[("fresh.kir", "; test upper\nabc")]);
+        assert!(folder.told().contains("there is no `; expect` line"), "{}", folder.told());
+        run_with(&folder.0, upper, true).unwrap();
+        assert_eq!(folder.told(), "1 agree");
+    }
+
+    #[test]
+    fn errors_are_announced() {
+        let folder = Folder::new("errors", &[("one.kir", "; test upper\na1\n")]);
+        assert!(run_with(&folder.0, upper, true).is_err());
+        assert!(folder.told().contains("error: 1 has no capital"), "{}", folder.told());
+        fs::write(folder.0.join("one.kir"), "; test upper fails\na1\n; expect\nerror: 1 has no capital\n")
+            .unwrap();
+        assert_eq!(folder.told(), "1 agree");
+        fs::write(folder.0.join("one.kir"), "; test upper fails\na\n; expect\nA\n").unwrap();
+        assert!(folder.told().contains("says that it fails, but it does not"), "{}", folder.told());
+    }
+
+    #[test]
+    fn what_nothing_would_run_fails() {
+        let folder = Folder::new("empty", &[]);
+        assert!(folder.told().contains("there is no golden file here"), "{}", folder.told());
+        fs::write(folder.0.join("one.kir"), "abc\n; expect\nABC\n").unwrap();
+        assert!(folder.told().contains("its first line is not `; test <stage>`"), "{}", folder.told());
+        fs::write(folder.0.join("one.kir"), "; test upper\nabc\n; expect\nABC\n").unwrap();
+        fs::write(folder.0.join("two.txt"), "; test upper\nabc\n; expect\nABC\n").unwrap();
+        assert!(folder.told().contains("nothing would run this one"), "{}", folder.told());
+        fs::remove_file(folder.0.join("two.txt")).unwrap();
+        assert_eq!(folder.told(), "1 agree");
+        assert!(files(folder.0.join("nowhere")).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "no golden file shows a letter:\n  c")]
+    fn what_is_missing_is_named() {
+        assert_all_shown("a letter", ["a", "b", "c"], |letter| "ab".contains(letter));
     }
 }

@@ -2,6 +2,8 @@
 //! reference evaluator.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod golden;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
