@@ -7,7 +7,7 @@ mod table;
 
 use std::sync::Arc;
 
-use kiln_ir::{DType, Def, Loc, Op, ScalarKind, Strides, TensorTy, Value};
+use kiln_ir::{Def, Loc, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assemble::eager::Of;
@@ -146,7 +146,7 @@ pub(crate) fn assemble(
 
 impl<'f, 'g> Assembler<'f, 'g> {
     fn tensor(&self, value: Value) -> TensorTy {
-        self.fusion.graph.ty(value).as_tensor().cloned().unwrap_or_else(|| TensorTy::new(DType::F32, ()))
+        self.fusion.graph.tensor(value).clone()
     }
 
     fn buffer(&mut self, place: Place, ty: &TensorTy, strides: &Strides) -> BufferId {

@@ -1,6 +1,6 @@
 //! Steps of lists: one kernel over a table of pointers, a row for each of the list's tensors.
 
-use kiln_ir::{DType, Def, TensorTy, Value};
+use kiln_ir::{Def, Value};
 use kiln_plan::{BufferId, BufferRef, Launch, Step, ViewRef};
 
 use super::Assembler;
@@ -129,8 +129,8 @@ impl Assembler<'_, '_> {
         match self.list_gets.get(&(list, row)).copied() {
             Some(value) => self.list_home(value),
             None => {
-                let ty = self.fusion.graph.ty(list).as_list().and_then(|items| items.get(row)).cloned();
-                self.arena(&ty.unwrap_or_else(|| TensorTy::new(DType::F32, ())))
+                let ty = self.fusion.graph.list(list)[row].clone();
+                self.arena(&ty)
             }
         }
     }
