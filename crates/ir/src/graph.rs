@@ -2,7 +2,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::{Emit, ListTy, ListTyBuilder, Loc, Op, Result, Ty, Tys, Value, Values};
+use crate::{Emit, ListTy, ListTyBuilder, Loc, Op, Result, TensorTy, Ty, Tys, Value, Values};
 
 /// Where a value comes from.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -202,6 +202,24 @@ impl Graph {
     /// The type of a value.
     pub fn ty(&self, value: Value) -> &Ty {
         self.types.of(value)
+    }
+
+    /// The type of a value that is a tensor. That another is asked for is a bug.
+    #[track_caller]
+    pub fn tensor(&self, value: Value) -> &TensorTy {
+        match self.ty(value) {
+            Ty::Tensor(ty) => ty,
+            other => unreachable!("%{} is {other} and not a tensor: a bug of Kiln's", value.0),
+        }
+    }
+
+    /// The types of a list's elements. That another value is asked for is a bug.
+    #[track_caller]
+    pub fn list(&self, value: Value) -> &ListTy {
+        match self.ty(value) {
+            Ty::List(items) => items,
+            other => unreachable!("%{} is {other} and not a list: a bug of Kiln's", value.0),
+        }
     }
 
     /// Where a value comes from.

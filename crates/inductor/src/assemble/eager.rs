@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use kiln_ir::{Def, Emit, Graph, Op, Result, ScalarKind, Ty, Value};
+use kiln_plan::{BufferRef, OneByOne, Step, ViewRef};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::Assembler;
 use crate::fuse::Fusion;
 use crate::lower::is_inlined;
 
@@ -129,5 +131,40 @@ impl Builder<'_, '_> {
         let made = into.emit(node.op.clone(), &args)?[0];
         self.known.insert(value, Some(made));
         Ok(made)
+    }
+}
+
+impl Assembler<'_, '_> {
+    /// A step that runs the ops behind these roots one by one. False if there is no such step.
+    pub(super) fn eager(
+        &mut self,
+        roots: &[Value],
+        of: Of,
+        outs: Vec<(usize, ViewRef)>,
+        ops: Vec<String>,
+        (read, written): (usize, usize),
+    ) -> bool {
+        let Ok(cone) = Cone::new(self.fusion, roots, of) else { return false };
+        let args = cone.tensors.iter().map(|&value| self.operand(value, of)).collect();
+        let scalars = cone.numbers.iter().map(|&number| self.scalar(number)).collect();
+        let ops_alone = OneByOne { graph: cone.graph, args, scalars, outs };
+        self.step(Step::OneByOne(ops_alone), "eager", ops, read, written);
+        true
+    }
+
+    /// What a kernel, or a table, loads.
+    pub(super) fn operand(&mut self, value: Value, of: Of) -> ViewRef {
+        let ty = self.tensor(value);
+        let (at, strides) = match (of, self.fusion.graph.def(value)) {
+            (_, Def::Input(number)) => {
+                let at = BufferRef { buffer: self.home(value), offset: 0 };
+                (at, self.fusion.layouts[number as usize].strides.clone())
+            }
+            (Of::Kernel, _) => {
+                (BufferRef { buffer: self.home(value), offset: 0 }, ty.shape.contiguous_strides())
+            }
+            (Of::Row(_), _) => (self.packed(value), self.fusion.element(value).strides),
+        };
+        ViewRef { at, ty, strides }
     }
 }

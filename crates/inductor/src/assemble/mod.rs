@@ -3,21 +3,20 @@
 mod eager;
 mod library;
 mod scalars;
+mod table;
 
 use std::sync::Arc;
 
-use kiln_ir::{DType, Def, Loc, Op, ScalarKind, Strides, TensorTy, Value};
+use kiln_ir::{Def, Loc, Op, ScalarKind, Strides, TensorTy, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::assemble::eager::{Cone, Of};
+use crate::assemble::eager::Of;
 use crate::assemble::scalars::Scalars;
 use crate::c::KernelSource;
-use crate::fuse::table::TableKernel;
 use crate::fuse::{Fusion, Target, Unit};
 use crate::lower::{Lowered, LoweredRoot};
 use crate::memory::temporaries::{InPlace, place_temporaries};
 use crate::options::Options;
-use crate::rewrite::elements::Elements;
 use crate::schedule::bands;
 use crate::schedule::epilogue;
 use crate::schedule::order::{Order, reads_only_where_it_writes};
@@ -25,7 +24,7 @@ use crate::target::Schedule;
 use kiln_plan::index::Index;
 use kiln_plan::loops::{ExprKind, Kernel, Operation, Store};
 use kiln_plan::{
-    BufferId, BufferPlan, BufferRef, BufferTy, Call, Launch, OneByOne, Place, Plan, Report, Signature, Step,
+    BufferId, BufferPlan, BufferRef, BufferTy, Call, Launch, Place, Plan, Report, Signature, Step,
     StepReport, ViewRef,
 };
 
@@ -57,26 +56,6 @@ struct Assembler<'f, 'g> {
     /// By step, the loops of its kernel (not those of tables).
     loops: Vec<Option<Loops>>,
     scalars: Scalars<'g>,
-}
-
-/// A column of a table: where each row's pointer comes from.
-enum Column<'a> {
-    /// The elements of a packed list.
-    Packed(&'a [Value]),
-    /// The rows of a list that the table makes, and their write-backs.
-    Root { list: Value, writes: &'a [u32] },
-}
-
-impl<'a> Column<'a> {
-    fn of(fusion: &'a Fusion<'_>, table: usize, lowered: &TableKernel, column: usize) -> Column<'a> {
-        match lowered.packs.get(column) {
-            Some(&pack) => Column::Packed(fusion.graph.producer(pack).map_or(&[], |node| &node.args)),
-            None => {
-                let list = fusion.tables[table].roots[column - lowered.packs.len()];
-                Column::Root { list, writes: fusion.elements.rows(list) }
-            }
-        }
-    }
 }
 
 /// The loops of a step, and how they are called.
@@ -167,7 +146,7 @@ pub(crate) fn assemble(
 
 impl<'f, 'g> Assembler<'f, 'g> {
     fn tensor(&self, value: Value) -> TensorTy {
-        self.fusion.graph.ty(value).as_tensor().cloned().unwrap_or_else(|| TensorTy::new(DType::F32, ()))
+        self.fusion.graph.tensor(value).clone()
     }
 
     fn buffer(&mut self, place: Place, ty: &TensorTy, strides: &Strides) -> BufferId {
@@ -536,159 +515,8 @@ impl<'f, 'g> Assembler<'f, 'g> {
         self.kernels.len() - 1
     }
 
-    fn table(&mut self, t: usize) {
-        let fusion = self.fusion;
-        let graph = fusion.graph;
-        let table = &fusion.tables[t];
-        for lowered in table.lower(graph) {
-            let mut kernel = lowered.kernel.clone();
-            let (columns, scalars) = kernel.prune();
-            let source = self.options.target.emit(&kernel);
-            let ops = self.ops(&lowered.nodes);
-            if self.is_refused(&source) && self.eager_rows(t, &lowered, &ops) {
-                continue;
-            }
-            let (name, number) = (source.name.clone(), self.number(&kernel, source));
-            let mut bufs = Vec::with_capacity(lowered.rows.len() * columns.len());
-            let (mut bytes_read, mut bytes_written) = (0, 0);
-            let mut rows = Vec::with_capacity(lowered.rows.len());
-            let columns: Vec<Column<'_>> =
-                columns.iter().map(|&c| Column::of(fusion, t, &lowered, c)).collect();
-            let sizes: Vec<usize> = kernel.buffers.iter().map(|dtype| dtype.size()).collect();
-            for &row in &lowered.rows {
-                let count = table.count(row) as i64;
-                for (column, size) in columns.iter().zip(&sizes) {
-                    match column {
-                        Column::Packed(elements) => {
-                            bufs.push(self.packed(elements[row]));
-                            bytes_read += count as usize * size;
-                        }
-                        Column::Root { list, writes } => {
-                            let buffer = self.row(*list, writes, row);
-                            bufs.push(BufferRef { buffer, offset: 0 });
-                            bytes_written += count as usize * size;
-                        }
-                    }
-                }
-                rows.push(count);
-            }
-            let scalars = scalars.iter().map(|&s| self.scalar(lowered.scalars[s])).collect();
-            let (numbers, checks) = (kernel.numbers(), Vec::new());
-            let launch = Launch { kernel: number, numbers, bufs, rows, scalars, checks, coarser: 1 };
-            self.step(Step::Launch(launch), &name, ops, bytes_read, bytes_written);
-        }
-    }
-
     fn is_refused(&self, source: &KernelSource) -> bool {
         self.refused.contains(&source.name)
-    }
-
-    /// A step that runs the ops behind these roots one by one. False if there is no such step.
-    fn eager(
-        &mut self,
-        roots: &[Value],
-        of: Of,
-        outs: Vec<(usize, ViewRef)>,
-        ops: Vec<String>,
-        (read, written): (usize, usize),
-    ) -> bool {
-        let Ok(cone) = Cone::new(self.fusion, roots, of) else { return false };
-        let args = cone.tensors.iter().map(|&value| self.operand(value, of)).collect();
-        let scalars = cone.numbers.iter().map(|&number| self.scalar(number)).collect();
-        let ops_alone = OneByOne { graph: cone.graph, args, scalars, outs };
-        self.step(Step::OneByOne(ops_alone), "eager", ops, read, written);
-        true
-    }
-
-    /// What a kernel, or a table, loads.
-    fn operand(&mut self, value: Value, of: Of) -> ViewRef {
-        let ty = self.tensor(value);
-        let (at, strides) = match (of, self.fusion.graph.def(value)) {
-            (_, Def::Input(number)) => {
-                let at = BufferRef { buffer: self.home(value), offset: 0 };
-                (at, self.fusion.layouts[number as usize].strides.clone())
-            }
-            (Of::Kernel, _) => {
-                (BufferRef { buffer: self.home(value), offset: 0 }, ty.shape.contiguous_strides())
-            }
-            (Of::Row(_), _) => (self.packed(value), self.fusion.element(value).strides),
-        };
-        ViewRef { at, ty, strides }
-    }
-
-    /// Steps that run a table's ops one by one, row after row. False if there are no such steps.
-    fn eager_rows(&mut self, t: usize, lowered: &TableKernel, ops: &[String]) -> bool {
-        let fusion = self.fusion;
-        let roots = &fusion.tables[t].roots;
-        let row_is_possible = |&row: &usize| Cone::new(fusion, roots, Of::Row(row)).is_ok();
-        if !lowered.rows.iter().all(row_is_possible) {
-            return false;
-        }
-        for &row in &lowered.rows {
-            let mut outs = Vec::new();
-            for (r, &list) in roots.iter().enumerate() {
-                let buffer = self.row(list, fusion.elements.rows(list), row);
-                let there = self.buffers[buffer.index()].ty.clone();
-                let items = fusion.graph.ty(list).as_list();
-                let Some(ty) = items.and_then(|items| items.get(row)).cloned() else { continue };
-                // Behind a reshape: only dense targets get there.
-                let strides = if there.shape == ty.shape {
-                    there.strides.clone()
-                } else {
-                    ty.shape.contiguous_strides()
-                };
-                outs.push((r, ViewRef { at: BufferRef { buffer, offset: 0 }, ty, strides }));
-            }
-            let bytes: usize = outs.iter().map(|(_, out)| self.buffers[out.at.buffer.index()].ty.bytes).sum();
-            self.eager(roots, Of::Row(row), outs, ops.to_vec(), (bytes, bytes));
-        }
-        true
-    }
-
-    /// Where a table reads an element of a packed list.
-    fn packed(&mut self, element: Value) -> BufferRef {
-        if let Def::Input(number) = self.fusion.graph.def(element)
-            && let Some(buffer) = self.inputs[number as usize]
-        {
-            return BufferRef { buffer, offset: 0 };
-        }
-        let view = self.fusion.element(element);
-        BufferRef { buffer: self.home(view.base), offset: view.offset }
-    }
-
-    /// Where a table puts a row of a list; `writes` are the list's [`Elements::rows`].
-    fn row(&mut self, list: Value, writes: &[u32], row: usize) -> BufferId {
-        if let Some(write) = Elements::write(writes, row) {
-            if let Some(direct) = self.direct(write) {
-                return direct;
-            }
-            if let Some(input) = self.input_of(write) {
-                let ty = self.tensor(self.fusion.graph.writes[write].target);
-                let waiting = self.arena_like(&ty, input);
-                self.copies.push((waiting, input));
-                return waiting;
-            }
-        }
-        match self.list_gets.get(&(list, row)).copied() {
-            Some(value) => self.list_home(value),
-            None => {
-                let ty = self.fusion.graph.ty(list).as_list().and_then(|items| items.get(row)).cloned();
-                self.arena(&ty.unwrap_or_else(|| TensorTy::new(DType::F32, ())))
-            }
-        }
-    }
-
-    /// Where a table puts an element; a write-back that can't go straight there is copied at the end.
-    fn list_home(&mut self, value: Value) -> BufferId {
-        let home = self.home(value);
-        if let Some(t) = self.fusion.library_target(value)
-            && let Target::Write(w) = self.fusion.targets[&value][t]
-            && self.order.late.contains(&w)
-            && let Some(id) = self.input_of(w)
-        {
-            self.copies.push((home, id));
-        }
-        home
     }
 
     /// Puts the steps into another order, in which each still finds what it reads: by new place, the old one.

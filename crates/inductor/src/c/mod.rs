@@ -16,97 +16,32 @@ mod columns;
 mod expr;
 mod folds;
 mod helpers;
+mod indices;
 mod narrow;
+mod source;
 mod stages;
 mod unroll;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use rustc_hash::FxHasher;
-
 use kiln_ir::DType;
-use kiln_ir::math::c::{self, CIsa};
 use kiln_ir::math::{Function, Width};
 
-use crate::schedule;
-use crate::target::{Schedule, Target};
-use kiln_plan::index::{AxisId, ExprId, Index, Term};
+use kiln_plan::index::{AxisId, ExprId};
 use kiln_plan::loops::{Expr, ExprKind, Kernel, Mode, Reduction, Store};
 
-use helpers::helpers;
+use indices::Last;
+pub(crate) use source::name_of;
+pub use source::{C, KernelSource};
+
 use kiln_plan::Signature;
 use kiln_plan::signature::{self, Argument, Piece, row_bytes};
 
 /// Rows saved for a later pass may take this much of a thread's scratch.
 const MOST_SCRATCH: i64 = 512 << 10;
-
-/// A kernel as a C function.
-#[derive(Clone, PartialEq, Debug)]
-pub struct KernelSource {
-    /// Its name, made from a hash of its text.
-    pub name: String,
-    /// Lanes of its vectors.
-    pub lanes: usize,
-    /// Its text, without prelude and mathematics.
-    pub code: String,
-    /// The mathematics it calls.
-    pub functions: Vec<(Function, Width)>,
-    /// How it is called.
-    pub signature: Arc<Signature>,
-}
-
-impl KernelSource {
-    /// Whether it calls the C library's mathematics.
-    pub fn needs_libm(&self) -> bool {
-        self.functions.iter().any(|(function, _)| function.calls_library())
-    }
-
-    /// Its text behind a comment that names the ops it computes.
-    pub fn told(&self, ops: &[String]) -> String {
-        let ops: String = ops.iter().take(40).map(|op| format!(" * {op}\n")).collect();
-        format!("/*\n{ops} */\n{}", self.code)
-    }
-
-    fn shard(kernels: &[&KernelSource], isa: CIsa) -> String {
-        let lanes = kernels.first().map_or(4, |k| k.lanes);
-        // No instruction written out works on vectors of one lane.
-        let isa = if lanes == 1 { CIsa::Plain } else { isa };
-        let mut out = c::prelude(lanes, isa);
-        out.push_str(&helpers(lanes, isa, kernels));
-        let mut functions: Vec<(Function, Width)> =
-            kernels.iter().flat_map(|k| k.functions.iter().copied()).collect();
-        functions.sort();
-        functions.dedup();
-        for (function, width) in functions {
-            out.push_str(&c::function(function, width));
-        }
-        for kernel in kernels {
-            out.push('\n');
-            out.push_str(&kernel.code);
-        }
-        out
-    }
-}
-
-pub(crate) fn name_of(code: &str) -> String {
-    let mut hasher = FxHasher::default();
-    code.hash(&mut hasher);
-    let first = hasher.finish();
-    code.len().hash(&mut hasher);
-    format!("kiln_{:016x}", first.rotate_left(17) ^ hasher.finish())
-}
-
-/// What has a name as the last of some positions: a number where it stands in the kernel, or whatever is the same for
-/// the same positions, where no other sizes will have this text.
-#[derive(Copy, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Last<'k> {
-    At(*const i64),
-    Of(&'k Index, i64),
-}
 
 /// Where an expression is computed.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -209,48 +144,6 @@ fn runs_by_elements(kernel: &Kernel) -> bool {
         && kernel.has_scans()
         && kernel.exprs.iter().all(is_cheap)
         && kernel.buffers.iter().all(|&dtype| is_plain(dtype))
-}
-
-/// C for a CPU, compiled by GCC or Clang.
-#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
-pub struct C {
-    /// The instruction set to write for.
-    pub isa: CIsa,
-    /// Whether long bodies are cut into stages over a block.
-    pub stages: bool,
-    /// How many vectors loops over independent elements take at a time.
-    pub unroll: usize,
-    /// Whether no size is part of the text: kernels are for graphs of other sizes, too.
-    pub general: bool,
-}
-
-impl C {
-    /// For an instruction set, in the usual forms.
-    pub const fn new(isa: CIsa) -> C {
-        C { isa, stages: true, unroll: 1, general: false }
-    }
-}
-
-impl Target for C {
-    fn schedule(&self, kernel: Kernel) -> Schedule {
-        schedule::in_parallel(kernel)
-    }
-
-    fn runs_together(&self) -> bool {
-        true
-    }
-
-    fn emit(&self, kernel: &Kernel) -> KernelSource {
-        emit(kernel, self)
-    }
-
-    fn source(&self, kernels: &[&KernelSource]) -> String {
-        KernelSource::shard(kernels, self.isa)
-    }
-
-    fn flags(&self) -> &'static [&'static str] {
-        self.isa.flags()
-    }
 }
 
 fn emit(kernel: &Kernel, target: &C) -> KernelSource {
@@ -472,118 +365,6 @@ impl<'k> Emitter<'k> {
 
     fn axis_name(&self, axis: AxisId) -> String {
         if axis == self.kernel.vector_axis() { "j".into() } else { format!("i{axis}") }
-    }
-
-    /// Whether a term stays the same within an item (and so belongs into the pointer).
-    fn is_fixed(&self, term: &Term) -> bool {
-        let moves = |a: AxisId| self.kernel.axes[a].inner || a == self.kernel.vector_axis();
-        match term {
-            Term::Axis(a) => !moves(*a),
-            Term::Value(v, _) => matches!(self.levels[*v], Level::Call | Level::Item),
-            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => {
-                inner.terms.iter().all(|(t, _)| self.is_fixed(t))
-            }
-        }
-    }
-
-    /// The name of the factor of a term of access `access`.
-    fn stride(&mut self, access: usize, term: usize, factor: &'k i64) -> String {
-        if let Some(name) = self.stride_names.get(&(access, term)) {
-            return name.clone();
-        }
-        let name = format!("t{}", self.stride_names.len());
-        let name = self.number(name, factor);
-        self.stride_names.insert((access, term), name.clone());
-        name
-    }
-
-    /// The parts of an index for which `wanted` holds, as C. Lane `lane` of the vector axis.
-    fn index_text(
-        &mut self,
-        access: usize,
-        index: &'k Index,
-        lane: Option<&str>,
-        wanted: &dyn Fn(&Emitter<'_>, &Term) -> bool,
-    ) -> String {
-        let mut parts = Vec::new();
-        for (t, (term, factor)) in index.terms.iter().enumerate() {
-            if !wanted(self, term) {
-                continue;
-            }
-            let text = self.term_text(term, lane);
-            let vector_one = *term == Term::Axis(self.kernel.vector_axis()) && *factor == 1;
-            parts.push(match vector_one {
-                true => text,
-                false => format!("{text} * {}", self.stride(access, t, factor)),
-            });
-        }
-        match parts.is_empty() {
-            true => "0".into(),
-            false => parts.join(" + "),
-        }
-    }
-
-    fn term_text(&mut self, term: &'k Term, lane: Option<&str>) -> String {
-        match term {
-            Term::Axis(a) => match lane {
-                Some(l) if *a == self.kernel.vector_axis() => format!("(j + {l})"),
-                _ => self.axis_name(*a),
-            },
-            Term::Value(v, _) => match lane {
-                Some(l) => format!("v{v}[{l}]"),
-                None => format!("v{v}[0]"),
-            },
-            Term::Div(inner, d) => {
-                format!("(({}) / {})", self.inner_index(inner, lane), self.inner_number(d))
-            }
-            Term::Mod(inner, d) => {
-                format!("(({}) % {})", self.inner_index(inner, lane), self.inner_number(d))
-            }
-            Term::Clamp(inner, most) => {
-                format!("kiln_clamp({}, {})", self.inner_index(inner, lane), self.last_position(inner, most))
-            }
-        }
-    }
-
-    /// A number inside a quotient. As a part of the text it is quick: a known divisor is a multiplication.
-    fn inner_number(&mut self, number: &'k i64) -> String {
-        let Some(names) = &self.inner_names else { return number.to_string() };
-        if let Some(name) = names.get(&std::ptr::from_ref(number)) {
-            return name.clone();
-        }
-        let name = self.number(format!("d{}", names.len()), number);
-        self.inner_names.get_or_insert_default().insert(std::ptr::from_ref(number), name.clone());
-        name
-    }
-
-    /// The last position that `inner` may be. It is no divisor, so nothing is gained by having it in the text. Taps of a
-    /// column share a name, so that which lane gets what is worked out once for all lines of a window.
-    fn last_position(&mut self, inner: &'k Index, most: &'k i64) -> String {
-        let last = match self.inner_names {
-            Some(_) => Last::At(most),
-            None => Last::Of(inner, *most),
-        };
-        let number = self.numbers[&std::ptr::from_ref(most)];
-        if let Some((name, first)) = self.last_names.get(&last) {
-            if number != *first {
-                self.twins.push((number, *first));
-            }
-            return name.clone();
-        }
-        let name = self.number(format!("m{}", self.last_names.len()), most);
-        self.last_names.insert(last, (name.clone(), number));
-        name
-    }
-
-    fn inner_index(&mut self, index: &'k Index, lane: Option<&str>) -> String {
-        let mut parts: Vec<String> = Vec::with_capacity(index.terms.len() + 1);
-        for (term, factor) in &index.terms {
-            parts.push(format!("{} * {}", self.term_text(term, lane), self.inner_number(factor)));
-        }
-        if index.constant != 0 || parts.is_empty() {
-            parts.push(self.inner_number(&index.constant));
-        }
-        parts.join(" + ")
     }
 
     fn run(mut self) -> KernelSource {

@@ -2,7 +2,7 @@
 //!
 //! Every unit has a level above those of all units it waits for, so a search for a unit ends at its level.
 
-use crate::fuse::find;
+use crate::fuse::merge::find;
 
 pub(crate) struct Reach {
     level: Vec<u32>,

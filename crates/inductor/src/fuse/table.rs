@@ -31,7 +31,7 @@ pub(crate) struct TableKernel {
 }
 
 fn items(graph: &Graph, list: Value) -> ListTy {
-    graph.ty(list).as_list().cloned().unwrap_or_default()
+    graph.list(list).clone()
 }
 
 fn dtype(graph: &Graph, list: Value, row: usize) -> DType {

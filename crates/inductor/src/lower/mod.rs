@@ -10,16 +10,21 @@
 //! The loops of a kernel are found on the way: they start as one loop per *segment* (a run of dims that are
 //! all kept or all reduced), and are cut where a shape asks for it.
 
+mod build;
+mod ops;
 pub(crate) mod pooling;
 pub(crate) mod positions;
 pub(crate) mod scans;
+mod space;
 pub(crate) mod views;
 
-use kiln_ir::{
-    Class, DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value,
-};
+use kiln_ir::{DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
+
+pub(crate) use build::{Builder, operand_dtype};
+pub(crate) use ops::{is_inlined, is_library, operation};
+pub(crate) use space::Space;
 
 use crate::fuse::folds;
 use crate::lower::scans::Running;
@@ -27,85 +32,10 @@ use crate::rewrite::scatters::Scatters;
 use crate::{Layout, WhyNot};
 use kiln_plan::CheckText;
 use kiln_plan::index::{ExprId, Index, Split};
-use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan};
+use kiln_plan::loops::{Axis, ExprKind, Kernel, Mode, Operation, Reduction, Scan};
 
 /// Kernels of more operations than this are not made.
 pub(crate) const MOST_EXPRS: usize = 600;
-
-/// A run of dims, all kept or all reduced.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Segment {
-    pub count: i64,
-    pub inner: bool,
-    /// Whether it is gone through from the end.
-    pub reversed: bool,
-}
-
-/// The iteration space of a kernel: segments in the order of the tensors' dims, none of count 1.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Space(pub Vec<Segment>);
-
-impl Space {
-    /// The space of a tensor whose `dims` are reduced.
-    pub fn of(shape: &Shape, dims: &[usize]) -> Space {
-        let mut segments: Vec<Segment> = Vec::new();
-        for (d, &size) in shape.iter().enumerate().filter(|(_, size)| **size != 1) {
-            let inner = dims.contains(&d);
-            match segments.last_mut() {
-                Some(last) if last.inner == inner => last.count *= size as i64,
-                _ => segments.push(Segment { count: size as i64, inner, reversed: false }),
-            }
-        }
-        Space(segments)
-    }
-
-    /// The same, its inner dims gone through from the end.
-    pub fn reversed(mut self) -> Space {
-        self.0.iter_mut().for_each(|segment| segment.reversed = segment.inner);
-        self
-    }
-
-    pub fn is_reversed(&self) -> bool {
-        self.0.iter().any(|segment| segment.reversed)
-    }
-
-    pub fn has_inner(&self) -> bool {
-        self.0.iter().any(|s| s.inner)
-    }
-
-    pub fn count(&self, wanted: impl Fn(&Segment) -> bool) -> i64 {
-        self.0.iter().filter(|s| wanted(s)).map(|s| s.count).product()
-    }
-
-    pub fn outer(&self) -> i64 {
-        self.count(|s| !s.inner)
-    }
-
-    pub fn inner(&self) -> i64 {
-        self.count(|s| s.inner)
-    }
-
-    pub fn total(&self) -> i64 {
-        self.count(|_| true)
-    }
-
-    /// Few kept elements over many reduced ones: such a reduction is cut into chunks, or it has no parallelism.
-    pub fn is_tall(&self) -> bool {
-        self.has_inner() && self.outer() <= 16 && self.inner() >= 32768
-    }
-
-    /// The space that serves kernels of both spaces, if there is one.
-    pub fn join(&self, other: &Space) -> Option<Space> {
-        match (self.has_inner(), other.has_inner()) {
-            (false, false) | (true, true) => (self == other).then(|| self.clone()),
-            (true, false) => {
-                let fits = other.total() == self.total() || other.total() == self.outer();
-                fits.then(|| self.clone())
-            }
-            (false, true) => other.join(self),
-        }
-    }
-}
 
 /// What lowering needs to know of the rest of the graph.
 pub(crate) struct Context<'a> {
@@ -196,180 +126,6 @@ pub(crate) fn lower_group(
             Err(Stop::Refuse(refusal)) => return Err(refusal),
         }
     }
-}
-
-impl Space {
-    fn axes(&self) -> Vec<Axis> {
-        self.0.iter().map(|s| Axis { extent: s.count, inner: s.inner }).collect()
-    }
-}
-
-/// The operation and the dtype its operands are converted to.
-pub(crate) fn operation(op: &Op, operand: Option<DType>, result: DType) -> Option<(Operation, DType)> {
-    let compared = operand.unwrap_or(result);
-    Some(match op {
-        Op::Add {} => (Operation::Add, result),
-        Op::Sub {} => (Operation::Sub, result),
-        Op::Mul {} => (Operation::Mul, result),
-        Op::Div {} => (Operation::Div, result),
-        Op::Pow {} => (Operation::Pow, result),
-        Op::Maximum {} => (Operation::Maximum, result),
-        Op::Minimum {} => (Operation::Minimum, result),
-        Op::Neg {} => (Operation::Neg, result),
-        Op::Abs {} => (Operation::Abs, result),
-        Op::Sqrt {} => (Operation::Sqrt, result),
-        Op::Eq {} => (Operation::Eq, compared),
-        Op::Ne {} => (Operation::Ne, compared),
-        Op::Lt {} => (Operation::Lt, compared),
-        Op::Le {} => (Operation::Le, compared),
-        Op::Gt {} => (Operation::Gt, compared),
-        Op::Ge {} => (Operation::Ge, compared),
-        Op::LogicalAnd {} => (Operation::And, DType::Bool),
-        Op::LogicalNot {} => (Operation::Not, DType::Bool),
-        Op::BitwiseAnd {} => (Operation::BitAnd, result),
-        Op::BitwiseOr {} => (Operation::BitOr, result),
-        Op::BitwiseXor {} => (Operation::BitXor, result),
-        Op::BitwiseLeftShift {} => (Operation::ShiftLeft, result),
-        Op::BitwiseRightShift {} => (Operation::ShiftRight, result),
-        Op::Where {} => (Operation::Where, result),
-        Op::To { dtype } => (Operation::Convert, *dtype),
-        _ => (Operation::Call(op.row().function?), result),
-    })
-}
-
-/// Whether a node is computed at its consumers' index. All other nodes' results are stored by a step.
-pub(crate) fn is_inlined(graph: &Graph, node: &Node) -> bool {
-    let op = &node.op;
-    operation(op, None, DType::F32).is_some()
-        || pooling::is_inlined(graph, node)
-        || matches!(
-            op,
-            Op::Reshape { .. }
-                | Op::Permute { .. }
-                | Op::Expand { .. }
-                | Op::Slice { .. }
-                | Op::Diagonal { .. }
-                | Op::Unfold { .. }
-                | Op::Flip { .. }
-                | Op::Full { .. }
-                | Op::Arange { .. }
-                | Op::Gather { .. }
-                | Op::Sum { .. }
-                | Op::Amax { .. }
-                | Op::Cumsum { .. }
-                | Op::Cumprod { .. }
-        )
-}
-
-/// Whether a node is a step of its own: a library call, or the eager kernel of an op without a loop form.
-pub(crate) fn is_library(graph: &Graph, node: &Node) -> bool {
-    let op = &node.op;
-    let in_parts = matches!(op, Op::Cat { .. } | Op::SliceScatter { .. });
-    let list = matches!(op.row().class, Class::List | Class::Constant);
-    !(is_inlined(graph, node) || in_parts || list)
-}
-
-/// Whether the result of an operation on values of a narrow integer dtype may be outside its range. Halves are
-/// kept in f32 until they are stored or converted.
-fn may_leave(operation: Operation, dtype: DType) -> bool {
-    let stays = matches!(operation, Operation::Maximum | Operation::Minimum | Operation::Where);
-    dtype.is_narrow() && !dtype.is_float() && !stays
-}
-
-/// Builds expressions, each once. Their dtypes are those that elements are computed in.
-#[derive(Default)]
-pub(crate) struct Builder {
-    pub exprs: Vec<Expr>,
-    known: FxHashMap<Expr, ExprId>,
-    pub scalars: Vec<(Value, ScalarKind)>,
-}
-
-impl Builder {
-    pub fn push(&mut self, dtype: DType, kind: ExprKind) -> ExprId {
-        let expr = Expr { dtype, kind };
-        if let Some(&id) = self.known.get(&expr) {
-            return id;
-        }
-        let id = self.exprs.len();
-        self.exprs.push(expr.clone());
-        self.known.insert(expr, id);
-        id
-    }
-
-    pub fn scalar(&mut self, value: Value, dtype: DType) -> ExprId {
-        let key = (value, dtype.kind());
-        let at = self.scalars.iter().position(|s| *s == key).unwrap_or_else(|| {
-            self.scalars.push(key);
-            self.scalars.len() - 1
-        });
-        let number = self.push(dtype.computing(), ExprKind::Scalar(at));
-        if dtype.is_float() { number } else { self.narrow(number, dtype) }
-    }
-
-    /// In the type in which a dtype is computed, not yet rounded or wrapped to it.
-    pub fn convert(&mut self, expr: ExprId, dtype: DType) -> ExprId {
-        let dtype = dtype.computing();
-        if self.exprs[expr].dtype == dtype {
-            return expr;
-        }
-        self.push(dtype, ExprKind::Apply(Operation::Convert, smallvec![expr]))
-    }
-
-    /// An integer brought into a range.
-    fn limited(&mut self, expr: ExprId, (least, most): (i64, i64)) -> ExprId {
-        let (least, most) =
-            (self.push(DType::I64, ExprKind::Literal(least)), self.push(DType::I64, ExprKind::Literal(most)));
-        let raised = self.push(DType::I64, ExprKind::Apply(Operation::Maximum, smallvec![expr, least]));
-        self.push(DType::I64, ExprKind::Apply(Operation::Minimum, smallvec![raised, most]))
-    }
-
-    /// Rounded or wrapped to a dtype.
-    pub fn narrow(&mut self, expr: ExprId, dtype: DType) -> ExprId {
-        match dtype.is_narrow() {
-            true => self.push(dtype.computing(), ExprKind::Narrow(dtype, expr)),
-            false => expr,
-        }
-    }
-
-    /// A pointwise op. `operand` gives the expression of operand i as it is, or as a number of a dtype.
-    pub fn pointwise<E>(
-        &mut self,
-        op: &Op,
-        args: &[Value],
-        operand_dtype: Option<DType>,
-        result: DType,
-        operand: &mut dyn FnMut(&mut Builder, Value, DType) -> Result<ExprId, E>,
-    ) -> Result<Option<ExprId>, E> {
-        let Some((operation, dtype)) = operation(op, operand_dtype, result) else { return Ok(None) };
-        let mut exprs: SmallVec<[ExprId; 3]> = SmallVec::new();
-        for (i, &arg) in args.iter().enumerate() {
-            let wanted = if operation == Operation::Where && i == 0 { DType::Bool } else { dtype };
-            // A limit is brought into the dtype's range before it is taken for an element.
-            let range = wanted.narrow_range().filter(|_| op.takes_limits());
-            let expr = operand(self, arg, if range.is_some() { wanted.computing() } else { wanted })?;
-            let expr = self.convert(expr, wanted);
-            exprs.push(match (range, &self.exprs[expr].kind) {
-                (Some(range), ExprKind::Scalar(_)) => self.limited(expr, range),
-                _ => expr,
-            });
-        }
-        if operation == Operation::Convert {
-            let fits = operand_dtype.is_some_and(|from| dtype.holds(from));
-            return Ok(Some(if fits { exprs[0] } else { self.narrow(exprs[0], dtype) }));
-        }
-        let value = self.push(result.computing(), ExprKind::Apply(operation, exprs));
-        Ok(Some(if may_leave(operation, result) { self.narrow(value, result) } else { value }))
-    }
-}
-
-/// The dtype of the tensors a pointwise op reads (conditions don't count).
-pub(crate) fn operand_dtype<'a>(op: &Op, tys: impl Iterator<Item = &'a Ty>, row: usize) -> Option<DType> {
-    let skip = usize::from(matches!(op, Op::Where {}));
-    tys.skip(skip).find_map(|ty| match ty {
-        Ty::Tensor(t) => Some(t.dtype),
-        Ty::List(items) => items.get(row).map(|t| t.dtype),
-        Ty::Scalar(_) => None,
-    })
 }
 
 pub(crate) struct Lowering<'a> {

@@ -77,7 +77,7 @@ struct Rewrite<'g> {
 }
 
 fn items(graph: &Graph, list: Value) -> ListTy {
-    graph.ty(list).as_list().cloned().unwrap_or_default()
+    graph.list(list).clone()
 }
 
 impl Rewrite<'_> {
