@@ -173,7 +173,7 @@ mod tests {
     fn start(task: &str, path: &Path) -> Child {
         let test = "files::tests::other_process";
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
+            .args(["--ignored", "--exact", test, "--nocapture"])
             .env(TASK, format!("{task} {}", path.display()))
             .stdout(Stdio::piped())
             .spawn()
@@ -205,6 +205,7 @@ mod tests {
 
     /// Not a test by itself: what the other processes run.
     #[test]
+    #[ignore = "started by other tests, in a process of its own"]
     fn other_process() {
         let Ok(task) = std::env::var(TASK) else { return };
         let (task, path) = task.split_once(' ').unwrap();

@@ -62,7 +62,7 @@ echo x >> \"$STARTS\"
     /// Runs a job of [`child`] with this compiler.
     fn run(&self, job: &str, is_well: bool) -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child", "--nocapture"]);
+        command.args(["--ignored", "--exact", "child", "--nocapture"]);
         command.env("KILN_TEST_JOB", job).env("KILN_CACHE_DIR", self.cache()).env("KILN_CC", self.compiler());
         let patience = if job == "hangs" { "0.3" } else { "60" };
         command.env("KILN_CC_TIMEOUT", patience).env("STARTS", self.0.join("starts"));
@@ -111,6 +111,7 @@ fn fails(number: i32) -> BadObject {
 
 /// What the processes that tests start do.
 #[test]
+#[ignore = "started by other tests, in a process of its own"]
 fn child() {
     match std::env::var("KILN_TEST_JOB").as_deref() {
         Ok("works") => (0..3).for_each(works),
