@@ -206,7 +206,7 @@ impl Graph {
 
     /// The type of a value that is a tensor. That another is asked for is a bug.
     #[track_caller]
-    pub fn tensor(&self, value: Value) -> &TensorTy {
+    pub fn tensor_of(&self, value: Value) -> &TensorTy {
         match self.ty(value) {
             Ty::Tensor(ty) => ty,
             other => unreachable!("%{} is {other} and not a tensor: a bug of Kiln's", value.0),
@@ -215,7 +215,7 @@ impl Graph {
 
     /// The types of a list's elements. That another value is asked for is a bug.
     #[track_caller]
-    pub fn list(&self, value: Value) -> &ListTy {
+    pub fn list_of(&self, value: Value) -> &ListTy {
         match self.ty(value) {
             Ty::List(items) => items,
             other => unreachable!("%{} is {other} and not a list: a bug of Kiln's", value.0),

@@ -146,7 +146,7 @@ pub(crate) fn assemble(
 
 impl<'f, 'g> Assembler<'f, 'g> {
     fn tensor(&self, value: Value) -> TensorTy {
-        self.fusion.graph.tensor(value).clone()
+        self.fusion.graph.tensor_of(value).clone()
     }
 
     fn buffer(&mut self, place: Place, ty: &TensorTy, strides: &Strides) -> BufferId {

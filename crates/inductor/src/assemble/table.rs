@@ -129,7 +129,7 @@ impl Assembler<'_, '_> {
         match self.list_gets.get(&(list, row)).copied() {
             Some(value) => self.list_home(value),
             None => {
-                let ty = self.fusion.graph.list(list)[row].clone();
+                let ty = self.fusion.graph.list_of(list)[row].clone();
                 self.arena(&ty)
             }
         }

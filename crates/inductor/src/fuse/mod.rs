@@ -197,7 +197,7 @@ impl<'g> Fusion<'g> {
                 continue; // it is there
             }
             let Def::Input(number) = self.graph.def(write.target) else { continue };
-            let shape = self.graph.tensor(write.target).shape.clone();
+            let shape = self.graph.tensor_of(write.target).shape.clone();
             let dense = is_row_major(&shape, &self.layouts[number as usize].strides);
             let value = if dense { behind_reshapes(self.graph, write.value) } else { write.value };
             self.add_target(value, Target::Write(w));
@@ -217,7 +217,7 @@ impl<'g> Fusion<'g> {
             match &node.op {
                 _ if self.scatters.makes(node.outs[0]) => {
                     let of = node.outs[0];
-                    let strides = graph.tensor(of).shape.contiguous_strides();
+                    let strides = graph.tensor_of(of).shape.contiguous_strides();
                     let (base, src) = (node.args[0], node.args[2]);
                     if self.scatters.surrounded(base).is_none() {
                         self.add_target(base, Target::Part { of, offset: 0, strides: strides.clone() });
@@ -250,7 +250,7 @@ impl<'g> Fusion<'g> {
                     }
                 }
                 Op::Cat { dim } => {
-                    let shape = self.graph.tensor(node.outs[0]).shape.clone();
+                    let shape = self.graph.tensor_of(node.outs[0]).shape.clone();
                     let strides = shape.contiguous_strides();
                     let mut at = 0;
                     for &arg in &node.args {
@@ -262,7 +262,7 @@ impl<'g> Fusion<'g> {
                     }
                 }
                 Op::SliceScatter { dim, start, step, .. } => {
-                    let shape = self.graph.tensor(node.outs[0]).shape.clone();
+                    let shape = self.graph.tensor_of(node.outs[0]).shape.clone();
                     let mut strides = shape.contiguous_strides();
                     let (x, src) = (node.args[0], node.args[1]);
                     let covers =
@@ -313,7 +313,7 @@ impl<'g> Fusion<'g> {
             roots.sort_unstable();
             let mut changed = false;
             for &root in roots.iter().filter(|r| !done.contains_key(*r)).collect::<Vec<_>>() {
-                let shape = self.graph.tensor(root).shape.clone();
+                let shape = self.graph.tensor_of(root).shape.clone();
                 let space = Lowering::own_space(&self.scatters, root, &shape);
                 match lower_group(&self.context(), &[root], &[], &space) {
                     Ok(lowered) => {
@@ -436,7 +436,7 @@ impl<'g> Fusion<'g> {
     /// The strides with which `root` is stored into a write-back's target.
     pub fn write_strides(&self, write: usize, root: Value) -> Strides {
         let target = self.graph.writes[write].target;
-        let shape = |v: Value| self.graph.tensor(v).shape.clone();
+        let shape = |v: Value| self.graph.tensor_of(v).shape.clone();
         match self.graph.def(target) {
             Def::Input(number) if shape(target) == shape(root) => {
                 self.layouts[number as usize].strides.clone()

@@ -31,7 +31,7 @@ pub(crate) struct TableKernel {
 }
 
 fn items(graph: &Graph, list: Value) -> ListTy {
-    graph.list(list).clone()
+    graph.list_of(list).clone()
 }
 
 fn dtype(graph: &Graph, list: Value, row: usize) -> DType {

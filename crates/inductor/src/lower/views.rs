@@ -16,7 +16,7 @@ pub(crate) struct View {
 /// The base of a value that strides can describe. `stored` values are dense and end the search; a reshape that
 /// strides can't express makes the value its own base.
 pub(crate) fn view_of(graph: &Graph, layouts: &[Layout], stored: &FxHashSet<Value>, value: Value) -> View {
-    let shape = |v: Value| graph.tensor(v).shape.clone();
+    let shape = |v: Value| graph.tensor_of(v).shape.clone();
     let dense = |v: Value| View { base: v, offset: 0, strides: shape(v).contiguous_strides() };
     if stored.contains(&value) {
         return dense(value);
@@ -102,7 +102,7 @@ pub(crate) fn batch_of(
     is_there: &dyn Fn(Value) -> bool,
     value: Value,
 ) -> BatchView {
-    let shape = |v: Value| graph.tensor(v).shape.clone();
+    let shape = |v: Value| graph.tensor_of(v).shape.clone();
     let view = view_of(graph, layouts, stored, value);
     if !is_there(view.base) {
         let mut from = value;

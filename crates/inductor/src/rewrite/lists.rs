@@ -77,7 +77,7 @@ struct Rewrite<'g> {
 }
 
 fn items(graph: &Graph, list: Value) -> ListTy {
-    graph.list(list).clone()
+    graph.list_of(list).clone()
 }
 
 impl Rewrite<'_> {

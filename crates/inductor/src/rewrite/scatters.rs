@@ -95,7 +95,7 @@ impl Call {
 
     /// How its result is had, or why it is a library's.
     fn form(&self, graph: &Graph, node: &Node) -> Result<Form, &'static str> {
-        let shape = |value: Value| graph.tensor(value).shape.clone();
+        let shape = |value: Value| graph.tensor_of(value).shape.clone();
         let (from, to) = (shape(self.src), shape(node.outs[0]));
         let dtype = graph.ty(node.outs[0]).as_tensor().map_or(DType::F32, |ty| ty.dtype);
         let others = (0..to.rank()).filter(|&d| d != self.dim);
@@ -205,7 +205,7 @@ pub(crate) fn take_apart<'g>(graph: Cow<'g, Graph>, layouts: &[Layout]) -> Cow<'
         |result: &mut Graph, node: &Node, args: &[Value], (call, form, is_checked): (Call, Form, bool)| {
             let at = |value: Value| node.args.iter().position(|&arg| arg == value).map_or(value, |a| args[a]);
             let call = Call { base: call.base.map(at), index: at(call.index), src: at(call.src), ..call };
-            let mut rewrite = Rewrite { ty: graph.tensor(node.outs[0]).clone(), graph: result, node };
+            let mut rewrite = Rewrite { ty: graph.tensor_of(node.outs[0]).clone(), graph: result, node };
             match form {
                 Form::Choice => rewrite.choice(&call, is_checked),
                 Form::Wide | Form::Loops => rewrite.set_apart(&call),
@@ -303,7 +303,7 @@ impl Rewrite<'_> {
         let is_wide = call.adds && dtype.is_float() && dtype.is_narrow();
         let wide = if is_wide { DType::F32 } else { dtype };
         let whole = self.of(wide, &shape);
-        let from = self.graph.tensor(call.src).shape.clone();
+        let from = self.graph.tensor_of(call.src).shape.clone();
         let base = match call.base {
             Some(base) if is_wide => self.push(Op::To { dtype: wide }, &[base], whole.clone()),
             Some(base) => base,
