@@ -13,7 +13,7 @@ use crate::general::Generals;
 use crate::options::Compile;
 use crate::segment::{Plan, Segment};
 use crate::trie::{Event, Guard, LiveSet, Trie};
-use crate::why::NotCompiled;
+use crate::why::{NotCompiled, Reason};
 
 /// A line at which a graph ends or is not compiled, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,7 +23,7 @@ pub struct Break {
     /// The module that the program was in last, by the parameters it used: `layers.3.fc`.
     pub module: Option<String>,
     /// Why.
-    pub reason: String,
+    pub reason: Reason,
 }
 
 /// A recording that went another way than before.
@@ -199,7 +199,7 @@ pub struct Explanation {
 ///     if y.sum()?.item::<f32>()? > 1.0 { y.neg() } else { Ok(y) }
 /// })?;
 /// assert_eq!((explanation.graphs.len(), explanation.breaks.len()), (2, 1));
-/// assert_eq!(explanation.breaks[0].reason, "item needs the value");
+/// assert_eq!(explanation.breaks[0].reason, kiln_dynamo::Reason::Value { what: "item" });
 /// # Ok(()) }
 /// ```
 pub fn explain<T>(body: impl FnOnce() -> Result<T>) -> Result<Explanation> {

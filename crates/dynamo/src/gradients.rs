@@ -12,6 +12,7 @@ use crate::analysis;
 use crate::region::Site;
 use crate::state::{Leave, State, recordings};
 use crate::trie::{Event, GradEvent, GradKey};
+use crate::why::Reason;
 
 /// What came of a request.
 pub(crate) enum Found {
@@ -68,7 +69,7 @@ impl State {
     pub(crate) fn make_found(&mut self, site: &Site) -> Result<Vec<Option<Tensor>>, Leave> {
         let aside = self.aside.clone();
         let Event::Grad(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
+            return Err(Leave::Eager(Reason::Lost));
         };
         Ok(event.found.iter().map(|found| found.map(|on_tape| self.make(on_tape))).collect())
     }
@@ -76,9 +77,7 @@ impl State {
     /// Whether the pass has nothing to do outside: no hook waits, and no tape there leads to what is asked for.
     fn ends_inside(&self, event: &GradEvent, request: &GradRequest<'_>) -> Result<bool, Leave> {
         if self.has_hooks(event.reached.iter().map(|&(input, _)| input)) {
-            return Err(Leave::Eager(
-                "grad() reaches a leaf with a hook, which would have to run on its gradient",
-            ));
+            return Err(Leave::Eager(Reason::Hook));
         }
         let outside = event.reached.iter().filter(|(_, leaf)| !leaf);
         let outside: Vec<Tensor> = outside.filter_map(|&(v, _)| self.held(v).cloned()).collect();
@@ -110,7 +109,7 @@ impl State {
         let is_known = |v: &Variable| *v < analysis.next();
         let outputs: SmallVec<[_; 1]> = key.outputs.iter().copied().filter(|(v, _)| is_known(v)).collect();
         if analysis.is_used_up(&outputs, &key.inputs) {
-            return Err(Leave::Eager("grad through a tape whose saved tensors are already freed"));
+            return Err(Leave::Eager(Reason::GradFreed));
         }
         let mut trace = analysis::trace(self.trie(site), self.at);
         analysis::add_inputs(&mut trace, &guards);
@@ -120,14 +119,14 @@ impl State {
             return Ok(None);
         };
         if survey.used_up {
-            return Err(Leave::Eager("grad through a tape whose saved tensors are already freed"));
+            return Err(Leave::Eager(Reason::GradFreed));
         }
         // What was made inside is a leaf.
         let leaf = |v: Variable| trace.variables[v as usize].input.as_ref().is_none_or(|input| input.leaf);
         let reached: Vec<(Variable, bool)> = survey.inputs.iter().map(|&v| (v, leaf(v))).collect();
         if !key.allow_unused && survey.found.contains(&None) {
             return if reached.iter().all(|(_, leaf)| *leaf) {
-                Err(Leave::Eager("grad() of something the outputs don't depend on"))
+                Err(Leave::Eager(Reason::Independent))
             } else {
                 // the tape outside may lead there
                 Ok(None)

@@ -73,7 +73,7 @@ pub use progress::{Progress, on_progress};
 pub use region::Region;
 pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
-pub use why::NotCompiled;
+pub use why::{NotCompiled, Reason};
 
 /// Starts over: drops the recordings of every compiled function in this process, forgets the kernels it has
 /// loaded (the disk cache is left alone) and resets the counters. The functions stay usable and are compiled

@@ -10,10 +10,11 @@ use kiln_tensor::{
     Tensor, autograd, check_in_place, check_in_place_target, check_in_place_types, with_module,
 };
 
-use crate::analysis::{self, OVERWRITTEN};
+use crate::analysis;
 use crate::region::Site;
 use crate::state::{Leave, State, recordings};
 use crate::trie::{BackwardEvent, Event, KeyArg, Made};
+use crate::why::Reason;
 
 /// What is differentiated, and from which gradient, if not from one.
 pub(crate) type OutputKey = SmallVec<[(Variable, Option<Variable>); 1]>;
@@ -42,20 +43,20 @@ impl State {
             && call.grad_enabled
             && call.args.first().is_some_and(|x| wants(x) || list_wants(x))
         {
-            return Err(Leave::Eager("an in-place op cuts off a tensor's history"));
+            return Err(Leave::Eager(Reason::CutOff));
         }
         let through_list = call.grad_enabled && !cuts && call.args.iter().any(list_wants);
         if !call.in_place && through_list {
-            return Err(Leave::Eager("gradients flow through a list op"));
+            return Err(Leave::Eager(Reason::ListGradient));
         }
         if !call.in_place {
             return match &outs[0] {
-                Ty::Scalar(_) => Err(Leave::Eager("an op whose operands are all numbers")),
+                Ty::Scalar(_) => Err(Leave::Eager(Reason::Numbers)),
                 ty => Ok(Made::Variable { ty: ty.clone(), requires_grad }),
             };
         }
         let Some(KeyArg::Variable(target)) = self.args.first().copied() else {
-            return Err(Leave::Eager("an in-place op without a target"));
+            return Err(Leave::Eager(Reason::NoTarget));
         };
         let recorded = call.grad_enabled && call.args.iter().any(|arg| wants(arg) || list_wants(arg));
         let alike =
@@ -68,7 +69,7 @@ impl State {
             _ => check_in_place(call, call.args, &tys).map_err(fail)?,
         }
         if through_list {
-            return Err(Leave::Eager("gradients flow through a list op"));
+            return Err(Leave::Eager(Reason::ListGradient));
         }
         if let Ty::List(_) = tys[0] {
             let args = self.args.clone();
@@ -80,7 +81,7 @@ impl State {
             return Err(Leave::Eager(reason));
         }
         if requires_grad && self.input(target).is_some() {
-            return Err(Leave::Eager("an input is changed in place and gradients flow through the change"));
+            return Err(Leave::Eager(Reason::ChangedInput));
         }
         let analysis = self.analysis(site);
         if target < analysis.next() && analysis.layout_overlaps(target) {
@@ -91,7 +92,7 @@ impl State {
     }
 
     /// Why the target of an in-place op can't be changed in a captured program, if it can't.
-    pub(crate) fn target_conflict(&mut self, site: &Site, target: Variable) -> Option<&'static str> {
+    pub(crate) fn target_conflict(&mut self, site: &Site, target: Variable) -> Option<Reason> {
         let fresh = self.fresh.clone();
         let analysis = self.analysis(site);
         if target < analysis.next() {
@@ -99,11 +100,11 @@ impl State {
             // An input that arrives with this very op may share the target's storage.
             let arriving =
                 fresh.iter().any(|&(_, shares)| shares.is_some_and(|v| analysis.bases(target).contains(&v)));
-            conflict.or(arriving.then_some("two inputs share storage and one of them is changed in place"))
+            conflict.or(arriving.then_some(Reason::SharedInputs))
         } else {
             let shares =
                 fresh.iter().any(|&(v, shares)| (v == target && shares.is_some()) || shares == Some(target));
-            shares.then_some("two inputs share storage and one of them is changed in place")
+            shares.then_some(Reason::SharedInputs)
         }
     }
 
@@ -198,7 +199,7 @@ impl State {
         // Recording may have gone aside.
         let aside = self.aside.clone();
         let Event::Backward(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
+            return Err(Leave::Eager(Reason::Lost));
         };
         let mut outside = Vec::new();
         for &(input, target, is_outside) in &event.targets {
@@ -234,9 +235,7 @@ impl State {
         if tensors.is_empty() || no_leaves() || autograd::goes_through(&tensors) {
             return Ok(());
         }
-        Err(Leave::Eager(
-            "a backward that may fail outside the compiled function also reaches leaves inside it",
-        ))
+        Err(Leave::Eager(Reason::MayFailOutside))
     }
 
     /// Hooks are user code that must run on every pass.
@@ -267,12 +266,8 @@ impl State {
             return Ok(None);
         }
         let survey = kiln_aot::survey_backward(&analysis::trace(self.trie(site), self.at), outputs)
-            .map_err(|_| Leave::Eager("backward through a tape that can't be captured"))?;
-        if survey.used_up {
-            Err(Leave::Eager("backward through a tape whose saved tensors are already freed"))
-        } else {
-            Ok(Some(survey.inputs))
-        }
+            .map_err(|_| Leave::Eager(Reason::NoCapture))?;
+        if survey.used_up { Err(Leave::Eager(Reason::BackwardFreed)) } else { Ok(Some(survey.inputs)) }
     }
 
     /// Records a pass, if no user code takes part in it.
@@ -285,14 +280,14 @@ impl State {
         let analysis = self.analysis(site);
         let roots: SmallVec<[Variable; 2]> = outputs.iter().map(|(output, _)| *output).collect();
         if roots.iter().any(|root| *root >= analysis.next()) {
-            return Err(Leave::Eager("backward on a tensor computed outside the compiled function"));
+            return Err(Leave::Eager(Reason::ComputedOutside));
         }
         let reach = analysis.reach(&roots);
         if reach.freed {
-            return Err(Leave::Eager("backward through a tape whose saved tensors are already freed"));
+            return Err(Leave::Eager(Reason::BackwardFreed));
         }
         if reach.overwritten {
-            return Err(Leave::Eager(OVERWRITTEN));
+            return Err(Leave::Eager(Reason::Overwritten));
         }
         if let Some((op, reason)) = reach.blocked {
             return Err(Leave::Error(Error::op(op.name(), Why::NotDifferentiable { reason }, request.loc)));
@@ -311,7 +306,7 @@ impl State {
         let leaves: Vec<(Variable, bool)> = inputs.iter().map(|&v| (v, analysis.is_leaf(v))).collect();
         // The tape outside may lead to a leaf whose gradient this graph has yet to put there.
         if analysis.has_delivered() && leaves.iter().any(|(_, leaf)| !leaf) {
-            return Err(Leave::Eager("a second backward whose tape continues outside the compiled function"));
+            return Err(Leave::Eager(Reason::SecondBackward));
         }
         if self.has_hooks(leaves.iter().map(|&(input, _)| input)) {
             return Ok(false);

@@ -21,6 +21,7 @@ use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
 use crate::trie::{CallEvent, Event, GradEvent, LiveSet, ROOT, Trie};
+use crate::why::Reason;
 
 /// More recorded ops than this, and whatever else is new runs eagerly.
 const NODE_LIMIT: usize = 1 << 20;
@@ -82,12 +83,12 @@ impl Site {
     }
 
     /// A value was needed in the middle of a call. `module` says where, if it is known.
-    pub(crate) fn note_break(&self, loc: Line, reason: &str, module: impl FnOnce() -> Option<String>) {
+    pub(crate) fn note_break(&self, loc: Line, reason: Reason, module: impl FnOnce() -> Option<String>) {
         note(&self.breaks, loc, reason, module);
     }
 
     /// The rest of a call runs eagerly.
-    pub(crate) fn note_fallback(&self, loc: Line, reason: &str, module: impl FnOnce() -> Option<String>) {
+    pub(crate) fn note_fallback(&self, loc: Line, reason: Reason, module: impl FnOnce() -> Option<String>) {
         count(Count::Fallback);
         note(&self.fallbacks, loc, reason, module);
     }
@@ -173,14 +174,14 @@ impl Site {
         }
         // What is known stays compiled.
         if self.is_given_up() {
-            return Err(Leave::Eager("not seen before, and the function is over its recompile limit"));
+            return Err(Leave::Eager(Reason::RecompileLimit));
         }
         match stance() {
             Stance::Default | Stance::ForceEager => {}
             // Behind other sizes everything is new; whether it is another graph shows at its end.
             _ if parted.is_some() && siblings.is_empty() => {}
             Stance::EagerOnRecompile => {
-                return Err(Leave::Eager("not seen before, and the stance is eager_on_recompile"));
+                return Err(Leave::Eager(Reason::Stance));
             }
             Stance::FailOnRecompile => {
                 let reason = match siblings.first() {
@@ -192,7 +193,7 @@ impl Site {
             }
         }
         if self.trie.len() >= NODE_LIMIT {
-            self.give_up("too many recorded ops")?;
+            self.give_up(Reason::RecordedOps)?;
         }
         if let Some(&first) = siblings.first() {
             self.note_recompile(self.recompile(first, event))?;
@@ -230,7 +231,7 @@ impl Site {
         if number > self.options.settings.recompile_limit {
             let key = format!("recompiles-{:p}", self);
             warn::once(&key, || format!("{}: {text}; from now on anything new runs eagerly", self.name()));
-            return self.give_up("too many recompilations");
+            return self.give_up(Reason::Recompilations);
         }
         Ok(())
     }
@@ -245,7 +246,7 @@ impl Site {
         Recompile { number, loc: line(event), reason }
     }
 
-    fn give_up(&self, reason: &'static str) -> Result<(), Leave> {
+    fn give_up(&self, reason: Reason) -> Result<(), Leave> {
         self.given_up.store(true, Ordering::Relaxed);
         Err(Leave::Eager(reason))
     }
@@ -274,10 +275,10 @@ impl Site {
 }
 
 /// Keeps the first of equal entries.
-fn note(list: &Mutex<Vec<Break>>, loc: Line, reason: &str, module: impl FnOnce() -> Option<String>) {
+fn note(list: &Mutex<Vec<Break>>, loc: Line, reason: Reason, module: impl FnOnce() -> Option<String>) {
     let mut list = list.lock();
     if !list.iter().any(|at| at.loc == loc && at.reason == reason) {
-        list.push(Break { loc, module: module(), reason: reason.to_string() });
+        list.push(Break { loc, module: module(), reason });
     }
 }
 

@@ -39,31 +39,7 @@ impl Break {
     /// What can be done about it, if there is something.
     pub fn advice(&self) -> Option<&'static str> {
         // What each reason begins with or says.
-        const ADVICE: &[(&str, &str)] = &[
-            ("is needed outside", "call `backward()` inside the compiled function as well"),
-            ("is retained for", "call `backward()` inside the compiled function as well"),
-            ("requires_grad_ needs", "call `backward()` inside the compiled function as well"),
-            ("register_hook needs", "put what the hook does into a custom `Function`, or hook a leaf"),
-            ("custom function needs a value", "keep it a tensor (`where_self` instead of a branch)"),
-            (
-                "needs the value",
-                "read it after the compiled function, or keep it a tensor (`where_self` instead of a branch)",
-            ),
-            ("with a hook", "use `backward()`, where hooks are captured, or remove the hook"),
-            ("runs user code", "compute the tensor inside the compiled function as well"),
-            ("share storage", "clone one of the inputs (`clone_tensor`)"),
-            ("shares the storage", "clone one of the inputs (`clone_tensor`)"),
-            ("share their memory", "clone the elements (`clone_tensor`)"),
-            ("another thread", "hand tensors to other threads only after the compiled function has returned"),
-            ("computed outside", "compute the tensor inside the compiled function as well"),
-            ("continues outside", "compute the tensor inside the compiled function as well"),
-            ("through a list op", "apply the op to each tensor where gradients are recorded"),
-            ("an input is changed in place", "change a copy, or make the change under `no_grad`"),
-            ("more sizes than", "pad to a few sizes, or raise the option size_limit"),
-            ("too many recompilations", "pad to a few sizes, or raise the option recompile_limit"),
-            ("eager_on_recompile", "warm up the function with such inputs first"),
-        ];
-        ADVICE.iter().find(|(part, _)| self.reason.contains(part)).map(|(_, advice)| *advice)
+        self.reason.advice()
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>, what: &str) -> fmt::Result {

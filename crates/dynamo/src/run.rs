@@ -18,6 +18,7 @@ use crate::region::{Site, line};
 use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::{Event, Mark, ROOT};
+use crate::why::Reason;
 use crate::{caller, compiling, interpret};
 
 /// See the [module](self).
@@ -175,7 +176,7 @@ impl Run {
             return None;
         }
         let loc = Line::After(self.last_line(state));
-        self.site.note_fallback(loc, "more sizes than the size limit", || state.module());
+        self.site.note_fallback(loc, Reason::Sizes, || state.module());
         Some(self.flush_by_interpreter(state))
     }
 
@@ -188,7 +189,7 @@ impl Run {
     }
 
     /// Runs what is pending because a value is needed, and begins a new segment.
-    fn break_graph(&self, state: &mut State, reason: &str, loc: Loc) -> Result<()> {
+    fn break_graph(&self, state: &mut State, reason: Reason, loc: Loc) -> Result<()> {
         self.break_graph_by(Run::flush, state, reason, loc)
     }
 
@@ -196,7 +197,7 @@ impl Run {
         &self,
         flush: impl FnOnce(&Run, &mut State) -> Result<()>,
         state: &mut State,
-        reason: &str,
+        reason: Reason,
         loc: Loc,
     ) -> Result<()> {
         if state.at == state.start {
@@ -235,7 +236,7 @@ impl Run {
     }
 
     /// Runs what is pending op by op; the rest of the call is eager.
-    fn leave(&self, state: &mut State, reason: &str, loc: Loc) -> Result<()> {
+    fn leave(&self, state: &mut State, reason: Reason, loc: Loc) -> Result<()> {
         let loc = if loc.is_known() { loc.into() } else { Line::After(self.last_line(state)) };
         self.site.note_fallback(loc, reason, || state.module());
         let outcome = self.flush_by_interpreter(state);
@@ -247,7 +248,7 @@ impl Run {
     }
 
     /// The rest of the call runs eagerly, if it does not yet.
-    pub(crate) fn leave_for(&self, reason: &str, loc: Loc) -> Result<()> {
+    pub(crate) fn leave_for(&self, reason: Reason, loc: Loc) -> Result<()> {
         let mut state = self.state.lock();
         if state.eager { Ok(()) } else { self.leave(&mut state, reason, loc) }
     }
@@ -332,11 +333,7 @@ impl Recorder for Run {
             return autograd::run_backward(request);
         }
         if request.outputs.iter().any(|output| output.tag().run() != state.id) {
-            self.break_graph(
-                &mut state,
-                "backward on a tensor computed outside the compiled function",
-                request.loc,
-            )?;
+            self.break_graph(&mut state, Reason::ComputedOutside, request.loc)?;
             drop(state);
             return autograd::run_backward(request);
         }
@@ -344,11 +341,7 @@ impl Recorder for Run {
             Ok(Some(outside)) if outside.is_empty() => Ok(()),
             Ok(Some(outside)) => {
                 state.walked = false;
-                self.break_graph(
-                    &mut state,
-                    "the tape continues outside the compiled function",
-                    request.loc,
-                )?;
+                self.break_graph(&mut state, Reason::TapeOutside, request.loc)?;
                 let walked = state.walked;
                 drop(state);
                 if walked {
@@ -433,11 +426,7 @@ impl Recorder for Run {
         }
         match state.mark(&self.site, tensor.tag().variable(), Mark::Retain, loc) {
             Ok(()) if self.site.splits() => {
-                self.break_graph(
-                    &mut state,
-                    "a gradient is retained for a backward outside the compiled function",
-                    loc,
-                )?;
+                self.break_graph(&mut state, Reason::Retained, loc)?;
                 Ok(false) // its tape is there now
             }
             Ok(()) => Ok(true),
@@ -457,8 +446,8 @@ impl Recorder for Run {
             return Ok(!state.eager);
         }
         if inputs.iter().any(|input| state.is_pending(input, Access::Read)) {
-            let reason = format!("the gradient of {name} is needed outside the compiled function");
-            self.break_graph(&mut state, &reason, loc)?;
+            let reason = Reason::FunctionOutside { name: name.into() };
+            self.break_graph(&mut state, reason, loc)?;
         }
         Ok(false)
     }
@@ -493,8 +482,8 @@ impl Recorder for Run {
         match (state.is_pending(tensor, access), access) {
             (false, _) => Ok(()),
             (true, Access::Tape) => {
-                let reason = format!("{what} with create_graph needs the tape of every op");
-                self.break_graph_by(Run::flush_by_interpreter, &mut state, &reason, loc)
+                let reason = Reason::Tape { what };
+                self.break_graph_by(Run::flush_by_interpreter, &mut state, reason, loc)
             }
             (true, _) => {
                 // A compiled backward is one node: what is looked at on the way through it would not be seen.
@@ -506,7 +495,7 @@ impl Recorder for Run {
                         Err(Leave::Eager(reason)) => return self.leave(&mut state, reason, loc),
                     }
                 }
-                let broken = self.break_graph(&mut state, &format!("{what} needs the value"), loc);
+                let broken = self.break_graph(&mut state, Reason::Value { what }, loc);
                 if let (Access::Print, Err(Error::GraphBreak { loc, reason })) = (access, &broken) {
                     let failed = Error::GraphBreak { loc: loc.clone(), reason: reason.clone() };
                     state.failed.get_or_insert(failed);
@@ -548,6 +537,6 @@ impl Recorder for Run {
         if state.id == 0 {
             return Ok(());
         }
-        self.leave(&mut state, "another thread needed a value", Loc::UNKNOWN)
+        self.leave(&mut state, Reason::Thread, Loc::UNKNOWN)
     }
 }

@@ -17,6 +17,7 @@ use crate::region::Site;
 use crate::sizes::Parted;
 use crate::steps::Applied;
 use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick, ROOT, Trie};
+use crate::why::Reason;
 
 /// A variable of the run, kept alive until its segment has run.
 pub(crate) enum Held {
@@ -118,7 +119,7 @@ pub(crate) fn recordings<'a>(aside: &'a Option<Aside>, site: &'a Site) -> &'a Tr
 /// Why the call leaves the trie and goes on eagerly.
 pub(crate) enum Leave {
     Error(Error),
-    Eager(&'static str),
+    Eager(Reason),
 }
 
 impl From<Error> for Leave {
@@ -638,7 +639,7 @@ impl State {
         self.keep_numbers(call);
         let aside = self.aside.clone();
         let Event::Call(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
+            return Err(Leave::Eager(Reason::Lost));
         };
         match (&event.made, call.args.first()) {
             (Made::Variable { ty: Ty::List(_), .. }, _) => {
@@ -662,7 +663,7 @@ impl State {
                 self.writes = true;
                 Ok(Output::List((*target).clone()))
             }
-            (Made::Changed { .. }, _) => Err(Leave::Eager("an in-place op without a target")),
+            (Made::Changed { .. }, _) => Err(Leave::Eager(Reason::NoTarget)),
         }
     }
     pub(crate) fn at(&self) -> u32 {

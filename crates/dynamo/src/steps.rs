@@ -18,12 +18,13 @@ use kiln_tensor::hook::{GradRequest, Tag};
 use kiln_tensor::internal::TensorState;
 use kiln_tensor::{Context, Function, Tensor, autograd, enable_grad, no_grad};
 
-use crate::analysis::{self, OVERWRITTEN};
+use crate::analysis;
 use crate::record::OutputKey;
 use crate::region::Site;
 use crate::run::Run;
 use crate::state::{Leave, State, recordings};
 use crate::trie::{ApplyEvent, Event, GradKey, Mark, MarkEvent, StepKey};
+use crate::why::Reason;
 
 /// A custom function that the segment applied. It names tensors of the segment by their numbers: a handle would
 /// keep them, and they would be computed for nobody.
@@ -99,7 +100,7 @@ impl State {
         let carries = |place: &usize| types.1[*place].dtype.is_float();
         let made: SmallVec<[Variable; 1]> = (0..all.len()).filter(carries).map(|place| all[place]).collect();
         if all.iter().any(|&output| self.input(output).is_some()) {
-            return Err(Leave::Eager("a custom function returns a tensor it did not create"));
+            return Err(Leave::Eager(Reason::NotItsOwn));
         }
         let guards = self.guards()?;
         let known = self.trie(site).find(self.at, |event| match event {
@@ -203,7 +204,7 @@ impl State {
         let visited = analysis.on_the_way(&outputs, &key.inputs);
         let retained = analysis.retained_on(&visited).map_err(Leave::Eager)?;
         if retained.len() < analysis.retained_on(&reach.calls).map_err(Leave::Eager)?.len() {
-            return Err(Leave::Eager("grad() may reach a tensor with a retained gradient"));
+            return Err(Leave::Eager(Reason::RetainedReached));
         }
         if !retained.is_empty() || !analysis.functions_on(&visited).is_empty() {
             return Ok(true);
@@ -239,7 +240,7 @@ impl State {
                     && toward.is_some()
                     && self.has_hooks(event.reached.iter().map(|&(input, _)| input))
                 {
-                    return Err(Leave::Eager(HOOKS));
+                    return Err(Leave::Eager(Reason::Hook));
                 }
                 self.go_to(site, child);
             }
@@ -247,7 +248,7 @@ impl State {
         }
         let aside = self.aside.clone();
         let Event::Grad(event) = &*recordings(&aside, site).node(self.at).event else {
-            return Err(Leave::Eager("the recorder lost its place (a bug in Kiln)"));
+            return Err(Leave::Eager(Reason::Lost));
         };
         let grads = self.make_found(site)?;
         Ok(match event.key.step.as_ref().and_then(|step| step.function) {
@@ -270,7 +271,7 @@ impl State {
         let way = self.way(site, &outputs, toward.as_deref())?;
         let leaves = || way.leaves.iter().map(|&(leaf, _)| leaf);
         if toward.is_some() && self.has_hooks(leaves()) {
-            return Err(Leave::Eager(HOOKS));
+            return Err(Leave::Eager(Reason::Hook));
         }
         let next = way.functions.iter().copied().filter(|function| !done.contains(function)).max();
         let inputs: SmallVec<[Variable; 4]> = match next {
@@ -285,9 +286,7 @@ impl State {
                 let used = read.into_iter().chain(analysis.inputs_of(function));
                 let used = used.chain(analysis.outputs_of(function).iter().copied());
                 if analysis.changed_since(function, used) {
-                    return Err(Leave::Eager(
-                        "an input, saved tensor or output of a custom function was changed in place",
-                    ));
+                    return Err(Leave::Eager(Reason::FunctionChanged));
                 }
                 SmallVec::from_slice(analysis.outputs_of(function))
             }
@@ -312,12 +311,10 @@ impl State {
             step: Some(step),
         };
         let Some(mut event) = self.record_grad(site, key, request.loc)? else {
-            return Err(Leave::Eager(
-                "a backward that runs user code goes through a tape that can't be captured",
-            ));
+            return Err(Leave::Eager(Reason::UserCode));
         };
         if next.is_none() && !request.allow_unused && event.found[..asked].contains(&None) {
-            return Err(Leave::Eager("grad() of something the outputs don't depend on"));
+            return Err(Leave::Eager(Reason::Independent));
         }
         event.reached = way.leaves;
         self.extend(site, Event::Grad(event))
@@ -331,10 +328,10 @@ impl State {
         let mut roots: Vec<Variable> = known.collect();
         let reach = analysis.reach(&roots);
         if reach.freed {
-            return Err(Leave::Eager("a pass through a tape whose saved tensors are already freed"));
+            return Err(Leave::Eager(Reason::PassFreed));
         }
         if reach.overwritten {
-            return Err(Leave::Eager(OVERWRITTEN));
+            return Err(Leave::Eager(Reason::Overwritten));
         }
         let visited = match toward {
             Some(inputs) => analysis.on_the_way(&roots, inputs),
@@ -348,8 +345,8 @@ impl State {
             let trace = analysis::trace(self.trie(site), self.at);
             loop {
                 let from: OutputKey = roots.iter().map(|&root| (root, None)).collect();
-                let survey = kiln_aot::survey_backward(&trace, &from)
-                    .map_err(|_| Leave::Eager("backward through a tape that can't be captured"))?;
+                let survey =
+                    kiln_aot::survey_backward(&trace, &from).map_err(|_| Leave::Eager(Reason::NoCapture))?;
                 let analysis = self.analysis(site);
                 functions = analysis.functions_of(&survey.inputs);
                 let behind: Vec<Variable> = functions.iter().flat_map(|&k| analysis.inputs_of(k)).collect();
@@ -369,14 +366,11 @@ impl State {
         }
         let analysis = self.analysis(site);
         if leaves.iter().any(|&leaf| !analysis.is_leaf(leaf)) {
-            let reason = "the tape continues outside the compiled function, and the backward runs user code";
-            return Err(Leave::Eager(reason));
+            return Err(Leave::Eager(Reason::UserCodeOutside));
         }
         Ok(Way { leaves: leaves.into_iter().map(|leaf| (leaf, true)).collect(), retained, functions })
     }
 }
-
-const HOOKS: &str = "grad() reaches a leaf with a hook, which would have to run on its gradient";
 
 /// Where a pass goes: the leaves that it reaches, what is retained on the way, and the custom functions.
 struct Way {
@@ -446,7 +440,7 @@ impl Run {
             }
             let state = self.lock();
             if state.eager || state.id != segment {
-                return Err(Leave::Eager("the backward of a custom function needs a value"));
+                return Err(Leave::Eager(Reason::FunctionValue));
             }
         }
     }

@@ -24,10 +24,10 @@ mod module;
 pub use kiln_dynamo::{
     Backend, Break, Call, Callable, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph, Counters,
     CustomBackend, Explanation, GraphContext, GraphInfo, GraphKind, GraphValue, GuardInfo, Level, Mode,
-    NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Recompile, Refusal,
-    Region, Settings, SizesInfo, Stance, StanceGuard, StepInfo, compile, counters, explain, is_compiling,
-    list_backends, list_options, on_progress, register_backend, reset, run_graph, run_graph_with, run_node,
-    set_process_stance, set_stance, stance,
+    NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Reason, Recompile,
+    Refusal, Region, Settings, SizesInfo, Stance, StanceGuard, StepInfo, compile, counters, explain,
+    is_compiling, list_backends, list_options, on_progress, register_backend, reset, run_graph,
+    run_graph_with, run_node, set_process_stance, set_stance, stance,
 };
 pub use kiln_ir::Graph;
 #[cfg(feature = "models")]

@@ -74,8 +74,8 @@ pub fn markdown(reports: &[Report]) -> String {
 fn reasons(reports: &[Report]) -> String {
     let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
     for report in reports.iter().filter(|report| !report.is_whole()) {
-        let breaks = report.breaks.iter().map(|b| b.reason.clone());
-        let fallbacks = report.fallbacks.iter().map(|f| f.reason.clone());
+        let breaks = report.breaks.iter().map(|b| b.reason.to_string());
+        let fallbacks = report.fallbacks.iter().map(|f| f.reason.to_string());
         for reason in breaks.chain(fallbacks).chain(report.interpreted.iter().cloned()) {
             match lines.iter_mut().find(|(known, _)| *known == reason) {
                 Some((_, names)) if names.contains(&report.name) => {}

@@ -13,12 +13,13 @@ use smallvec::SmallVec;
 use kiln_aot::trace::{GradTarget, Variable, VariableInfo};
 use kiln_ir::{Class, Layout, Loc, Op, Ty};
 
-pub(crate) use tape::{Far, OVERWRITTEN, Reach, TapeCall};
+pub(crate) use tape::{Far, Reach, TapeCall};
 pub(crate) use trace::{add_inputs, trace};
 
 use crate::trie::{
     ApplyEvent, BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Made, Mark, MarkEvent, Trie,
 };
+use crate::why::Reason;
 
 /// What is known of one variable.
 #[derive(Clone, Debug)]
@@ -335,9 +336,8 @@ impl Analysis {
 
     /// The other variables that have the memory of one that is changed on the tape: the change is in their history,
     /// too. `Err`: it can't be said here.
-    pub(crate) fn alike(&self, target: Variable) -> Result<SmallVec<[Variable; 2]>, &'static str> {
-        const WHY: &str =
-            "memory that views share is changed in place, and gradients flow through the change";
+    pub(crate) fn alike(&self, target: Variable) -> Result<SmallVec<[Variable; 2]>, Reason> {
+        const WHY: Reason = Reason::SharedViews;
         // What arrives with the op in hand has no views yet.
         if target >= self.next() {
             return Ok(SmallVec::new());
@@ -378,7 +378,7 @@ impl Analysis {
 
     /// Why an in-place op over lists can't be captured, if it can't: eager goes element by element, so a later
     /// element would see what an earlier one wrote.
-    pub(crate) fn list_conflict(&self, args: &[KeyArg]) -> Option<&'static str> {
+    pub(crate) fn list_conflict(&self, args: &[KeyArg]) -> Option<Reason> {
         let mut operands = args.iter().filter_map(|arg| match arg {
             KeyArg::Variable(list) => Some(self.bases(*list)),
             KeyArg::Number(..) => None,
@@ -391,18 +391,16 @@ impl Analysis {
             let place = (base - lowest) as usize;
             owner.resize(owner.len().max(place + 1), None);
             if owner[place].replace(i).is_some() {
-                return Some("two elements of a list that is changed in place share their memory");
+                return Some(Reason::SharedElements);
             }
         }
         let owner_of = |base: Variable| owner.get(base.checked_sub(lowest)? as usize).copied().flatten();
         let foreign = |(i, base): (u32, &Variable)| owner_of(*base).is_some_and(|j| j != i);
-        operands
-            .any(|bases| (0..).zip(&bases).any(foreign))
-            .then_some("a list op reads in one element what it writes in another")
+        operands.any(|bases| (0..).zip(&bases).any(foreign)).then_some(Reason::ListOverlap)
     }
 
     /// Why an in-place change of a variable can't be captured, if it can't.
-    pub(crate) fn conflict(&self, target: Variable) -> Option<&'static str> {
+    pub(crate) fn conflict(&self, target: Variable) -> Option<Reason> {
         let from_list = |v: Variable| {
             self.variables[v as usize].info.input.is_none()
                 && self
@@ -412,29 +410,29 @@ impl Analysis {
         };
         for base in self.bases(target) {
             if self.shared.contains(&base) {
-                return Some("two inputs share storage and one of them is changed in place");
+                return Some(Reason::SharedInputs);
             }
             let known = self.variables.get(base as usize);
             let overlaps =
                 |known: &Known| known.layout.as_ref().is_some_and(|layout| layout.overlaps_itself());
             if known.is_some_and(|known| known.info.input.is_some() && overlaps(known)) {
-                return Some("an input whose elements share memory is changed in place");
+                return Some(Reason::InputOverlap);
             }
             if self.unowned.contains(&base) {
-                return Some("a gradient that is on the tape is changed in place");
+                return Some(Reason::TapedGradient);
             }
             if from_list(base) {
-                return Some("an element of a computed list is changed in place");
+                return Some(Reason::ListElement);
             }
         }
         None
     }
 
     /// Why an input can't join, if it can't: it shares the storage of one that was changed.
-    pub(crate) fn input_conflict(&self, shares_with: Option<Variable>) -> Option<&'static str> {
+    pub(crate) fn input_conflict(&self, shares_with: Option<Variable>) -> Option<Reason> {
         // One that arrives with the same op is not known yet, and nothing was done to it.
         let other = self.variables.get(shares_with? as usize)?;
-        (!other.writes.is_empty()).then_some("an input shares the storage of one that was changed in place")
+        (!other.writes.is_empty()).then_some(Reason::SharesChanged)
     }
 
     /// The next variable's number.

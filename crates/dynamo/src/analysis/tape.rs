@@ -9,9 +9,9 @@ use kiln_ir::{Grad, Loc, Op, Reads, Ty};
 
 use super::{Analysis, Done};
 use crate::trie::{GradEvent, KeyArg};
+use crate::why::Reason;
 
 /// Why a pass is left to eager mode, which refuses it.
-pub(crate) const OVERWRITTEN: &str = "a tensor that a gradient needs was changed in place after it was saved";
 
 impl Analysis {
     /// Takes note of what a pass uses up. A function on its way is, only if a gradient reached it; what is behind
@@ -224,11 +224,11 @@ impl Analysis {
     }
 
     /// The retained variables that a pass through these calls meets. `Err`: one was changed since.
-    pub(crate) fn retained_on(&self, calls: &FxHashSet<usize>) -> Result<Vec<Variable>, &'static str> {
+    pub(crate) fn retained_on(&self, calls: &FxHashSet<usize>) -> Result<Vec<Variable>, Reason> {
         let met = self.retained.iter().filter(|(_, maker)| calls.contains(maker));
         met.map(|&(variable, maker)| match self.history[variable as usize].last() {
             Some(last) if *last == maker => Ok(variable),
-            _ => Err("a tensor whose gradient is retained was changed in place"),
+            _ => Err(Reason::RetainedChanged),
         })
         .collect()
     }
@@ -274,20 +274,18 @@ impl Analysis {
 
     /// Whether the tape of a result meets what a compiled backward can't do: a custom function, a gradient to be
     /// retained, a leaf that was made inside or told something.
-    pub(crate) fn stays_inside(&self, variable: Variable, reach: &Reach) -> Option<&'static str> {
+    pub(crate) fn stays_inside(&self, variable: Variable, reach: &Reach) -> Option<Reason> {
         if !self.functions_on(&reach.calls).is_empty() {
-            return Some(
-                "a result leaves the compiled function whose gradient flows through a custom function",
-            );
+            return Some(Reason::LeavesFunction);
         }
         // Its own gradient arrives from outside, where it is looked at, unless it was changed since it was asked for.
         let arrives =
             |v: Variable, maker: usize| v == variable && self.history[v as usize].last() == Some(&maker);
         if self.retained.iter().any(|&(v, maker)| !arrives(v, maker) && reach.calls.contains(&maker)) {
-            return Some("a result leaves the compiled function whose gradient is looked at on its way");
+            return Some(Reason::LeavesWatched);
         }
         let told = reach.inputs.iter().any(|v| self.told.contains_key(v));
-        told.then_some("a result leaves the compiled function whose gradient reaches a leaf told so inside")
+        told.then_some(Reason::LeavesTold)
     }
 
     /// The calls that a pass of `grad` differentiates.

@@ -15,7 +15,10 @@ fn breaks_say_where_why_and_what_helps() -> Result<()> {
     })?;
     let at = &explanation.breaks[0];
     assert!(at.loc.to_string().starts_with("explanations.rs:"), "{explanation}");
-    assert_eq!((at.module.as_deref(), at.reason.as_str()), (Some("layers.3.fc"), "item needs the value"));
+    assert_eq!(
+        (at.module.as_deref(), &at.reason),
+        (Some("layers.3.fc"), &kiln_dynamo::Reason::Value { what: "item" })
+    );
     assert!(at.advice().unwrap().contains("where_"));
     let text = explanation.to_string();
     assert!(text.contains("(after layers.3.fc): item needs the value\n  hint: read it after"), "{text}");
@@ -48,8 +51,12 @@ fn printing_names_its_line_and_is_an_error_in_one_graph() -> Result<()> {
         assert_eq!(whole.run(|| program(false))?.1, "");
     }
     let breaks: Vec<_> =
-        explanation.breaks.iter().map(|at| (at.loc.to_string(), at.reason.as_str())).collect();
-    assert_eq!(breaks, [(format!("explanations.rs:{line}"), "printing needs the value")], "{explanation}");
+        explanation.breaks.iter().map(|at| (at.loc.to_string(), at.reason.to_string())).collect();
+    assert_eq!(
+        breaks,
+        [(format!("explanations.rs:{line}"), "printing needs the value".into())],
+        "{explanation}"
+    );
     Ok(())
 }
 

@@ -209,9 +209,9 @@ fn read_inside(step: &Step, dtype: DType) -> Result<Record> {
 fn a_loss_that_is_read_inside() -> Result<()> {
     for (_, explanation) in check(Precision::Single, read_inside)? {
         // Where the loss is read, and where a tape that a finished graph left is used up.
-        let reasons: HashSet<&str> = explanation.breaks.iter().map(|b| b.reason.as_str()).collect();
+        let reasons: HashSet<String> = explanation.breaks.iter().map(|b| b.reason.to_string()).collect();
         let known = ["item needs the value", "the tape continues outside the compiled function"];
-        assert_eq!(reasons, known.into(), "{explanation}");
+        assert_eq!(reasons, known.map(String::from).into(), "{explanation}");
     }
     Ok(())
 }
