@@ -4,9 +4,10 @@
 
 pub mod golden;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -145,33 +146,45 @@ fn detect() -> CIsa {
 
 pub type KernelFn = unsafe extern "C" fn(*const *mut u8, *const i64, *const u64, i64, i64, *mut u8) -> i32;
 
-/// Compiled kernels of a plan, by name. `None` without a C compiler.
+/// Compiled kernels of a plan, by number.
 pub struct Compiled {
-    pub libraries: Vec<libloading::Library>,
     pub kernels: Vec<KernelFn>,
+    library: Rc<Libraries>,
+}
+
+/// What was loaded, as long as somebody has kernels of it.
+struct Libraries {
+    loaded: Vec<libloading::Library>,
     folder: PathBuf,
 }
 
-impl Drop for Compiled {
+impl Drop for Libraries {
     fn drop(&mut self) {
-        self.libraries.clear();
+        self.loaded.clear();
         std::fs::remove_dir_all(&self.folder).ok();
     }
 }
 
+/// A plan's kernels, compiled. `None` without a C compiler.
 pub fn compile(code: &[KernelSource], target: &dyn Target) -> Option<Compiled> {
+    compile_all(&[code], target)?.pop()
+}
+
+/// The kernels of several plans, compiled together: most of a text is what all kernels share.
+pub fn compile_all(plans: &[&[KernelSource]], target: &dyn Target) -> Option<Vec<Compiled>> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("kiln-inductor-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let mut shards: HashMap<usize, Vec<&KernelSource>> = HashMap::new();
-    for kernel in code {
-        shards.entry(kernel.lanes).or_default().push(kernel);
+    let mut shards: HashMap<usize, BTreeMap<&str, &KernelSource>> = HashMap::new();
+    for kernel in plans.iter().copied().flatten() {
+        shards.entry(kernel.lanes).or_default().insert(&kernel.name, kernel);
     }
-    let mut libraries = Vec::new();
+    let mut libraries = Libraries { loaded: Vec::new(), folder: folder.clone() };
     let mut found: HashMap<String, KernelFn> = HashMap::new();
     for (lanes, kernels) in shards {
         let (source, object) = (folder.join(format!("k{lanes}.c")), folder.join(format!("k{lanes}.so")));
+        let kernels: Vec<&KernelSource> = kernels.into_values().collect();
         std::fs::write(&source, target.source(&kernels)).unwrap();
         let output = Command::new(compiler())
             .args(FLAGS)
@@ -199,10 +212,11 @@ pub fn compile(code: &[KernelSource], target: &dyn Target) -> Option<Compiled> {
             let symbol = unsafe { library.get::<KernelFn>(kernel.name.as_bytes()) }.unwrap();
             found.insert(kernel.name.clone(), *symbol);
         }
-        libraries.push(library);
+        libraries.loaded.push(library);
     }
-    let kernels = code.iter().map(|k| found[&k.name]).collect();
-    Some(Compiled { libraries, kernels, folder })
+    let library = Rc::new(libraries);
+    let kernels = |code: &&[KernelSource]| code.iter().map(|kernel| found[&kernel.name]).collect();
+    Some(plans.iter().map(|code| Compiled { kernels: kernels(code), library: library.clone() }).collect())
 }
 
 /// A plan with its memory.
@@ -622,6 +636,18 @@ pub fn check_memory(plan: &Plan) {
 pub fn check_run(graph: &Graph, options: &Options, inputs: &[Argument]) -> Plan {
     graph.verify(Stage::Prims, "the test").unwrap();
     let lowered = lower(graph, options).unwrap();
+    check_lowered(&lowered, graph, options, inputs, compile(&lowered.code, &*options.target).as_ref());
+    lowered.plan
+}
+
+/// The same for a graph that was lowered and compiled before.
+pub fn check_lowered(
+    lowered: &Lowered,
+    graph: &Graph,
+    options: &Options,
+    inputs: &[Argument],
+    compiled: Option<&Compiled>,
+) {
     check_memory(&lowered.plan);
     let strides: Vec<Strides> = options.input_layouts.iter().map(|layout| layout.strides.clone()).collect();
     // As it lies in memory: elements of expanded inputs are one.
@@ -640,7 +666,7 @@ pub fn check_run(graph: &Graph, options: &Options, inputs: &[Argument]) -> Plan 
             for (side, want, got) in sides {
                 for (n, pair) in want.iter().zip(got).enumerate() {
                     if let (Argument::Tensor(want), Argument::Tensor(got)) = pair {
-                        compare(&format!("{what}: {side} {n}"), got, want, &lowered, graph);
+                        compare(&format!("{what}: {side} {n}"), got, want, lowered, graph);
                     }
                 }
             }
@@ -658,9 +684,9 @@ pub fn check_run(graph: &Graph, options: &Options, inputs: &[Argument]) -> Plan 
         check_memory(&plain.plan);
         both("for an interpreter", interpret(&plain.plan, graph, &strides, &inputs));
     }
-    let Some(compiled) = compile(&lowered.code, &*options.target) else { return lowered.plan };
-    let mut run = Run::new(&lowered, graph, options, &inputs);
-    let done = run.run(&compiled).map(|()| {
+    let Some(compiled) = compiled else { return };
+    let mut run = Run::new(lowered, graph, options, &inputs);
+    let done = run.run(compiled).map(|()| {
         let view = |place: Place, ty: &TensorTy, strides: &Strides| {
             let buffer = lowered.plan.buffers.iter().position(|buffer| buffer.place == place)?;
             let at = BufferRef { buffer: BufferId(buffer as u32), offset: 0 };
@@ -679,7 +705,6 @@ pub fn check_run(graph: &Graph, options: &Options, inputs: &[Argument]) -> Plan 
         kiln_testkit::Outcome { outputs: outputs.map(Into::into).collect(), inputs: after.collect() }
     });
     both("compiled", done);
-    lowered.plan
 }
 
 /// A small random generator.
