@@ -17,6 +17,12 @@
 //! println!("{}", step.explain());
 //! # Ok(()) }
 //! ```
+//!
+//! | feature, on by default | what it is |
+//! |---|---|
+//! | `models` | `kiln::models`: models everybody knows |
+//! | `data` | `kiln::data` and `kiln::training`: data loaders, checkpoints, histories, plots |
+//! | `torch-files` | `kiln::nn::torch_file`: files of `torch.save` |
 
 pub mod benchmark;
 mod module;
