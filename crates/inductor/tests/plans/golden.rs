@@ -2,7 +2,7 @@
 //! `support/golden.rs`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
-mod support;
+use crate::support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -142,12 +142,13 @@ const UNREACHED: [(&str, &str); 3] = [
 /// The reasons that refusals give, as the sources have them.
 fn reasons() -> BTreeSet<String> {
     let sources = [
-        include_str!("../src/fuse/mod.rs"),
-        include_str!("../src/fuse/shared.rs"),
-        include_str!("../src/lower/mod.rs"),
-        include_str!("../src/rewrite/scatters.rs"),
-        include_str!("../src/schedule/bands.rs"),
-        include_str!("../src/schedule/epilogue.rs"),
+        include_str!("../../src/fuse/merge.rs"),
+        include_str!("../../src/fuse/mod.rs"),
+        include_str!("../../src/fuse/shared.rs"),
+        include_str!("../../src/lower/mod.rs"),
+        include_str!("../../src/rewrite/scatters.rs"),
+        include_str!("../../src/schedule/bands.rs"),
+        include_str!("../../src/schedule/epilogue.rs"),
     ];
     let before = ["reason: ", "reason = ", "refusal(", "Joined::No(", "end = Some(", "unwrap_or(", "Err("];
     let mut found = BTreeSet::new();

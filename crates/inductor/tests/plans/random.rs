@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
 
-mod support;
+use crate::support;
 
 use kiln_inductor::{C, Layout, Options, Tuning};
 use kiln_ir::math::c::CIsa;

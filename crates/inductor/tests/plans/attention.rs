@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
 
-mod support;
+use crate::support;
 
 use kiln_ir::Op;
 use kiln_plan::{Call, Place, Plan, Step, ViewRef};

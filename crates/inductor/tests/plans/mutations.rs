@@ -1,7 +1,7 @@
 //! Plans that were changed after they were written: each is refused, or runs inside of its memory.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
-mod support;
+use crate::support;
 
 use kiln_inductor::{Lowered, Options, lower};
 use kiln_ir::{DType, Graph, Scalar};

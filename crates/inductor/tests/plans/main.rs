@@ -1,0 +1,12 @@
+//! Plans: what they compute, by definition and compiled, and what they look like. One program, so that it is linked once and
+//! its tests share the cores.
+
+mod attention;
+mod execute;
+mod folds;
+mod golden;
+mod mutations;
+mod random;
+mod scatters;
+mod support;
+mod unroll;
