@@ -35,7 +35,7 @@ pub use kiln_dynamo::{
     is_compiling, list_backends, list_options, on_progress, register_backend, reset, run_graph,
     run_graph_with, run_node, set_process_stance, set_stance, stance,
 };
-pub use kiln_ir::Graph;
+pub use kiln_ir::{Graph, NoDevice};
 #[cfg(feature = "models")]
 pub use kiln_models as models;
 pub use kiln_nn as nn;

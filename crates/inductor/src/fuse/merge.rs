@@ -119,11 +119,12 @@ impl<'g> Fusion<'g> {
         if joined.is_none() && !self.folding_pays(a, b, &space, new) {
             return Err(spaces);
         }
-        if a.lowered.kernel.exprs.len() + b.lowered.kernel.exprs.len() > self.tuning.fusion_size
-            || a.lowered.loads.len() + b.lowered.loads.len() + a.roots.len() + b.roots.len()
-                > self.tuning.fusion_buffers
-        {
+        if a.lowered.kernel.exprs.len() + b.lowered.kernel.exprs.len() > self.tuning.fusion_size {
             return Err(WhyNot::TooLarge { value: left, limit: self.tuning.fusion_size });
+        }
+        let loads = a.lowered.loads.len() + b.lowered.loads.len();
+        if loads + a.roots.len() + b.roots.len() > self.tuning.fusion_buffers {
+            return Err(WhyNot::Buffers { value: left, limit: self.tuning.fusion_buffers });
         }
         if reach.between(deps, into, ua, ub) {
             return Err(WhyNot::Between { left, right });

@@ -80,6 +80,14 @@ pub enum WhyNot {
         /// The limit.
         limit: usize,
     },
+    /// The kernel would touch too many buffers at once.
+    #[error("{} would make a kernel of more than {limit} buffers", name(.value))]
+    Buffers {
+        /// The value.
+        value: Value,
+        /// The limit.
+        limit: usize,
+    },
     /// A write-back whose target's old contents are still needed: it goes through a temporary.
     #[error("the new contents of input {input} wait in a temporary: its old contents are still read")]
     StillRead {
@@ -134,6 +142,7 @@ impl WhyNot {
             WhyNot::Between { .. } => "another step lies between two kernels".into(),
             WhyNot::OtherPlace { .. } => "read at other places than it is computed".into(),
             WhyNot::TooLarge { limit, .. } => format!("a kernel of more than {limit} operations"),
+            WhyNot::Buffers { limit, .. } => format!("a kernel of more than {limit} buffers"),
             WhyNot::StillRead { .. } => {
                 "new contents wait in a temporary: the old ones are still read".into()
             }
@@ -156,6 +165,7 @@ impl WhyNot {
             | WhyNot::SharedReduction { value, .. }
             | WhyNot::OtherPlace { value }
             | WhyNot::TooLarge { value, .. }
+            | WhyNot::Buffers { value, .. }
             | WhyNot::Scatter { value, .. } => vec![*value],
             WhyNot::Spaces { left, right } | WhyNot::Between { left, right } => vec![*left, *right],
             WhyNot::StillRead { .. }
