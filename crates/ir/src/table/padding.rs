@@ -4,7 +4,7 @@
 #[macro_export]
 macro_rules! rows_padding {
     ($callback:ident [$($rows:tt)*]) => {
-        $crate::rows_indexing! { $callback [
+        $crate::rows_scatter! { $callback [
             $($rows)*
 
             /// x with a number before and after its elements
