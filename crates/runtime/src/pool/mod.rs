@@ -8,10 +8,12 @@
 //! aligned so that they can be backed by huge pages: a fresh 16 MiB block otherwise costs thousands of page
 //! faults.
 
-use std::alloc::Layout;
-use std::cell::{Cell, RefCell};
+mod class;
+mod loan;
+mod magazine;
+mod system;
+
 use std::ptr::NonNull;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -19,12 +21,16 @@ use thiserror::Error;
 
 use crate::guard;
 use crate::threads::{Shared, parallel_for};
+use class::{CLASSES, Class};
+use loan::Loan;
+use magazine::Magazine;
+use system::{from_system, to_system};
+
+pub use loan::lend;
+pub use system::machine_bytes;
 
 /// Alignment of every buffer.
 pub const ALIGNMENT: usize = 64;
-/// From this size on blocks are mapped from the system, at multiples of this size.
-const BIG: usize = 2 << 20;
-const CLASSES: usize = 4 * usize::BITS as usize;
 
 /// Why a buffer could not be had.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -116,10 +122,7 @@ impl Buffer {
 
     /// The same, never from memory that is [lent](lend): for buffers that outlive a loan.
     pub(crate) fn alloc_to_keep(bytes: usize) -> Result<Buffer, AllocError> {
-        let loan = LOAN.replace(Loan::NONE);
-        let buffer = Buffer::alloc(bytes);
-        LOAN.set(loan);
-        buffer
+        Loan::without(|| Buffer::alloc(bytes))
     }
 
     /// A buffer of `bytes` zero bytes.
@@ -211,81 +214,6 @@ impl Drop for Buffer {
     }
 }
 
-/// Memory that a thread's larger buffers come from for a while, instead of the pool's blocks.
-#[derive(Clone, Copy)]
-struct Loan {
-    start: usize,
-    /// Where the next buffer begins.
-    next: usize,
-    end: usize,
-    /// Buffers that have not been given back.
-    out: usize,
-}
-
-thread_local! {
-    static LOAN: Cell<Loan> = const { Cell::new(Loan::NONE) };
-}
-
-impl Loan {
-    const NONE: Loan = Loan { start: 0, next: 0, end: 0, out: 0 };
-
-    /// Memory for a buffer, if it is not a small one and there is room.
-    fn take(class: Class, bytes: usize) -> Option<NonNull<u8>> {
-        let mut loan = LOAN.get();
-        let size = bytes.next_multiple_of(ALIGNMENT);
-        if class.index < SMALL_CLASSES || loan.end - loan.next < size {
-            return None;
-        }
-        let pointer = NonNull::new(std::ptr::with_exposed_provenance_mut(loan.next))?;
-        loan.next += size;
-        loan.out += 1;
-        LOAN.set(loan);
-        Some(pointer)
-    }
-
-    /// Takes a buffer's memory back, if it was lent.
-    fn give_back(pointer: NonNull<u8>, bytes: usize) -> bool {
-        let mut loan = LOAN.get();
-        let start = pointer.addr().get();
-        if !(loan.start..loan.end).contains(&start) {
-            return false;
-        }
-        // The last one's memory can be used again at once, all of it when none is left.
-        if start + bytes.next_multiple_of(ALIGNMENT) == loan.next {
-            loan.next = start;
-        }
-        loan.out -= 1;
-        if loan.out == 0 {
-            loan.next = loan.start;
-        }
-        LOAN.set(loan);
-        true
-    }
-}
-
-/// Calls `body`, in which this thread's buffers come from the given memory as far as it reaches.
-///
-/// # Panics
-/// If a buffer that was made in `body` is still there when it ends.
-///
-/// # Safety
-/// The memory begins at a multiple of 64, and nobody else uses it until `body` ends. Every buffer that `body`
-/// makes on this thread is dropped on this thread before it ends.
-pub unsafe fn lend<R>(memory: *mut u8, bytes: usize, body: impl FnOnce() -> R) -> R {
-    struct Ends(Loan);
-    impl Drop for Ends {
-        fn drop(&mut self) {
-            let loan = LOAN.replace(self.0);
-            if loan.out != 0 && !std::thread::panicking() {
-                panic!("{} buffers outlive the memory that was lent for them", loan.out);
-            }
-        }
-    }
-    let start = memory.expose_provenance();
-    let _ends = Ends(LOAN.replace(Loan { start, next: start, end: start + bytes, out: 0 }));
-    body()
-}
-
 /// What the pool holds now.
 pub fn stats() -> Stats {
     Magazine::report_own();
@@ -306,63 +234,13 @@ pub fn reset_peak() {
 
 /// Returns all cached blocks to the system, but for the few small ones that other threads keep.
 pub fn clear() {
-    // A thread that is going down has given them back.
-    let _ = OWN.try_with(|own| own.borrow_mut().empty());
+    Magazine::empty_own();
     for index in 0..CLASSES {
         let Some(class) = Class::at(index) else { return };
         while let Some(block) = POOL.pop(class) {
             // SAFETY: a cached block belongs to the pool alone and was made with its list's class.
             unsafe { give_back(block, class) };
         }
-    }
-}
-
-/// Bytes of memory the process may use: the machine's, or its control group's if that is less.
-pub fn machine_bytes() -> usize {
-    static BYTES: OnceLock<usize> = OnceLock::new();
-    *BYTES.get_or_init(|| {
-        // SAFETY: sysconf has no preconditions.
-        let (pages, page) =
-            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-        let physical = match (usize::try_from(pages), usize::try_from(page)) {
-            (Ok(pages), Ok(page)) if pages > 0 => pages.saturating_mul(page),
-            _ => isize::MAX as usize,
-        };
-        let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max");
-        let group = group.ok().and_then(|text| text.trim().parse::<usize>().ok());
-        physical.min(group.unwrap_or(usize::MAX))
-    })
-}
-
-/// A size class: its list's index and the size of its blocks.
-#[derive(Clone, Copy)]
-struct Class {
-    index: usize,
-    bytes: usize,
-}
-
-impl Class {
-    /// The class for a request of `bytes > 0`, unless the rounded size would not be a valid one.
-    #[inline]
-    fn of(bytes: usize) -> Option<Class> {
-        let last = (bytes - 1) / ALIGNMENT;
-        if last < 4 {
-            return Class::at(last);
-        }
-        let shift = last.ilog2() as usize - 2;
-        Class::at(4 * shift + (last >> shift))
-    }
-
-    /// Indices 0..8 are 1..=8 units of 64 bytes; from there on each four double the step.
-    #[inline]
-    fn at(index: usize) -> Option<Class> {
-        let (units, shift) = if index < 4 { (index + 1, 0) } else { (index % 4 + 5, index / 4 - 1) };
-        let bytes = (shift < 56).then(|| (units * ALIGNMENT).checked_mul(1 << shift)).flatten()?;
-        (bytes <= isize::MAX as usize / 2).then_some(Class { index, bytes })
-    }
-
-    fn is_big(self) -> bool {
-        self.bytes >= BIG
     }
 }
 
@@ -458,172 +336,22 @@ impl Pool {
     }
 }
 
-/// Classes up to 4 KiB.
-const SMALL_CLASSES: usize = 20;
-/// Blocks of one class that a thread keeps.
-const MAGAZINE: usize = 64;
-/// Bytes that a thread's small blocks may add up to before they show in the counters.
-const UNREPORTED: isize = 64 << 10;
-
-/// Small blocks that one thread keeps for itself.
-struct Magazine {
-    heads: [Option<Link>; SMALL_CLASSES],
-    counts: [usize; SMALL_CLASSES],
-    /// Bytes that came to life here (or died, if negative) since the last report.
-    unreported: isize,
-}
-
-thread_local! {
-    static OWN: RefCell<Magazine> = const {
-        RefCell::new(Magazine { heads: [None; SMALL_CLASSES], counts: [0; SMALL_CLASSES], unreported: 0 })
-    };
-}
-
-impl Magazine {
-    /// The thread's own magazine, for a class that it keeps; `None` while the thread is going down.
-    #[inline]
-    fn with<R>(class: Class, body: impl FnOnce(&mut Magazine) -> R) -> Option<R> {
-        if class.index >= SMALL_CLASSES {
-            return None;
-        }
-        OWN.try_with(|own| body(&mut own.borrow_mut())).ok()
-    }
-
-    #[inline]
-    fn take(&mut self, class: Class) -> Option<NonNull<u8>> {
-        let Link(block) = self.heads[class.index]?;
-        // SAFETY: `put` wrote a link at the start of every block it kept.
-        self.heads[class.index] = guard::at_link(block, || unsafe { block.cast::<Option<Link>>().read() });
-        self.counts[class.index] -= 1;
-        self.count(class.bytes as isize);
-        Some(block)
-    }
-
-    /// Keeps a block, unless there are enough.
-    #[inline]
-    fn put(&mut self, class: Class, block: NonNull<u8>) -> bool {
-        if self.counts[class.index] == MAGAZINE {
-            return false;
-        }
-        // SAFETY: the block is at least 64 bytes, aligned, and no longer used by its former owner.
-        guard::at_link(block, || unsafe { block.cast::<Option<Link>>().write(self.heads[class.index]) });
-        self.heads[class.index] = Some(Link(block));
-        self.counts[class.index] += 1;
-        self.count(-(class.bytes as isize));
-        true
-    }
-
-    #[inline]
-    fn count(&mut self, bytes: isize) {
-        self.unreported += bytes;
-        if self.unreported.abs() > UNREPORTED {
-            self.report();
-        }
-    }
-
-    fn report(&mut self) {
-        POOL.count(std::mem::take(&mut self.unreported));
-    }
-
-    /// Makes this thread's small blocks show in the counters.
-    fn report_own() {
-        // A thread that is going down has reported.
-        let _ = OWN.try_with(|own| own.borrow_mut().report());
-    }
-
-    /// Gives all blocks to the pool.
-    fn empty(&mut self) {
-        for index in 0..SMALL_CLASSES {
-            let Some(class) = Class::at(index) else { return };
-            while let Some(block) = self.take(class) {
-                self.count(-(class.bytes as isize));
-                POOL.push(class, block);
-            }
-        }
-        self.report();
-    }
-}
-
-impl Drop for Magazine {
-    fn drop(&mut self) {
-        self.empty();
-    }
-}
-
-fn small_layout(class: Class) -> Layout {
-    Layout::from_size_align(class.bytes, ALIGNMENT).expect("class sizes are valid layouts")
-}
-
-fn from_system(class: Class) -> Option<NonNull<u8>> {
-    if class.is_big() {
-        return map_big(class.bytes);
-    }
-    // SAFETY: class sizes are not zero.
-    NonNull::new(unsafe { std::alloc::alloc(small_layout(class)) })
-}
-
-/// Maps `bytes` (a multiple of the page size), zeroed, at a multiple of 2 MiB.
-fn map_big(bytes: usize) -> Option<NonNull<u8>> {
-    let padded = bytes.checked_add(BIG)?;
-    // SAFETY: an anonymous mapping at an address the system chooses.
-    let start = unsafe {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        libc::mmap(std::ptr::null_mut(), padded, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-    };
-    if start == libc::MAP_FAILED {
-        return None;
-    }
-    let before = (start as usize).next_multiple_of(BIG) - start as usize;
-    // SAFETY: the three parts lie within the mapping just made; the outer two are cut off.
-    unsafe {
-        let block = start.byte_add(before);
-        if before > 0 {
-            libc::munmap(start, before);
-        }
-        if before < BIG {
-            libc::munmap(block.byte_add(bytes), BIG - before);
-        }
-        #[cfg(target_os = "linux")]
-        // Advice only: without huge pages the block works all the same.
-        libc::madvise(block, bytes, libc::MADV_HUGEPAGE);
-        NonNull::new(block.cast())
-    }
-}
-
 /// # Safety
-/// `block` came from `from_system(class)` and is not used any more.
+/// `block` came from the pool with this class and is not used any more.
 unsafe fn give_back(block: NonNull<u8>, class: Class) {
     POOL.held.fetch_sub(class.bytes, Ordering::Relaxed);
     guard::unused(block.as_ptr(), class.bytes, true);
-    if class.is_big() {
-        // SAFETY: exactly the range that `map_big` kept.
-        unsafe { libc::munmap(block.as_ptr().cast(), class.bytes) };
-    } else {
-        // SAFETY: allocated with the same layout.
-        unsafe { std::alloc::dealloc(block.as_ptr(), small_layout(class)) };
-    }
+    // SAFETY: the caller's promise is passed on.
+    unsafe { to_system(block, class) };
 }
 
 #[cfg(test)]
 mod tests {
+    use super::class::BIG;
     use super::*;
 
     /// The pool is shared by all tests of the process: those that count take turns.
-    static TURN: Mutex<()> = Mutex::new(());
-
-    #[test]
-    fn classes_are_tight_and_ordered() {
-        let mut last = 0;
-        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 3 << 20, (16 << 20) - 1, 16 << 20, 1 << 40]) {
-            let class = Class::of(bytes).unwrap();
-            assert!(class.bytes >= bytes && class.bytes <= (bytes * 5 / 4).max(bytes + 64), "{bytes}");
-            assert_eq!(Class::at(class.index).unwrap().bytes, class.bytes);
-            assert!(class.index >= last);
-            last = class.index;
-        }
-        assert_eq!(Class::of(16 << 20).unwrap().bytes, 16 << 20);
-        assert!(Class::of(usize::MAX).is_none());
-    }
+    pub(super) static TURN: Mutex<()> = Mutex::new(());
 
     #[test]
     fn a_freed_block_comes_back() {
@@ -650,31 +378,6 @@ mod tests {
         assert!(after.cached_bytes >= 64 << 20);
         clear();
         assert!(stats().cached_bytes < 64 << 20);
-    }
-
-    #[test]
-    fn lent_memory_is_used_first_and_given_back() {
-        let _turn = TURN.lock();
-        let arena = Buffer::alloc(1 << 20).unwrap();
-        let range = arena.as_ptr() as usize..arena.as_ptr() as usize + (1 << 20);
-        let inside = |buffer: &Buffer| range.contains(&(buffer.as_ptr() as usize));
-        // SAFETY: the arena is ours, and all buffers but those made to be kept are dropped inside.
-        let kept = unsafe {
-            lend(arena.as_ptr(), 1 << 20, || {
-                let before = stats().live_bytes;
-                let (first, second) = (Buffer::alloc(100_000).unwrap(), Buffer::alloc(800_000).unwrap());
-                assert!(inside(&first) && inside(&second));
-                assert!(second.as_ptr() as usize >= first.as_ptr() as usize + 100_000);
-                assert_eq!(stats().live_bytes, before);
-                let (too_large, small) = (Buffer::alloc(200_000).unwrap(), Buffer::alloc(100).unwrap());
-                assert!(!inside(&too_large) && !inside(&small));
-                drop(first);
-                drop(second);
-                assert!(inside(&Buffer::alloc(1 << 20).unwrap()), "all of it is free again");
-                Buffer::alloc_to_keep(5000).unwrap()
-            })
-        };
-        assert!(!inside(&kept) && !inside(&Buffer::alloc(5000).unwrap()));
     }
 
     #[test]
