@@ -8,7 +8,7 @@ use kiln_aot::trace::Variable;
 use kiln_ir::{Grad, Loc, Op, Reads, Ty};
 
 use super::{Analysis, Done};
-use crate::trie::{GradEvent, KeyArg};
+use crate::event::{GradEvent, KeyArg};
 
 /// Why a pass is left to eager mode, which refuses it.
 pub(crate) const OVERWRITTEN: &str = "a tensor that a gradient needs was changed in place after it was saved";
