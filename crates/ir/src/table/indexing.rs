@@ -44,15 +44,13 @@ use smallvec::smallvec;
 
 use super::shapes::{iota, zero_of};
 use crate::decompose::one as decomposed;
-use crate::gradient::{Grads, g, zeros_like};
+use crate::gradient::{Cx, Grads, g, zeros_like};
 use crate::samples::{ALL, FLOATS, calls, t, with_op};
 use crate::types::{Rule, check_dims, checked, common_device, one, same_kind_of, tensor};
 use crate::{
-    DType, Dims, Domain, Emit, EmitExt, GradCall, Op, Result, Sample, SampleArg, Scalar, Shape, TensorTy, Ty,
+    DType, Dims, Domain, EmitExt, GradCall, Op, Result, Sample, SampleArg, Scalar, Shape, TensorTy, Ty,
     Value, Values, Why, broadcast,
 };
-
-type Cx<'a> = &'a mut dyn Emit;
 
 pub(super) fn check_index_dtype(index: &TensorTy) -> Result<(), Why> {
     match index.dtype {
@@ -352,14 +350,12 @@ pub(crate) fn masked_scatter_type(_: &Op, args: &[Ty]) -> Rule {
 pub(crate) fn masked_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, mask) = (g!(call), call.inputs[1]);
     let ty = cx.tensor_ty(g);
-    let gx = if call.wants(0) {
+    let gx = call.wanted(cx, 0, |cx| {
         let zero = zero_of(cx, ty.dtype)?;
-        Some(cx.where_(mask, zero, g)?)
-    } else {
-        None
-    };
+        cx.where_(mask, zero, g)
+    })?;
     let shape = cx.tensor_ty(call.inputs[2]).shape;
-    let gsrc = if call.wants(2) { Some(cx.masked_scatter_backward(g, mask, shape)?) } else { None };
+    let gsrc = call.wanted(cx, 2, |cx| cx.masked_scatter_backward(g, mask, shape))?;
     Ok(vec![gx, None, gsrc])
 }
 

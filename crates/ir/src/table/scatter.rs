@@ -37,15 +37,13 @@ macro_rules! rows_scatter {
 
 use super::indexing::{any, check_index_dtype, index_of};
 use crate::decompose::one as decomposed;
-use crate::gradient::{Grads, g, zeros_like};
+use crate::gradient::{Cx, Grads, g, zeros_like};
 use crate::samples::{ALL, NUMBERS, with_op};
 use crate::types::{Rule, check_dims, check_index, checked, common_device, one, same_kind_of, tensor};
 use crate::{
-    DType, Dims, Domain, Emit, EmitExt, GradCall, Op, Result, Sample, ScatterReduce, Shape, TensorTy, Ty,
-    Value, Values, Why,
+    DType, Dims, Domain, EmitExt, GradCall, Op, Result, Sample, ScatterReduce, Shape, TensorTy, Ty, Value,
+    Values, Why,
 };
-
-type Cx<'a> = &'a mut dyn Emit;
 
 /// The dim of a row that works along one.
 fn dim_of(op: &Op) -> usize {
@@ -109,19 +107,17 @@ pub(crate) fn index_write_type(op: &Op, args: &[Ty]) -> Rule {
 
 pub(crate) fn index_add_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
-    let gsrc = if call.wants(2) { Some(cx.index_select(g, call.inputs[1], dim_of(call.op))?) } else { None };
+    let gsrc = call.wanted(cx, 2, |cx| cx.index_select(g, call.inputs[1], dim_of(call.op)))?;
     Ok(vec![Some(g), None, gsrc])
 }
 
 pub(crate) fn index_copy_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, index, dim) = (g!(call), call.inputs[1], dim_of(call.op));
-    let gx = if call.wants(0) {
+    let gx = call.wanted(cx, 0, |cx| {
         let zeros = zeros_like(cx, call.inputs[2])?;
-        Some(cx.index_copy(g, index, zeros, dim)?)
-    } else {
-        None
-    };
-    let gsrc = if call.wants(2) { Some(cx.index_select(g, index, dim)?) } else { None };
+        cx.index_copy(g, index, zeros, dim)
+    })?;
+    let gsrc = call.wanted(cx, 2, |cx| cx.index_select(g, index, dim))?;
     Ok(vec![gx, None, gsrc])
 }
 
@@ -157,14 +153,14 @@ fn without_places(cx: Cx<'_>, g: Value, index: Value, dim: usize) -> Result<Valu
 
 pub(crate) fn scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, index, dim) = (g!(call), call.inputs[1], dim_of(call.op));
-    let gx = if call.wants(0) { Some(without_places(cx, g, index, dim)?) } else { None };
-    let gsrc = if call.wants(2) { Some(cx.gather(g, index, dim)?) } else { None };
+    let gx = call.wanted(cx, 0, |cx| without_places(cx, g, index, dim))?;
+    let gsrc = call.wanted(cx, 2, |cx| cx.gather(g, index, dim))?;
     Ok(vec![gx, None, gsrc])
 }
 
 pub(crate) fn scatter_add_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, index) = (g!(call), call.inputs[1]);
-    let gsrc = if call.wants(2) { Some(cx.gather(g, index, dim_of(call.op))?) } else { None };
+    let gsrc = call.wanted(cx, 2, |cx| cx.gather(g, index, dim_of(call.op)))?;
     Ok(vec![Some(g), None, gsrc])
 }
 

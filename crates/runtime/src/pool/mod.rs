@@ -20,7 +20,6 @@ use parking_lot::Mutex;
 use thiserror::Error;
 
 use crate::guard;
-use crate::threads::{Shared, parallel_for};
 use class::{CLASSES, Class};
 use loan::Loan;
 use magazine::Magazine;
@@ -96,7 +95,7 @@ impl Drop for Reserve {
 
 /// An owned block of raw memory; dropping it returns it to the pool.
 ///
-/// The memory is aligned to 64 bytes and not initialised unless stated. The type hands out only a raw
+/// The memory is aligned to 64 bytes and not initialised. The type hands out only a raw
 /// pointer: who may read and write when is decided by the owner.
 #[derive(Debug)]
 pub struct Buffer {
@@ -117,25 +116,30 @@ impl Buffer {
 
     /// A buffer of `bytes` bytes with unspecified contents.
     pub fn alloc(bytes: usize) -> Result<Buffer, AllocError> {
-        Ok(Buffer::take(bytes)?.0)
+        if bytes == 0 {
+            return Ok(Buffer { pointer: Buffer::NOWHERE, bytes });
+        }
+        let too_large = || AllocError::TooLarge { requested: bytes, machine: machine_bytes() };
+        let class = Class::of(bytes).ok_or_else(too_large)?;
+        if let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten() {
+            guard::used(pointer.as_ptr(), bytes, class.bytes);
+            return Ok(Buffer { pointer, bytes });
+        }
+        if let Some(pointer) = Loan::take(class, bytes) {
+            return Ok(Buffer { pointer, bytes });
+        }
+        let pointer = match POOL.pop(class) {
+            Some(pointer) => pointer,
+            None => POOL.fresh(class, bytes)?,
+        };
+        POOL.count(class.bytes as isize);
+        guard::used(pointer.as_ptr(), bytes, class.bytes);
+        Ok(Buffer { pointer, bytes })
     }
 
     /// The same, never from memory that is [lent](lend): for buffers that outlive a loan.
     pub(crate) fn alloc_to_keep(bytes: usize) -> Result<Buffer, AllocError> {
         Loan::without(|| Buffer::alloc(bytes))
-    }
-
-    /// A buffer of `bytes` zero bytes.
-    pub fn zeroed(bytes: usize) -> Result<Buffer, AllocError> {
-        let (buffer, known_zero) = Buffer::take(bytes)?;
-        if !known_zero {
-            let start = Shared(buffer.as_ptr());
-            parallel_for(bytes, 1 << 20, |begin, end| {
-                // SAFETY: ranges are disjoint and within the block, which nobody else knows of yet.
-                unsafe { std::ptr::write_bytes(start.get().add(begin), 0, end - begin) }
-            });
-        }
-        Ok(buffer)
     }
 
     /// A buffer of no bytes whose address is that of memory somebody else owns (null: there is none); dropping
@@ -162,30 +166,6 @@ impl Buffer {
     /// The size of its block.
     fn size(&self) -> usize {
         if self.bytes == 0 { 0 } else { Class::of(self.bytes).map_or(0, |class| class.bytes) }
-    }
-
-    /// The buffer, and whether its bytes are known to be zero.
-    #[inline]
-    fn take(bytes: usize) -> Result<(Buffer, bool), AllocError> {
-        if bytes == 0 {
-            return Ok((Buffer { pointer: Buffer::NOWHERE, bytes }, true));
-        }
-        let too_large = || AllocError::TooLarge { requested: bytes, machine: machine_bytes() };
-        let class = Class::of(bytes).ok_or_else(too_large)?;
-        if let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten() {
-            guard::used(pointer.as_ptr(), bytes, class.bytes);
-            return Ok((Buffer { pointer, bytes }, false));
-        }
-        if let Some(pointer) = Loan::take(class, bytes) {
-            return Ok((Buffer { pointer, bytes }, false));
-        }
-        let (pointer, fresh) = match POOL.pop(class) {
-            Some(pointer) => (pointer, false),
-            None => (POOL.fresh(class, bytes)?, class.is_big()),
-        };
-        POOL.count(class.bytes as isize);
-        guard::used(pointer.as_ptr(), bytes, class.bytes);
-        Ok((Buffer { pointer, bytes }, fresh))
     }
 }
 
@@ -388,19 +368,6 @@ mod tests {
         assert_eq!(stats().reserved_bytes, before + (3 << 20));
         drop((kept, empty));
         assert_eq!(stats().reserved_bytes, before);
-    }
-
-    #[test]
-    fn zeroed_after_use() {
-        for bytes in [0, 100, 3 << 20] {
-            for _ in 0..2 {
-                let buffer = Buffer::zeroed(bytes).unwrap();
-                // SAFETY: zeroed buffers are initialised, and this one is ours alone.
-                let slice = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), bytes) };
-                assert!(slice.iter().all(|byte| *byte == 0));
-                slice.fill(7);
-            }
-        }
     }
 
     #[test]
