@@ -9,10 +9,12 @@ use kiln_ir::{Line, Loc, Result, Shape, Strides};
 use kiln_plan::Refusal;
 use kiln_tensor::{DType, Tensor};
 
+use crate::event::Event;
 use crate::general::Generals;
+use crate::guard::Guard;
 use crate::options::Compile;
 use crate::segment::{Plan, Segment};
-use crate::trie::{Event, Guard, LiveSet, Trie};
+use crate::trie::{LiveSet, Trie};
 use crate::why::{NotCompiled, Reason};
 
 /// A line at which a graph ends or is not compiled, and why.

@@ -9,9 +9,9 @@ use kiln_tensor::hook::GradRequest;
 use kiln_tensor::{Tensor, autograd};
 
 use crate::analysis;
+use crate::event::{Event, GradEvent, GradKey};
 use crate::region::Site;
 use crate::state::{Leave, State, recordings};
-use crate::trie::{Event, GradEvent, GradKey};
 use crate::why::Reason;
 
 /// What came of a request.

@@ -9,9 +9,10 @@ use kiln_tensor::hook::{Arg, Call, GradRequest, Output};
 use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, autograd, enable_grad, execute, no_grad};
 
+use crate::event::{BackwardEvent, CallEvent, Event, GradEvent, GradKey, KeyArg, Made, Mark, MarkEvent};
 use crate::region::Site;
 use crate::state::{Held, State, recordings};
-use crate::trie::{BackwardEvent, CallEvent, Event, GradEvent, GradKey, KeyArg, Made, Mark, MarkEvent, Trie};
+use crate::trie::Trie;
 
 /// Executes the pending events of a run; every variable becomes ready.
 pub(crate) fn run(site: &Site, state: &mut State) -> Result<()> {

@@ -11,9 +11,9 @@ use kiln_tensor::{
 };
 
 use crate::analysis;
+use crate::event::{BackwardEvent, Event, KeyArg, Made};
 use crate::region::Site;
 use crate::state::{Leave, State, recordings};
-use crate::trie::{BackwardEvent, Event, KeyArg, Made};
 use crate::why::Reason;
 
 /// What is differentiated, and from which gradient, if not from one.

@@ -11,6 +11,7 @@ use kiln_tensor::hook::Scope;
 use kiln_tensor::no_grad;
 
 use crate::counters::{self, Count, count};
+use crate::event::{CallEvent, Event, GradEvent};
 use crate::explain::{Break, Explanation, Recompile};
 use crate::general::{Came, Generals, Resized};
 use crate::logs::{self, Log};
@@ -20,7 +21,7 @@ use crate::segment::Segment;
 use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
-use crate::trie::{CallEvent, Event, GradEvent, LiveSet, ROOT, Trie};
+use crate::trie::{LiveSet, ROOT, Trie};
 use crate::why::Reason;
 
 /// More recorded ops than this, and whatever else is new runs eagerly.

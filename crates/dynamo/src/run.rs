@@ -12,12 +12,13 @@ use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, autograd, execute};
 
 use crate::counters::{Count, count};
+use crate::event::{Event, Mark};
 use crate::general::{Came, Resized};
 use crate::gradients::Found;
 use crate::region::{Site, line};
 use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
-use crate::trie::{Event, Mark, ROOT};
+use crate::trie::ROOT;
 use crate::why::Reason;
 use crate::{caller, compiling, interpret};
 

@@ -14,7 +14,9 @@ use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 
 use kiln_ir::{Op, Ty};
 
-use crate::trie::{CallEvent, Event, Guard, LiveSet, Made, Trie, Wanted};
+use crate::event::{CallEvent, Event, Made};
+use crate::guard::{Guard, Wanted};
+use crate::trie::{LiveSet, Trie};
 
 /// What is left of an event when sizes are not looked at. 0 and 1 are: an empty tensor and one that is
 /// repeated are computed with other code.

@@ -19,11 +19,11 @@ use kiln_tensor::internal::TensorState;
 use kiln_tensor::{Context, Function, Tensor, autograd, enable_grad, no_grad};
 
 use crate::analysis;
+use crate::event::{ApplyEvent, Event, GradKey, Mark, MarkEvent, StepKey};
 use crate::record::OutputKey;
 use crate::region::Site;
 use crate::run::Run;
 use crate::state::{Leave, State, recordings};
-use crate::trie::{ApplyEvent, Event, GradKey, Mark, MarkEvent, StepKey};
 use crate::why::Reason;
 
 /// A custom function that the segment applied. It names tensors of the segment by their numbers: a handle would

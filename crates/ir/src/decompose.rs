@@ -6,13 +6,10 @@ use std::f64::consts;
 use smallvec::smallvec;
 
 use crate::formula::{Term, steps};
+use crate::gradient::Cx;
 use crate::gradient::sum_along;
 use crate::table::functions::promoted;
-use crate::{
-    Approximate, DType, Dims, Emit, EmitExt, Op, Reduction, Result, Scalar, Shape, Ty, Value, Values,
-};
-
-type Cx<'a> = &'a mut dyn Emit;
+use crate::{Approximate, DType, Dims, EmitExt, Op, Reduction, Result, Scalar, Shape, Ty, Value, Values};
 
 pub(crate) fn one(value: Result<Value>) -> Result<Values> {
     Ok(smallvec![value?])

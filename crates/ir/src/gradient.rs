@@ -86,7 +86,7 @@ pub(crate) fn add(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     Ok(match call.inputs.get(2) {
         None => vec![Some(g), Some(g)],
         Some(&alpha) => {
-            let gy = if call.wants(1) { Some(cx.mul(g, alpha)?) } else { None };
+            let gy = call.wanted(cx, 1, |cx| cx.mul(g, alpha))?;
             vec![Some(g), gy, None]
         }
     })
@@ -94,7 +94,7 @@ pub(crate) fn add(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 
 pub(crate) fn sub(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
-    let gy = if call.wants(1) { Some(cx.neg(g)?) } else { None };
+    let gy = call.wanted(cx, 1, |cx| cx.neg(g))?;
     Ok(match call.inputs.get(2) {
         None => vec![Some(g), gy],
         Some(&alpha) => vec![Some(g), gy.map(|gy| cx.mul(gy, alpha)).transpose()?, None],
@@ -148,7 +148,7 @@ pub(crate) fn choose(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 
 pub(crate) fn copy(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let g = g!(call);
-    let gx = if call.wants(0) { Some(zeros_like(cx, call.inputs[0])?) } else { None };
+    let gx = call.wanted(cx, 0, |cx| zeros_like(cx, call.inputs[0]))?;
     Ok(vec![gx, Some(g)])
 }
 
@@ -265,13 +265,11 @@ pub(crate) fn slice_scatter(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, Op::SliceScatter { dim, start, end, step }) = (g!(call), call.op) else {
         return Ok(vec![None, None]);
     };
-    let gx = if call.wants(0) {
+    let gx = call.wanted(cx, 0, |cx| {
         let zeros = zeros_like(cx, call.inputs[1])?;
-        Some(cx.slice_scatter(g, zeros, *dim, *start, *end, *step)?)
-    } else {
-        None
-    };
-    let gsrc = if call.wants(1) { Some(cx.slice(g, *dim, *start, *end, *step)?) } else { None };
+        cx.slice_scatter(g, zeros, *dim, *start, *end, *step)
+    })?;
+    let gsrc = call.wanted(cx, 1, |cx| cx.slice(g, *dim, *start, *end, *step))?;
     Ok(vec![gx, gsrc])
 }
 
@@ -281,7 +279,7 @@ pub(crate) fn cat(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let mut grads = Vec::with_capacity(call.inputs.len());
     for (i, &x) in call.inputs.iter().enumerate() {
         let end = start + cx.tensor_ty(x).shape[*dim];
-        grads.push(if call.wants(i) { Some(cx.slice(g, *dim, start, end, 1)?) } else { None });
+        grads.push(call.wanted(cx, i, |cx| cx.slice(g, *dim, start, end, 1))?);
         start = end;
     }
     Ok(grads)

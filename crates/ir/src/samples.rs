@@ -46,17 +46,8 @@ pub(crate) use Domain::{Any, Between, Index, NonZero, Positive};
 pub(crate) use SampleArg::{Fixed, Number, Tensor};
 
 pub(crate) const ALL: &[DType] = &DType::ALL;
-pub(crate) const NUMBERS: &[DType] = &[
-    DType::U8,
-    DType::I8,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::F16,
-    DType::BF16,
-    DType::F32,
-    DType::F64,
-];
+/// Without bool, which comes first.
+pub(crate) const NUMBERS: &[DType] = DType::ALL.split_at(1).1;
 pub(crate) const FLOATS: &[DType] = &[DType::F16, DType::BF16, DType::F32, DType::F64];
 
 pub(crate) const UNARY_SHAPES: &[&[usize]] = &[&[], &[0], &[5], &[3, 1], &[4, 37], &[2, 3, 17]];
@@ -291,7 +282,8 @@ pub(crate) fn amax() -> Vec<Sample> {
     reductions(ALL, false, |dims, keepdim| Op::Amax { dims, keepdim })
 }
 
-const SOFTMAX: &[(&[usize], usize)] = &[
+/// A shape and a dim to work along.
+pub(crate) const LINES: &[(&[usize], usize)] = &[
     (&[5], 0),
     (&[4, 37], 1),
     (&[4, 37], 0),
@@ -303,11 +295,11 @@ const SOFTMAX: &[(&[usize], usize)] = &[
 ];
 
 pub(crate) fn softmax() -> Vec<Sample> {
-    SOFTMAX.iter().map(|(s, dim)| with_op(Op::Softmax { dim: *dim }, FLOATS, vec![t(s, Any)])).collect()
+    LINES.iter().map(|(s, dim)| with_op(Op::Softmax { dim: *dim }, FLOATS, vec![t(s, Any)])).collect()
 }
 
 pub(crate) fn log_softmax() -> Vec<Sample> {
-    SOFTMAX.iter().map(|(s, dim)| with_op(Op::LogSoftmax { dim: *dim }, FLOATS, vec![t(s, Any)])).collect()
+    LINES.iter().map(|(s, dim)| with_op(Op::LogSoftmax { dim: *dim }, FLOATS, vec![t(s, Any)])).collect()
 }
 
 const PRODUCTS: &[(usize, usize, usize)] =

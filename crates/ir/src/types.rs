@@ -258,8 +258,12 @@ pub(crate) fn mm(_: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn addmm(op: &Op, args: &[Ty]) -> Rule {
+    added(args, mm(op, &args[1..])?)
+}
+
+/// A product of the operands behind the first, which is broadcast to it and added.
+pub(crate) fn added(args: &[Ty], product: Tys) -> Rule {
     let input = tensor(args, 0, "input")?;
-    let product = mm(op, &args[1..])?;
     common_device(args)?;
     if let Ty::Tensor(t) = &product[0] {
         same_dtype("input", t, input)?;

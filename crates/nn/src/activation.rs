@@ -3,8 +3,9 @@
 use kiln_tensor::{Approximate, DType, Device, Result, Tensor};
 
 use crate::display::python_float;
+use crate::forward::forward;
 use crate::options::setters;
-use crate::{Forward, Module, Parameter, Training, functional, init};
+use crate::{Module, Parameter, Training, functional, init};
 
 /// max(x, 0)
 #[derive(Module, Copy, Clone, Debug, Default)]
@@ -317,18 +318,6 @@ impl Default for RReLU {
     }
 }
 
-macro_rules! forward {
-    ($($Type:ty: |$this:ident, $x:ident| $body:expr;)*) => {
-        $(impl Forward for $Type {
-            type Output = Tensor;
-            #[track_caller]
-            fn forward(&self, $x: &Tensor) -> Result<Tensor> {
-                let $this = self;
-                $body
-            }
-        })*
-    };
-}
 forward! {
     Relu: |_this, x| x.relu();
     Tanh: |_this, x| x.tanh();

@@ -73,18 +73,6 @@ impl<const N: usize> ConvOptions<N> {
         self
     }
 
-    /// Distance between taps; 1 by default.
-    pub fn dilation(mut self, dilation: impl IntoSizes<N>) -> Self {
-        self.dilation = dilation.into_sizes();
-        self
-    }
-
-    /// Groups of channels that don't mix; one by default.
-    pub fn groups(mut self, groups: usize) -> Self {
-        self.groups = groups;
-        self
-    }
-
     /// What the padding is; zeros by default.
     pub fn padding_mode(mut self, padding_mode: PaddingMode) -> Self {
         self.padding_mode = padding_mode;
@@ -271,10 +259,22 @@ macro_rules! layer {
     };
 }
 
-/// What the parameters of a layer are.
-macro_rules! parameter_options {
+/// The options that a convolution and its transpose share.
+macro_rules! shared_options {
     ($($Options:ident),*) => { $(
         impl<const N: usize> $Options<N> {
+            /// Distance between taps; 1 by default.
+            pub fn dilation(mut self, dilation: impl IntoSizes<N>) -> Self {
+                self.dilation = dilation.into_sizes();
+                self
+            }
+
+            /// Groups of channels that don't mix; one by default.
+            pub fn groups(mut self, groups: usize) -> Self {
+                self.groups = groups;
+                self
+            }
+
             /// Whether there is a bias; there is by default.
             pub fn bias(mut self, bias: bool) -> Self {
                 self.bias = bias;
@@ -295,7 +295,7 @@ macro_rules! parameter_options {
         }
     )* };
 }
-parameter_options!(ConvOptions, ConvTransposeOptions);
+shared_options!(ConvOptions, ConvTransposeOptions);
 
 impl<const N: usize> ConvOptions<N> {
     #[track_caller]
@@ -382,18 +382,6 @@ impl<const N: usize> ConvTransposeOptions<N> {
     /// What is added at the end; nothing by default.
     pub fn output_padding(mut self, output_padding: impl IntoSizes<N>) -> Self {
         self.output_padding = output_padding.into_sizes();
-        self
-    }
-
-    /// Distance between taps; 1 by default.
-    pub fn dilation(mut self, dilation: impl IntoSizes<N>) -> Self {
-        self.dilation = dilation.into_sizes();
-        self
-    }
-
-    /// Groups of channels that don't mix; one by default.
-    pub fn groups(mut self, groups: usize) -> Self {
-        self.groups = groups;
         self
     }
 

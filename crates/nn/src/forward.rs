@@ -53,6 +53,21 @@ macro_rules! delegate_forward {
 }
 delegate_forward!(&M, Box<M>, Arc<M>);
 
+/// The forward of layers without hooks, from one tensor to one tensor.
+macro_rules! forward {
+    ($($Type:ty: |$this:ident, $x:ident| $body:expr;)*) => {
+        $(impl $crate::Forward for $Type {
+            type Output = kiln_tensor::Tensor;
+            #[track_caller]
+            fn forward(&self, $x: &kiln_tensor::Tensor) -> kiln_tensor::Result<kiln_tensor::Tensor> {
+                let $this = self;
+                $body
+            }
+        })*
+    };
+}
+pub(crate) use forward;
+
 /// A module from one tensor to one tensor, whichever its type: `Box<dyn Layer>`, which is a [`Forward`] again.
 /// Every module with such a [`Forward`] is one.
 pub trait Layer: Module {

@@ -3,6 +3,7 @@
 use kiln_tensor::{DType, Device, Result, Tensor};
 
 use crate::hooks::forward_with_hooks;
+use crate::options::setters;
 use crate::{Hooks, Module, Parameter, Training, init};
 
 /// x · weightᵀ + bias, over the last dim.
@@ -78,25 +79,12 @@ impl Default for LinearOptions {
     }
 }
 
-impl LinearOptions {
+setters!(LinearOptions {
     /// Whether there is a bias; there is by default.
-    pub fn bias(mut self, bias: bool) -> LinearOptions {
-        self.bias = bias;
-        self
-    }
+    bias: bool,
+});
 
-    /// The parameters' dtype; f32 by default.
-    pub fn dtype(mut self, dtype: DType) -> LinearOptions {
-        self.dtype = dtype;
-        self
-    }
-
-    /// Where the parameters live; on the CPU by default.
-    pub fn device(mut self, device: &Device) -> LinearOptions {
-        self.device = *device;
-        self
-    }
-
+impl LinearOptions {
     /// A layer, its weight and bias drawn from U(−1/√in_features, 1/√in_features) as PyTorch does.
     #[track_caller]
     pub fn build(&self, in_features: usize, out_features: usize) -> Result<Linear> {

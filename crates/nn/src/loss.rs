@@ -5,6 +5,25 @@ use kiln_tensor::{CrossEntropy, Reduction, Result, Tensor};
 
 use crate::{Buffer, Forward, Module, functional};
 
+/// What every loss of an input and a target has besides its own `forward`.
+macro_rules! loss_of_two {
+    ($Type:ident) => {
+        impl Default for $Type {
+            fn default() -> $Type {
+                $Type::new()
+            }
+        }
+
+        impl Forward<(Tensor, Tensor)> for $Type {
+            type Output = Tensor;
+            #[track_caller]
+            fn forward(&self, (input, target): &(Tensor, Tensor)) -> Result<Tensor> {
+                $Type::forward(self, input, target)
+            }
+        }
+    };
+}
+
 macro_rules! class_loss {
     ($(#[$doc:meta])* $Type:ident $name:literal { $($option:item)* } |$this:ident, $input:ident, $target:ident| $body:expr) => {
         $(#[$doc])*
@@ -60,19 +79,7 @@ macro_rules! class_loss {
             }
         }
 
-        impl Default for $Type {
-            fn default() -> $Type {
-                $Type::new()
-            }
-        }
-
-        impl Forward<(Tensor, Tensor)> for $Type {
-            type Output = Tensor;
-            #[track_caller]
-            fn forward(&self, (input, target): &(Tensor, Tensor)) -> Result<Tensor> {
-                $Type::forward(self, input, target)
-            }
-        }
+        loss_of_two!($Type);
     };
 }
 
@@ -175,19 +182,7 @@ macro_rules! losses {
                 }
             }
 
-            impl Default for $Type {
-                fn default() -> $Type {
-                    $Type::new()
-                }
-            }
-
-            impl Forward<(Tensor, Tensor)> for $Type {
-                type Output = Tensor;
-                #[track_caller]
-                fn forward(&self, (input, target): &(Tensor, Tensor)) -> Result<Tensor> {
-                    $Type::forward(self, input, target)
-                }
-            }
+            loss_of_two!($Type);
         )*
     };
 }

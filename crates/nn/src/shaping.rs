@@ -3,6 +3,7 @@
 use kiln_tensor::{Interpolation, Resize, Result, Tensor};
 
 use crate::display::{python_float, python_tuple};
+use crate::forward::forward;
 use crate::{Forward, Module};
 
 /// Several dims as one; all but the first by default.
@@ -153,18 +154,6 @@ impl Forward<(Tensor, Tensor)> for CosineSimilarity {
     }
 }
 
-macro_rules! forward {
-    ($($Type:ty: |$this:ident, $x:ident| $body:expr;)*) => {
-        $(impl Forward for $Type {
-            type Output = Tensor;
-            #[track_caller]
-            fn forward(&self, $x: &Tensor) -> Result<Tensor> {
-                let $this = self;
-                $body
-            }
-        })*
-    };
-}
 forward! {
     Flatten: |this, x| x.flatten_dims(this.start_dim, this.end_dim);
     Unflatten: |this, x| x.unflatten(this.dim, &this.sizes[..]);

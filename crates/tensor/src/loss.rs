@@ -107,16 +107,18 @@ impl Tensor {
         weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        let loc = Loc::caller();
-        if self.shape() != target.shape() {
-            let why = Why::Sizes {
-                what: "the number of elements of x and target",
-                left: self.numel(),
-                right: target.numel(),
-            };
-            return Err(Error::op("binary_cross_entropy", why, loc));
-        }
+        self.check_target(target, "binary_cross_entropy", Loc::caller())?;
         self.weighted_loss(&Op::BinaryCrossEntropy {}, &[Arg::Tensor(target)], weight, reduction)
+    }
+
+    /// Not broadcast: a target of another shape is a mistake.
+    fn check_target(&self, target: &Tensor, op: &str, loc: Loc) -> Result<()> {
+        if self.shape() == target.shape() {
+            return Ok(());
+        }
+        let what = "the number of elements of x and target";
+        let why = Why::Sizes { what, left: self.numel(), right: target.numel() };
+        Err(Error::op(op, why, loc))
     }
 
     /// A row that gives each element's loss, times weight, reduced.
@@ -145,15 +147,7 @@ impl Tensor {
         pos_weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        let loc = Loc::caller();
-        if self.shape() != target.shape() {
-            let why = Why::Sizes {
-                what: "the number of elements of x and target",
-                left: self.numel(),
-                right: target.numel(),
-            };
-            return Err(Error::op("binary_cross_entropy_with_logits", why, loc));
-        }
+        self.check_target(target, "binary_cross_entropy_with_logits", Loc::caller())?;
         let pos_weight = pos_weight.map_or(Arg::Number(Scalar::Float(1.0)), Arg::Tensor);
         let others = [Arg::Tensor(target), pos_weight];
         self.weighted_loss(&Op::BinaryCrossEntropyWithLogits {}, &others, weight, reduction)

@@ -16,9 +16,9 @@ use kiln_ir::{Class, Layout, Loc, Op, Ty};
 pub(crate) use tape::{Far, Reach, TapeCall};
 pub(crate) use trace::{add_inputs, trace};
 
-use crate::trie::{
-    ApplyEvent, BackwardEvent, CallEvent, Event, GradEvent, Guard, KeyArg, Made, Mark, MarkEvent, Trie,
-};
+use crate::event::{ApplyEvent, BackwardEvent, CallEvent, Event, GradEvent, KeyArg, Made, Mark, MarkEvent};
+use crate::guard::Guard;
+use crate::trie::Trie;
 use crate::why::Reason;
 
 /// What is known of one variable.

@@ -8,10 +8,8 @@ use kiln_aot::trace::Variable;
 use kiln_ir::{Grad, Loc, Op, Reads, Ty};
 
 use super::{Analysis, Done};
-use crate::trie::{GradEvent, KeyArg};
+use crate::event::{GradEvent, KeyArg};
 use crate::why::Reason;
-
-/// Why a pass is left to eager mode, which refuses it.
 
 impl Analysis {
     /// Takes note of what a pass uses up. A function on its way is, only if a gradient reached it; what is behind

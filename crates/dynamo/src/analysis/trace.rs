@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use kiln_aot::trace::{Event as TraceEvent, GradTarget, Trace, TraceArg, Variable, VariableInfo};
 
-use crate::trie::{Event, Guard, KeyArg, Made, Mark, MarkEvent, Trie};
+use crate::event::{Event, KeyArg, Made, Mark, MarkEvent};
+use crate::guard::Guard;
+use crate::trie::Trie;
 
 /// The trace of the segment that ends at `at`.
 pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {

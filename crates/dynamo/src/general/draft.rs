@@ -9,11 +9,12 @@ use kiln_prims::Rounding;
 
 use crate::analysis::{self, Analysis};
 use crate::compiling;
+use crate::event::{Event, KeyArg, Made};
 use crate::graph_cache::{Made as Lowered, Outline, PartFacts};
 use crate::leaving::Edges;
 use crate::pipeline::{self, Driver, Part};
 use crate::region::Site;
-use crate::trie::{Event, KeyArg, LiveSet, Made, ROOT, Trie};
+use crate::trie::{LiveSet, ROOT, Trie};
 use crate::why::{self, NotCompiled};
 
 use super::shapes::with_slots;

@@ -13,7 +13,9 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fit::{MOST_SYMBOLS, Point, Polynomial};
-use crate::trie::{Event, Guard, Trie};
+use crate::event::Event;
+use crate::guard::Guard;
+use crate::trie::Trie;
 
 /// A number of a recording that its form does not tell.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]

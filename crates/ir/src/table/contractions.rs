@@ -2,10 +2,11 @@
 
 use smallvec::smallvec;
 
+use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
-use crate::types::{checked, common_device, same_dtype, tensor};
+use crate::types::{added, checked, common_device, same_dtype, tensor};
 use crate::{
-    DType, Dims, Emit, EmitExt, GradCall, Op, Result, Shape, TensorTy, Ty, Tys, Value, Values, Why, broadcast,
+    DType, Dims, EmitExt, GradCall, Op, Result, Shape, TensorTy, Ty, Tys, Value, Values, Why, broadcast,
 };
 
 #[doc(hidden)]
@@ -64,8 +65,6 @@ macro_rules! rows_contractions {
 
 type Rule = Result<Tys, Why>;
 type Grads = Result<Vec<Option<Value>>>;
-type Cx<'a> = &'a mut dyn Emit;
-
 fn batch<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     let t = tensor(args, i, argument)?;
     match t.shape.rank() {
@@ -88,34 +87,21 @@ pub(crate) fn bmm_type(_: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn baddbmm_type(op: &Op, args: &[Ty]) -> Rule {
-    let input = tensor(args, 0, "input")?;
-    let product = bmm_type(op, &args[1..])?;
-    common_device(args)?;
-    if let Ty::Tensor(t) = &product[0] {
-        same_dtype("input", t, input)?;
-        if broadcast(&t.shape, &input.shape).as_ref() != Some(&t.shape) {
-            return Err(Why::Broadcast { left: t.shape.clone(), right: input.shape.clone() });
-        }
-    }
-    Ok(product)
+    added(args, bmm_type(op, &args[1..])?)
 }
 
 /// gx = g·yᵀ, gy = xᵀ·g
 pub(crate) fn bmm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let Some(g) = call.grads[0] else { return Ok(vec![None, None]) };
     let turned = Dims::from([0, 2, 1]);
-    let gx = if call.wants(0) {
+    let gx = call.wanted(cx, 0, |cx| {
         let yt = cx.permute(call.inputs[1], turned.clone())?;
-        Some(cx.bmm(g, yt)?)
-    } else {
-        None
-    };
-    let gy = if call.wants(1) {
+        cx.bmm(g, yt)
+    })?;
+    let gy = call.wanted(cx, 1, |cx| {
         let xt = cx.permute(call.inputs[0], turned)?;
-        Some(cx.bmm(xt, g)?)
-    } else {
-        None
-    };
+        cx.bmm(xt, g)
+    })?;
     Ok(vec![gx, gy])
 }
 

@@ -3,16 +3,15 @@
 
 use smallvec::smallvec;
 
+use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
 use crate::types::{checked, common_device, same_dtype, tensor};
 use crate::{
-    DType, Dims, Emit, EmitExt, GradCall, Op, Result, Shape, Sizes, TensorTy, Ty, Tys, Value, Values, Why,
+    DType, Dims, EmitExt, GradCall, Op, Result, Shape, Sizes, TensorTy, Ty, Tys, Value, Values, Why,
 };
 
 type Rule = Result<Tys, Why>;
 type Grads = Result<Vec<Option<Value>>>;
-type Cx<'a> = &'a mut dyn Emit;
-
 /// What the three rows have in common.
 #[derive(Clone)]
 struct Window {
@@ -194,7 +193,7 @@ pub(crate) fn forward_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let mut grads = vec![gx, gweight];
     if call.inputs.len() > 2 {
         let dims: Dims = (0..input.rank()).filter(|&d| d != 1).collect();
-        grads.push(if call.wants(2) { Some(cx.sum(g, dims, false)?) } else { None });
+        grads.push(call.wanted(cx, 2, |cx| cx.sum(g, dims, false))?);
     }
     Ok(grads)
 }

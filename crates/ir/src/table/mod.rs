@@ -34,6 +34,7 @@ pub(crate) mod products;
 pub(crate) mod reductions;
 pub mod resample;
 pub(crate) mod rounding;
+pub(crate) mod scatter;
 pub(crate) mod shapes;
 
 /// Hands every row of the op table to the macro `$callback`. See the [module](crate::table) for the grammar.

@@ -3,16 +3,15 @@
 use smallvec::smallvec;
 
 use crate::formula::{Term, steps};
+use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
 use crate::types::{checked, common_device, same_dtype, tensor};
 use crate::{
-    DType, Dims, Emit, EmitExt, GradCall, Op, Result, Scalar, Shape, TensorTy, Ty, Tys, Value, Values, Why,
+    DType, Dims, EmitExt, GradCall, Op, Result, Scalar, Shape, TensorTy, Ty, Tys, Value, Values, Why,
 };
 
 type Rule = Result<Tys, Why>;
 type Grads = Result<Vec<Option<Value>>>;
-type Cx<'a> = &'a mut dyn Emit;
-
 fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
     let t = tensor(args, i, argument)?;
     if t.dtype.is_float() {

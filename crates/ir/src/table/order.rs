@@ -1,7 +1,7 @@
 //! Rows: scans and order along one dim.
 
 use crate::gradient::{Cx, Grads, g, one};
-use crate::samples::{ALL, Any, NUMBERS, t, with_op};
+use crate::samples::{ALL, Any, LINES, NUMBERS, t, with_op};
 use crate::types::{Rule, one as only, tensor};
 use crate::{DType, EmitExt, GradCall, Op, Result, Sample, Shape, TensorTy, Ty, Value, Why};
 
@@ -48,19 +48,8 @@ macro_rules! rows_order {
     };
 }
 
-const CASES: &[(&[usize], usize)] = &[
-    (&[5], 0),
-    (&[4, 37], 1),
-    (&[4, 37], 0),
-    (&[2, 3, 17], 1),
-    (&[], 0),
-    (&[0, 3], 1),
-    (&[3, 1], 1),
-    (&[2, 300], 1),
-];
-
 pub(crate) fn positions(op: fn(usize, bool) -> Op) -> Vec<Sample> {
-    CASES
+    LINES
         .iter()
         .enumerate()
         .map(|(i, (s, dim))| with_op(op(*dim, i % 2 == 1), NUMBERS, vec![t(s, Any)]))
@@ -69,13 +58,13 @@ pub(crate) fn positions(op: fn(usize, bool) -> Op) -> Vec<Sample> {
 
 pub(crate) fn argsort_samples() -> Vec<Sample> {
     let op = |i: usize, dim| Op::Argsort { dim, descending: i % 2 == 1 };
-    CASES.iter().enumerate().map(|(i, (s, dim))| with_op(op(i, *dim), ALL, vec![t(s, Any)])).collect()
+    LINES.iter().enumerate().map(|(i, (s, dim))| with_op(op(i, *dim), ALL, vec![t(s, Any)])).collect()
 }
 
 pub(crate) fn topk_samples() -> Vec<Sample> {
     let size = |shape: &[usize], dim: usize| shape.get(dim).copied().unwrap_or(1);
     let op = |i: usize, k, dim| Op::TopkIndex { k, dim, largest: i % 2 == 1 };
-    CASES
+    LINES
         .iter()
         .enumerate()
         .map(|(i, (s, dim))| with_op(op(i, size(s, *dim).div_ceil(2), *dim), NUMBERS, vec![t(s, Any)]))
@@ -83,7 +72,7 @@ pub(crate) fn topk_samples() -> Vec<Sample> {
 }
 
 pub(crate) fn scans(dtypes: &'static [DType], op: fn(usize, bool) -> Op) -> Vec<Sample> {
-    let mut all: Vec<Sample> = CASES
+    let mut all: Vec<Sample> = LINES
         .iter()
         .enumerate()
         .map(|(i, (s, dim))| with_op(op(*dim, i % 2 == 1), dtypes, vec![t(s, Any)]))

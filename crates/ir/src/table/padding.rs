@@ -4,7 +4,7 @@
 #[macro_export]
 macro_rules! rows_padding {
     ($callback:ident [$($rows:tt)*]) => {
-        $crate::rows_indexing! { $callback [
+        $crate::rows_scatter! { $callback [
             $($rows)*
 
             /// x with a number before and after its elements
@@ -25,15 +25,13 @@ macro_rules! rows_padding {
 }
 
 use super::shapes::iota;
-use crate::gradient::{Grads, g};
+use crate::gradient::{Cx, Grads, g};
 use crate::samples::{ALL, t, with_op};
 use crate::types::{Rule, checked, tensor};
 use crate::{
-    Domain, Emit, EmitExt, GradCall, Op, Pairs, Result, Sample, SampleArg, Scalar, Shape, TensorTy, Ty,
-    Value, Values, Why,
+    Domain, EmitExt, GradCall, Op, Pairs, Result, Sample, SampleArg, Scalar, Shape, TensorTy, Ty, Value,
+    Values, Why,
 };
-
-type Cx<'a> = &'a mut dyn Emit;
 
 fn widths(op: &Op) -> Option<(Shape, Shape)> {
     match op {

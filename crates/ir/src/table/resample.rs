@@ -4,15 +4,12 @@
 
 use smallvec::smallvec;
 
+use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
 use crate::types::{checked, tensor};
-use crate::{
-    DType, Emit, EmitExt, GradCall, Op, Result, Scalar, Shape, Sizes, TensorTy, Ty, Tys, Value, Why,
-};
+use crate::{DType, EmitExt, GradCall, Op, Result, Scalar, Shape, Sizes, TensorTy, Ty, Tys, Value, Why};
 
 type Rule = Result<Tys, Why>;
-type Cx<'a> = &'a mut dyn Emit;
-
 /// What the elements of a result read along one dim.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Axis {

@@ -91,15 +91,13 @@ macro_rules! rows_shapes {
 }
 
 use crate::decompose::one as decomposed;
-use crate::gradient::{Grads, g, one as gradient_of, zeros_like};
+use crate::gradient::{Cx, Grads, g, one as gradient_of, zeros_like};
 use crate::samples::{ALL, t, with_op};
 use crate::types::{Rule, check_dims, common_device, one, same_kind_of, tensor};
 use crate::{
-    DType, Device, Dims, Domain, Emit, EmitExt, GradCall, Op, Pairs, Result, Sample, SampleArg, Scalar,
-    ScalarKind, Shape, TensorTy, Ty, Value, Values, Why,
+    DType, Device, Dims, Domain, EmitExt, GradCall, Op, Pairs, Result, Sample, SampleArg, Scalar, ScalarKind,
+    Shape, TensorTy, Ty, Value, Values, Why,
 };
-
-type Cx<'a> = &'a mut dyn Emit;
 
 /// A row of the wrong op was given to a rule: the table names the rules, so this is a bug of ours.
 fn misplaced() -> Why {
@@ -235,13 +233,11 @@ pub(crate) fn as_strided_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads 
     let (g, Op::AsStridedScatter { view, offset }) = (g!(call), call.op) else {
         return Ok(vec![None, None]);
     };
-    let gx = if call.wants(0) {
+    let gx = call.wanted(cx, 0, |cx| {
         let zeros = zeros_like(cx, call.inputs[1])?;
-        Some(cx.as_strided_scatter(g, zeros, view.clone(), *offset)?)
-    } else {
-        None
-    };
-    let gsrc = if call.wants(1) { Some(cx.as_strided(g, view.clone(), *offset)?) } else { None };
+        cx.as_strided_scatter(g, zeros, view.clone(), *offset)
+    })?;
+    let gsrc = call.wanted(cx, 1, |cx| cx.as_strided(g, view.clone(), *offset))?;
     Ok(vec![gx, gsrc])
 }
 
@@ -394,13 +390,11 @@ pub(crate) fn diagonal_scatter_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, Ok(Diagonal { offset, dim1, dim2 })) = (g!(call), diagonal_of(call.op)) else {
         return Ok(vec![None, None]);
     };
-    let gx = if call.wants(0) {
+    let gx = call.wanted(cx, 0, |cx| {
         let zeros = zeros_like(cx, call.inputs[1])?;
-        Some(cx.diagonal_scatter(g, zeros, offset, dim1, dim2)?)
-    } else {
-        None
-    };
-    let gsrc = if call.wants(1) { Some(cx.diagonal(g, offset, dim1, dim2)?) } else { None };
+        cx.diagonal_scatter(g, zeros, offset, dim1, dim2)
+    })?;
+    let gsrc = call.wanted(cx, 1, |cx| cx.diagonal(g, offset, dim1, dim2))?;
     Ok(vec![gx, gsrc])
 }
 

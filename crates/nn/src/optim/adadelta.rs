@@ -3,7 +3,7 @@
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::define::{Setting, check_number, optimizer, settings};
+use super::define::{check_not_negative, check_number, optimizer, settings};
 use super::group::{Groups, ParamGroup, Rule, Step, directed};
 
 settings! {
@@ -23,25 +23,10 @@ settings! {
 }
 
 impl Rule for Settings {
-    fn name(&self) -> &'static str {
-        "Adadelta"
-    }
-
     fn check(&self, loc: Loc) -> Result<()> {
-        let at_least_zero =
-            |argument, got| check_number("Adadelta", argument, "0 or more", got, got >= 0.0, loc);
-        at_least_zero("lr", self.lr)?;
+        check_not_negative("Adadelta", [("lr", self.lr)], loc)?;
         check_number("Adadelta", "rho", "between 0 and 1", self.rho, (0.0..=1.0).contains(&self.rho), loc)?;
-        at_least_zero("eps", self.eps)?;
-        at_least_zero("weight_decay", self.weight_decay)
-    }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-
-    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
-        self.kept()
+        check_not_negative("Adadelta", [("eps", self.eps), ("weight_decay", self.weight_decay)], loc)
     }
 
     fn states(&self) -> Vec<&'static str> {

@@ -3,7 +3,7 @@
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::define::{Setting, check_number, optimizer, settings};
+use super::define::{check_not_negative, optimizer, settings};
 use super::group::{Groups, ParamGroup, Rule, Step, directed};
 
 settings! {
@@ -25,10 +25,6 @@ settings! {
 }
 
 impl Rule for Settings {
-    fn name(&self) -> &'static str {
-        "Adagrad"
-    }
-
     fn check(&self, loc: Loc) -> Result<()> {
         let numbers = [
             ("lr", self.lr),
@@ -37,17 +33,7 @@ impl Rule for Settings {
             ("initial_accumulator_value", self.initial_accumulator_value),
             ("eps", self.eps),
         ];
-        numbers.into_iter().try_for_each(|(argument, got)| {
-            check_number("Adagrad", argument, "0 or more", got, got >= 0.0, loc)
-        })
-    }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-
-    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
-        self.kept()
+        check_not_negative("Adagrad", numbers, loc)
     }
 
     fn states(&self) -> Vec<&'static str> {

@@ -3,8 +3,8 @@
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::define::{Setting, check_number, optimizer};
-use super::group::{Groups, ParamGroup, Rule, Step};
+use super::define::{Setting, check_betas, check_not_negative, optimizer};
+use super::group::{Groups, Options, ParamGroup, Rule, Step, average, directed, shrink};
 
 /// Adam: steps scaled by running averages of the gradient and its square.
 pub struct Adam {
@@ -143,37 +143,13 @@ impl AdamW {
     }
 }
 
-impl Rule for Settings {
+impl Options for Settings {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn check(&self, loc: Loc) -> Result<()> {
-        let at_least_zero =
-            |argument, got| check_number(self.name, argument, "0 or more", got, got >= 0.0, loc);
-        let below_one = |argument, got: f64| {
-            check_number(
-                self.name,
-                argument,
-                "0 or more and less than 1",
-                got,
-                (0.0..1.0).contains(&got),
-                loc,
-            )
-        };
-        at_least_zero("lr", self.lr)?;
-        at_least_zero("eps", self.eps)?;
-        below_one("betas.0", self.betas.0)?;
-        below_one("betas.1", self.betas.1)?;
-        at_least_zero("weight_decay", self.weight_decay)
-    }
-
     fn lr(&mut self) -> &mut f64 {
         &mut self.lr
-    }
-
-    fn momentum(&mut self) -> Option<&mut f64> {
-        Some(&mut self.betas.0)
     }
 
     fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
@@ -187,6 +163,14 @@ impl Rule for Settings {
             ("maximize", Setting::Flag(&mut self.maximize)),
         ]
     }
+}
+
+impl Rule for Settings {
+    fn check(&self, loc: Loc) -> Result<()> {
+        check_not_negative(self.name, [("lr", self.lr), ("eps", self.eps)], loc)?;
+        check_betas(self.name, self.betas, loc)?;
+        check_not_negative(self.name, [("weight_decay", self.weight_decay)], loc)
+    }
 
     fn states(&self) -> Vec<&'static str> {
         if self.amsgrad {
@@ -196,38 +180,18 @@ impl Rule for Settings {
         }
     }
 
-    /// Bias corrections depend on the number of updates.
-    fn key(&self, steps: u64) -> u64 {
-        steps
-    }
-
-    fn update(
-        &self,
-        at: Step,
-        params: &TensorList,
-        mut grads: TensorList,
-        state: &[TensorList],
-    ) -> Result<()> {
+    fn update(&self, at: Step, params: &TensorList, grads: TensorList, state: &[TensorList]) -> Result<()> {
         let Settings { lr, betas: (beta1, beta2), eps, weight_decay, .. } = *self;
         let (exp_avg, exp_avg_sq) = (&state[0], &state[1]);
         let correction1 = 1.0 - beta1.powf(at.number as f64);
         let correction2 = 1.0 - beta2.powf(at.number as f64);
 
-        if self.maximize {
-            grads = foreach::neg(&grads)?;
+        let added = if self.decoupled { 0.0 } else { weight_decay };
+        let grads = directed(params, grads, self.maximize, added)?;
+        if self.decoupled {
+            shrink(params, lr, weight_decay)?;
         }
-        if weight_decay != 0.0 {
-            if self.decoupled {
-                foreach::mul_(params, 1.0 - lr * weight_decay)?;
-            } else if self.maximize {
-                foreach::add_scaled_(&grads, params, weight_decay)?;
-            } else {
-                grads = foreach::add_scaled(&grads, params, weight_decay)?;
-            }
-        }
-        foreach::lerp_(exp_avg, &grads, 1.0 - beta1)?;
-        foreach::mul_(exp_avg_sq, beta2)?;
-        foreach::addcmul_(exp_avg_sq, &grads, &grads, 1.0 - beta2)?;
+        average((exp_avg, exp_avg_sq), &grads, self.betas)?;
         // Frees weight decay's or maximize's gradients before the divisor needs memory.
         drop(grads);
         let divisor = match state.get(2) {

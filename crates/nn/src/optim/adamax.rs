@@ -3,7 +3,7 @@
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::define::{Setting, check_betas, check_number, optimizer, settings};
+use super::define::{check_betas, check_not_negative, optimizer, settings};
 use super::group::{Groups, ParamGroup, Rule, Step, directed};
 
 settings! {
@@ -21,37 +21,14 @@ settings! {
 }
 
 impl Rule for Settings {
-    fn name(&self) -> &'static str {
-        "Adamax"
-    }
-
     fn check(&self, loc: Loc) -> Result<()> {
-        let at_least_zero =
-            |argument, got| check_number("Adamax", argument, "0 or more", got, got >= 0.0, loc);
-        at_least_zero("lr", self.lr)?;
-        at_least_zero("eps", self.eps)?;
+        check_not_negative("Adamax", [("lr", self.lr), ("eps", self.eps)], loc)?;
         check_betas("Adamax", self.betas, loc)?;
-        at_least_zero("weight_decay", self.weight_decay)
-    }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-
-    fn momentum(&mut self) -> Option<&mut f64> {
-        Some(&mut self.betas.0)
-    }
-
-    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
-        self.kept()
+        check_not_negative("Adamax", [("weight_decay", self.weight_decay)], loc)
     }
 
     fn states(&self) -> Vec<&'static str> {
         vec!["exp_avg", "exp_inf"]
-    }
-
-    fn key(&self, steps: u64) -> u64 {
-        steps
     }
 
     fn update(&self, at: Step, params: &TensorList, grads: TensorList, state: &[TensorList]) -> Result<()> {

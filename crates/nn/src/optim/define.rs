@@ -37,6 +37,17 @@ pub(super) fn check_number(
     if holds { Ok(()) } else { Err(Error::op(optimizer, Why::Number { argument, expected, got }, loc)) }
 }
 
+/// Options that must not be negative, in the order in which they are checked.
+pub(super) fn check_not_negative<const N: usize>(
+    optimizer: &str,
+    options: [(&'static str, f64); N],
+    loc: Loc,
+) -> Result<()> {
+    options
+        .into_iter()
+        .try_for_each(|(argument, got)| check_number(optimizer, argument, "0 or more", got, got >= 0.0, loc))
+}
+
 /// The parts that are the same for every optimizer: making one, and the trait.
 macro_rules! optimizer {
     ($Optimizer:ident, $Options:ident, $name:literal) => {
@@ -163,8 +174,16 @@ macro_rules! settings {
             }
         }
 
-        impl Settings {
-            fn kept(&mut self) -> Vec<(&'static str, $crate::optim::define::Setting<'_>)> {
+        impl $crate::optim::group::Options for Settings {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn lr(&mut self) -> &mut f64 {
+                &mut self.lr
+            }
+
+            fn options(&mut self) -> Vec<(&'static str, $crate::optim::define::Setting<'_>)> {
                 use $crate::optim::define::Kept;
                 vec![
                     $((stringify!($field), self.$field.kept()),)*

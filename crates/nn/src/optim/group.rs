@@ -28,20 +28,27 @@ impl<O> ParamGroup<O> {
     }
 }
 
-/// An optimizer's options and formula.
-pub(super) trait Rule: Sync {
+/// An optimizer's options.
+pub(super) trait Options {
     /// The optimizer's name, for errors.
     fn name(&self) -> &'static str;
-    /// Whether the options make sense.
-    fn check(&self, loc: Loc) -> Result<()>;
     /// The learning rate.
     fn lr(&mut self) -> &mut f64;
-    /// The number that schedules of momentum turn, if there is one: the momentum, or the first beta.
-    fn momentum(&mut self) -> Option<&mut f64> {
-        None
-    }
     /// All options, by PyTorch's names: what a state dict keeps of a group.
     fn options(&mut self) -> Vec<(&'static str, Setting<'_>)>;
+    /// The number that schedules of momentum turn, if there is one: the momentum, or the first beta.
+    fn momentum(&mut self) -> Option<&mut f64> {
+        self.options().into_iter().find_map(|(name, setting)| match setting {
+            Setting::Number(number) if name == "momentum" || name == "betas.0" => Some(number),
+            _ => None,
+        })
+    }
+}
+
+/// An optimizer's formula.
+pub(super) trait Rule: Options + Sync {
+    /// Whether the options make sense.
+    fn check(&self, loc: Loc) -> Result<()>;
     /// PyTorch's names of the state tensors that a parameter has.
     fn states(&self) -> Vec<&'static str>;
     /// What the elements of all state tensors start as.
@@ -55,7 +62,9 @@ pub(super) trait Rule: Sync {
     }
     /// What must be equal for parameters to be updated together, given how many updates they have had: a rule
     /// that reads the count must tell counts apart.
-    fn key(&self, steps: u64) -> u64;
+    fn key(&self, steps: u64) -> u64 {
+        steps
+    }
     /// One update. The lists go together element by element.
     fn update(&self, at: Step, params: &TensorList, grads: TensorList, state: &[TensorList]) -> Result<()>;
 }
@@ -87,6 +96,22 @@ pub(super) fn directed(
             Ok(grads)
         }
     }
+}
+
+/// Weight decay that shrinks the parameters themselves rather than adding to their gradients.
+pub(super) fn shrink(params: &TensorList, lr: f64, weight_decay: f64) -> Result<()> {
+    if weight_decay == 0.0 { Ok(()) } else { foreach::mul_(params, 1.0 - lr * weight_decay) }
+}
+
+/// The running averages of the gradients and of their squares, with these gradients.
+pub(super) fn average(
+    (exp_avg, exp_avg_sq): (&TensorList, &TensorList),
+    grads: &TensorList,
+    (beta1, beta2): (f64, f64),
+) -> Result<()> {
+    foreach::lerp_(exp_avg, grads, 1.0 - beta1)?;
+    foreach::mul_(exp_avg_sq, beta2)?;
+    foreach::addcmul_(exp_avg_sq, grads, grads, 1.0 - beta2)
 }
 
 struct Entry {

@@ -3,8 +3,8 @@
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::define::{Setting, check_betas, check_number, optimizer, settings};
-use super::group::{Groups, ParamGroup, Rule, Step, directed};
+use super::define::{check_betas, check_not_negative, optimizer, settings};
+use super::group::{Groups, ParamGroup, Rule, Step, average, directed, shrink};
 
 settings! {
     /// RAdam: Adam that starts as momentum and adapts step sizes once it has seen enough to know them.
@@ -35,37 +35,14 @@ impl Settings {
 }
 
 impl Rule for Settings {
-    fn name(&self) -> &'static str {
-        "RAdam"
-    }
-
     fn check(&self, loc: Loc) -> Result<()> {
-        let at_least_zero =
-            |argument, got| check_number("RAdam", argument, "0 or more", got, got >= 0.0, loc);
-        at_least_zero("lr", self.lr)?;
-        at_least_zero("eps", self.eps)?;
+        check_not_negative("RAdam", [("lr", self.lr), ("eps", self.eps)], loc)?;
         check_betas("RAdam", self.betas, loc)?;
-        at_least_zero("weight_decay", self.weight_decay)
-    }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-
-    fn momentum(&mut self) -> Option<&mut f64> {
-        Some(&mut self.betas.0)
-    }
-
-    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
-        self.kept()
+        check_not_negative("RAdam", [("weight_decay", self.weight_decay)], loc)
     }
 
     fn states(&self) -> Vec<&'static str> {
         vec!["exp_avg", "exp_avg_sq"]
-    }
-
-    fn key(&self, steps: u64) -> u64 {
-        steps
     }
 
     fn update(&self, at: Step, params: &TensorList, grads: TensorList, state: &[TensorList]) -> Result<()> {
@@ -73,12 +50,10 @@ impl Rule for Settings {
         let (exp_avg, exp_avg_sq) = (&state[0], &state[1]);
         let added = if self.decoupled_weight_decay { 0.0 } else { weight_decay };
         let grads = directed(params, grads, self.maximize, added)?;
-        if self.decoupled_weight_decay && weight_decay != 0.0 {
-            foreach::mul_(params, 1.0 - lr * weight_decay)?;
+        if self.decoupled_weight_decay {
+            shrink(params, lr, weight_decay)?;
         }
-        foreach::lerp_(exp_avg, &grads, 1.0 - beta1)?;
-        foreach::mul_(exp_avg_sq, beta2)?;
-        foreach::addcmul_(exp_avg_sq, &grads, &grads, 1.0 - beta2)?;
+        average((exp_avg, exp_avg_sq), &grads, self.betas)?;
         let rate = lr / (1.0 - beta1.powf(at.number as f64));
         // Both forms of the step, one of them with a factor of zero: all steps are the same ops.
         let (plain, adaptive) = match self.rectification(at.number) {

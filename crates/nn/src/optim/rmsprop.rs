@@ -3,7 +3,7 @@
 use kiln_ir::Loc;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use super::define::{Setting, check_number, optimizer, settings};
+use super::define::{check_not_negative, optimizer, settings};
 use super::group::{Groups, ParamGroup, Rule, Step, directed};
 
 settings! {
@@ -27,10 +27,6 @@ settings! {
 }
 
 impl Rule for Settings {
-    fn name(&self) -> &'static str {
-        "RMSprop"
-    }
-
     fn check(&self, loc: Loc) -> Result<()> {
         let numbers = [
             ("lr", self.lr),
@@ -39,21 +35,7 @@ impl Rule for Settings {
             ("weight_decay", self.weight_decay),
             ("alpha", self.alpha),
         ];
-        numbers.into_iter().try_for_each(|(argument, got)| {
-            check_number("RMSprop", argument, "0 or more", got, got >= 0.0, loc)
-        })
-    }
-
-    fn lr(&mut self) -> &mut f64 {
-        &mut self.lr
-    }
-
-    fn momentum(&mut self) -> Option<&mut f64> {
-        Some(&mut self.momentum)
-    }
-
-    fn options(&mut self) -> Vec<(&'static str, Setting<'_>)> {
-        self.kept()
+        check_not_negative("RMSprop", numbers, loc)
     }
 
     fn states(&self) -> Vec<&'static str> {

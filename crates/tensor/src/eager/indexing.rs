@@ -3,9 +3,10 @@
 use kiln_ir::{DType, Layout, Op, Result, ScatterReduce, Shape, TensorTy, Why};
 use kiln_runtime::parallel_for;
 
-use super::{Coordinates, Input, Job, elements, elements_mut, operand};
+use super::gather::Coordinates;
+use super::{Input, Job, elements, elements_mut, operand};
 use crate::create::allocate;
-use crate::kernels;
+use crate::kernels::{self, Shared};
 use crate::tensor::Ready;
 
 /// Bytes below which a copy is not worth a thread.
@@ -117,19 +118,6 @@ macro_rules! with_number {
     };
 }
 
-/// A pointer that threads share; each writes its own part.
-#[derive(Clone, Copy)]
-pub(super) struct Part(pub(super) *mut u8);
-
-// SAFETY: the loops below give every thread a part of the memory that no other thread touches.
-unsafe impl Sync for Part {}
-
-impl Part {
-    pub(super) fn get(&self) -> *mut u8 {
-        self.0
-    }
-}
-
 /// A tensor as `outer` blocks of `size` slices of `inner` elements.
 struct Slices {
     outer: usize,
@@ -224,7 +212,7 @@ impl Job<'_> {
         }
         // SAFETY: as in `positions`.
         let picks = unsafe { elements::<i64>(&index, n) };
-        let (from, to) = (Part(x.pointer()), Part(out.pointer()));
+        let (from, to) = (Shared::new(x.pointer()), Shared::new(out.pointer()));
         parallel_for(outer * n, (GRAIN / bytes).max(1), |begin, end| {
             for row in begin..end {
                 let source = (row / n * size + picks[row % n] as usize) * bytes;
@@ -277,7 +265,7 @@ impl Job<'_> {
         }
         // SAFETY: as in `positions`.
         let picks = unsafe { elements::<i64>(&index, n) };
-        let (to, from) = (Part(work.pointer()), Part(src.pointer()));
+        let (to, from) = (Shared::new(work.pointer()), Shared::new(src.pointer()));
         let bytes = work.dtype.size();
         // Threads share out the columns: each goes through all picks in their order.
         let columns = (GRAIN / bytes / n).clamp(16, inner.max(16));

@@ -1,6 +1,7 @@
 //! Eager execution: from an op and its operands to a call of a kernel. Locks storages, converts and
 //! broadcasts operands, sends self-overlapping changes through a temporary.
 
+mod gather;
 mod indexing;
 mod integer;
 mod loss;
@@ -8,16 +9,15 @@ mod nn;
 mod order;
 mod product;
 mod random;
+mod reduce;
 
 use smallvec::SmallVec;
 
 use kiln_ir::math::Function;
 use kiln_ir::{
-    Approximate, Class, DType, Dims, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy,
-    Ty, Why, result_dtype,
+    Approximate, Class, DType, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy, Ty,
+    Why, result_dtype,
 };
-
-use kiln_runtime::parallel_for;
 
 use crate::Tensor;
 use crate::create::allocate;
@@ -507,52 +507,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn reduce(
-        &self,
-        reduction: kernels::Reduction,
-        out: &Ready,
-        inputs: &[Input],
-        dims: &Dims,
-    ) -> Result<()> {
-        let x = self.tensor(inputs, 0)?;
-        // The kernel drops the dims; dense memory is the same with them kept as 1.
-        let dropped =
-            Ready { layout: Layout::contiguous(x.layout.shape.reduced(dims, false)), ..out.clone() };
-        if dims.is_empty() {
-            // SAFETY: `out` is fresh, `x` locked for reading; nothing is reduced, so shapes agree.
-            unsafe { kernels::convert(&operand(&dropped), &operand(x)) }
-        } else {
-            // SAFETY: `out` is fresh and dense, of the shape that is left; dims were checked by the type rule.
-            unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) }
-        }
-        Ok(())
-    }
-
-    fn mean(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
-        if out.dtype.is_narrow() {
-            // A sum of halves could overflow where the mean does not.
-            let ty = TensorTy { dtype: out.dtype.computing(), ..out.ty() };
-            let wide = allocate(&ty, self.op.name(), self.loc)?;
-            self.mean(&wide, inputs, dims)?;
-            // SAFETY: both are fresh and of one shape.
-            unsafe { kernels::convert(&operand(out), &operand(&wide)) };
-            return Ok(());
-        }
-        self.reduce(kernels::Reduction::Sum, out, inputs, dims)?;
-        let shape = &self.tensor(inputs, 0)?.layout.shape;
-        let count: usize = dims.iter().map(|&d| shape[d]).product();
-        self.function(Function::Div, out, &[Input::Tensor(out), Input::Number(Scalar::Float(count as f64))])
-    }
-
-    fn softmax(&self, logarithm: bool, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
-        let x = self.tensor(inputs, 0)?;
-        if x.layout.shape.numel() > 0 {
-            // SAFETY: `out` is fresh and has `x`'s shape and dtype; `x` is locked for reading.
-            unsafe { kernels::softmax(logarithm, &operand(out), &operand(x), dim) };
-        }
-        Ok(())
-    }
-
     fn cat(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
         let mut start = 0;
         for i in 0..inputs.len() {
@@ -560,90 +514,6 @@ impl Job<'_> {
             let end = start + t.layout.shape[dim];
             self.copy_to_window(out, &Op::Slice { dim, start, end, step: 1 }, t)?;
             start = end;
-        }
-        Ok(())
-    }
-
-    /// Positions along `dim` of every element of `index`, checked, and the flat offsets of their rows.
-    fn positions(&self, index: &Ready, size: usize) -> Result<(Ready, usize)> {
-        let index = self.dense(index)?;
-        let n = index.layout.shape.numel();
-        // SAFETY: `index` is dense i64, locked for reading or fresh.
-        let all = unsafe { elements::<i64>(&index, n) };
-        match all.iter().find(|&&i| i < 0 || i >= size as i64) {
-            Some(&bad) => Err(self.op.error(self.tys, Why::Index { index: bad, size }, self.loc)),
-            None => Ok((index, n)),
-        }
-    }
-
-    fn gather(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
-        let (x, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
-        let (index, n) = self.positions(index, x.layout.shape[dim])?;
-        // SAFETY: as in `positions`.
-        let picks = unsafe { elements::<i64>(&index, n) };
-        let size = x.dtype.size();
-        let mut at = Coordinates::new(&index.layout.shape);
-        for (i, &pick) in picks.iter().enumerate() {
-            let offset = at.offset(&x.layout.strides, dim) + pick as isize * x.layout.strides[dim];
-            // SAFETY: coordinates lie inside `index`, whose other sizes are at most x's, and `pick` inside
-            // x's dim; `out` is fresh, dense and has `n` elements.
-            unsafe {
-                let from = x.pointer().offset(offset * size as isize);
-                std::ptr::copy_nonoverlapping(from, out.pointer().add(i * size), size);
-            }
-            at.step();
-        }
-        Ok(())
-    }
-
-    fn gather_backward(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
-        let (src, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
-        let (index, n) = self.positions(index, out.layout.shape[dim])?;
-        let src = self.dense(src)?;
-        // SAFETY: `out` is fresh.
-        unsafe { kernels::fill(&operand(out), 0) };
-        let (shape, taken) = (&out.layout.shape, &index.layout.shape);
-        // Along the last dim lines don't meet.
-        let has_lines = dim + 1 == shape.rank() && shape[..dim] == taken[..dim];
-        let mut at = Coordinates::new(taken);
-        macro_rules! scatter {
-            ($ty:ty, $add:expr) => {{
-                // SAFETY: both are dense with `n` elements, locked for reading or fresh.
-                let (picks, values) = unsafe { (elements::<i64>(&index, n), elements::<$ty>(&src, n)) };
-                let add: fn($ty, $ty) -> $ty = $add;
-                if has_lines && n > 0 {
-                    let (wide, narrow) = (shape[dim], taken[dim]);
-                    let to = indexing::Part(out.pointer());
-                    parallel_for(n / narrow, (1usize << 13).div_ceil(narrow), |begin, end| {
-                        for line in begin..end {
-                            // SAFETY: `out` is dense and fresh; the line belongs to this item.
-                            let to = unsafe {
-                                std::slice::from_raw_parts_mut(to.get().cast::<$ty>().add(line * wide), wide)
-                            };
-                            let part = line * narrow..(line + 1) * narrow;
-                            for (&pick, &value) in picks[part.clone()].iter().zip(&values[part]) {
-                                to[pick as usize] = add(to[pick as usize], value);
-                            }
-                        }
-                    });
-                    return Ok(());
-                }
-                for (&pick, &value) in picks.iter().zip(values) {
-                    let offset = at.offset(&out.layout.strides, dim) + pick as isize * out.layout.strides[dim];
-                    // SAFETY: coordinates lie inside `index`, whose other sizes are out's; `pick` was checked.
-                    unsafe {
-                        let place = out.pointer().cast::<$ty>().offset(offset);
-                        *place = add(*place, value);
-                    }
-                    at.step();
-                }
-            }};
-        }
-        match out.dtype {
-            DType::F32 => scatter!(f32, |a, b| a + b),
-            DType::F64 => scatter!(f64, |a, b| a + b),
-            DType::Bool => scatter!(u8, |a, b| a | b),
-            _ => scatter!(i64, i64::wrapping_add),
         }
         Ok(())
     }
@@ -684,32 +554,5 @@ unsafe fn elements_mut<T>(t: &Ready, n: usize) -> &mut [T] {
         0 => &mut [],
         // SAFETY: the caller's contract.
         _ => unsafe { std::slice::from_raw_parts_mut(t.pointer().cast(), n) },
-    }
-}
-
-/// Walks the indices of a shape in row-major order.
-struct Coordinates<'a> {
-    shape: &'a Shape,
-    at: SmallVec<[usize; 6]>,
-}
-
-impl<'a> Coordinates<'a> {
-    fn new(shape: &'a Shape) -> Coordinates<'a> {
-        Coordinates { shape, at: SmallVec::from_elem(0, shape.rank()) }
-    }
-
-    /// The offset of these coordinates without dim `skip`.
-    fn offset(&self, strides: &[isize], skip: usize) -> isize {
-        (0..self.at.len()).filter(|&d| d != skip).map(|d| self.at[d] as isize * strides[d]).sum()
-    }
-
-    fn step(&mut self) {
-        for d in (0..self.at.len()).rev() {
-            self.at[d] += 1;
-            if self.at[d] < self.shape[d] {
-                return;
-            }
-            self.at[d] = 0;
-        }
     }
 }

@@ -7,10 +7,11 @@ use kiln_ir::math::Function;
 use kiln_runtime::parallel_for;
 use smallvec::SmallVec;
 
-use super::drive::{Cost, Dense, Loop, MAX_INPUTS, Row, dense, gather};
+use super::drive::{Cost, Dense, Loop, MAX_INPUTS, Row, dense};
 use super::operand::Shared;
 use super::pointwise::{cost, float_loops};
 use super::softmax::prefetch;
+use super::strided::gather;
 
 /// Bytes of an operand in a block. The less, the more evenly the operands are asked for from memory; the more,
 /// the less it costs to go from one step to the next.

@@ -1,10 +1,11 @@
 //! Copies between layouts and dtypes, and the tensors made from a number: `fill`, `arange`.
 
-use super::drive::{Cost, Form, Loop, MAX_INPUTS, drive, scatter};
+use super::drive::{Cost, Form, Loop, MAX_INPUTS, drive};
 use super::element::{Bool, Element};
 use super::narrow::{copy_loop, narrowing, widening};
 use super::operand::{Operand, Shared};
 use super::pointwise::{Map, map_loop};
+use super::strided::scatter;
 use kiln_ir::{DType, Scalar};
 use kiln_runtime::parallel_for;
 use std::marker::PhantomData;

@@ -33,6 +33,7 @@ pub mod product;
 pub mod reduce;
 pub mod resample;
 pub mod softmax;
+mod strided;
 #[cfg(test)]
 mod tests;
 
@@ -41,6 +42,7 @@ pub use convert::{arange, convert, fill};
 pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;
 pub use operand::Operand;
+pub(crate) use operand::Shared;
 pub use order::{Lines, Position, Scan, positions, scan};
 pub use pointwise::{
     Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,

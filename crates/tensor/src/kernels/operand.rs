@@ -45,18 +45,18 @@ impl Operand<'_> {
 
 /// Pointers that the threads of a parallel loop share; each uses its own part of the memory.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<T: Copy>(T);
+pub(crate) struct Shared<T: Copy>(T);
 
 // SAFETY: sharing pointers is harmless; using them is unsafe code that keeps the threads' parts disjoint.
 unsafe impl<T: Copy> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
-    pub(super) fn new(value: T) -> Shared<T> {
+    pub(crate) fn new(value: T) -> Shared<T> {
         Shared(value)
     }
 
     /// The value; a method, so that closures capture the wrapper and not the pointer.
-    pub(super) fn get(&self) -> T {
+    pub(crate) fn get(&self) -> T {
         self.0
     }
 }

@@ -6,11 +6,12 @@
 //! are added in pairs, so the result doesn't depend on the number of threads.
 
 use super::convert::convert;
-use super::drive::{Loop, MAX_INPUTS, gather};
+use super::drive::{Loop, MAX_INPUTS};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
 use super::narrow::widening;
 use super::operand::{Operand, Shared};
+use super::strided::gather;
 use kiln_ir::DType;
 use kiln_runtime::parallel_for;
 use smallvec::SmallVec;

@@ -3,12 +3,13 @@
 //! With m the row's maximum and s = Σ exp(x − m): softmax is `exp(x - m) * (1 / s)`, log_softmax
 //! `(x - m) - log(s)`.
 
-use super::drive::{MAX_INPUTS, gather, scatter};
+use super::drive::MAX_INPUTS;
 use super::element::Element;
 use super::isa::vectorised;
 use super::narrow::{narrowing, widening};
 use super::operand::{Operand, Shared};
 use super::reduce::{LargestF32, LargestF64, Reducer, SumF32, SumF64, total};
+use super::strided::{gather, scatter};
 use kiln_ir::DType;
 use kiln_ir::math::Function;
 use kiln_runtime::parallel_for;

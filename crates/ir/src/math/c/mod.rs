@@ -12,9 +12,6 @@
 //! **Masks.** A comparison of `f32v` is an `i32v`, of `f64v` an `i64v`, with lanes 0 or −1.
 //! `kiln_widen_mask` and `kiln_narrow_mask` convert between them; `kiln_mask_f32_from_bool` (a `u8v` of
 //! 0/1 to `i32v`) and `kiln_bool_from_mask_f32` convert from and to memory, likewise `_f64`.
-//!
-//! **Scalars.** [`scalar_function`] gives `float kiln_exp_f32_s(float)`: broadcast, the vector function,
-//! lane 0. So it has the vector function's bits by construction.
 
 mod prelude;
 #[cfg(test)]
@@ -91,16 +88,14 @@ struct Names {
     vector: &'static str,
     /// Vector of integers, and of comparison results.
     int: &'static str,
-    /// One number.
-    scalar: &'static str,
     /// Ending of function names.
     suffix: &'static str,
 }
 
 const fn names(width: Width) -> Names {
     match width {
-        Width::F32 => Names { vector: "f32v", int: "i32v", scalar: "float", suffix: "f32" },
-        Width::F64 => Names { vector: "f64v", int: "i64v", scalar: "double", suffix: "f64" },
+        Width::F32 => Names { vector: "f32v", int: "i32v", suffix: "f32" },
+        Width::F64 => Names { vector: "f64v", int: "i64v", suffix: "f64" },
     }
 }
 
@@ -145,19 +140,4 @@ where
     out.push_str(&cx.statements(result));
     out.push_str("}\n");
     out
-}
-
-/// The same function of scalars, `float kiln_exp_f32_s(float x)`; needs [`function`]'s text before it.
-pub fn scalar_function(function: Function, width: Width) -> String {
-    let names = names(width);
-    let parameters = parameters(function);
-    let list: Vec<String> = parameters.iter().map(|p| format!("{} {p}", names.scalar)).collect();
-    let args: Vec<String> = parameters.iter().map(|p| format!("kiln_splat_{}({p})", names.suffix)).collect();
-    let name = function_name(function, width);
-    format!(
-        "KILN_INLINE {} {name}_s({}) {{\n    return {name}({})[0];\n}}\n",
-        names.scalar,
-        list.join(", "),
-        args.join(", ")
-    )
 }

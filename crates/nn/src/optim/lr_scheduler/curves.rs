@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use kiln_ir::{Error, Loc, Why};
 use kiln_tensor::Result;
 
-use super::{Schedule, between, each, options};
+use super::{Schedule, check_number, each, options};
 
 /// Every `step_size` steps the learning rate is multiplied by gamma.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl Schedule for StepLR {
         if epoch.is_multiple_of(self.step_size) { each(now, |lr| lr * self.gamma) } else { now.to_vec() }
     }
     fn check(&self, _: usize, loc: Loc) -> Result<()> {
-        between("StepLR", "step_size", "1 or more", self.step_size as f64, self.step_size > 0, loc)
+        check_number("StepLR", "step_size", "1 or more", self.step_size as f64, self.step_size > 0, loc)
     }
 }
 
@@ -132,7 +132,7 @@ impl Schedule for ConstantLR {
     }
     fn check(&self, _: usize, loc: Loc) -> Result<()> {
         let holds = self.factor > 0.0 && self.factor <= 1.0;
-        between("ConstantLR", "factor", "more than 0 and at most 1", self.factor, holds, loc)
+        check_number("ConstantLR", "factor", "more than 0 and at most 1", self.factor, holds, loc)
     }
 }
 
@@ -181,8 +181,8 @@ impl Schedule for LinearLR {
     fn check(&self, _: usize, loc: Loc) -> Result<()> {
         let (start, end) = (self.start_factor, self.end_factor);
         let expected = "more than 0 and at most 1";
-        between("LinearLR", "start_factor", expected, start, start > 0.0 && start <= 1.0, loc)?;
-        between("LinearLR", "end_factor", "between 0 and 1", end, (0.0..=1.0).contains(&end), loc)
+        check_number("LinearLR", "start_factor", expected, start, start > 0.0 && start <= 1.0, loc)?;
+        check_number("LinearLR", "end_factor", "between 0 and 1", end, (0.0..=1.0).contains(&end), loc)
     }
 }
 
@@ -254,7 +254,7 @@ impl Schedule for CosineAnnealingLR {
         each(now, |lr| factor * (lr - least) + least)
     }
     fn check(&self, _: usize, loc: Loc) -> Result<()> {
-        between("CosineAnnealingLR", "t_max", "1 or more", self.t_max as f64, self.t_max > 0, loc)
+        check_number("CosineAnnealingLR", "t_max", "1 or more", self.t_max as f64, self.t_max > 0, loc)
     }
 }
 
@@ -299,8 +299,8 @@ impl Schedule for CosineAnnealingWarmRestarts {
     }
     fn check(&self, _: usize, loc: Loc) -> Result<()> {
         let name = "CosineAnnealingWarmRestarts";
-        between(name, "t_0", "1 or more", self.t_0 as f64, self.t_0 > 0, loc)?;
-        between(name, "t_mult", "1 or more", self.t_mult as f64, self.t_mult > 0, loc)
+        check_number(name, "t_0", "1 or more", self.t_0 as f64, self.t_0 > 0, loc)?;
+        check_number(name, "t_mult", "1 or more", self.t_mult as f64, self.t_mult > 0, loc)
     }
 }
 

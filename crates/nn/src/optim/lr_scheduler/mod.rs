@@ -25,6 +25,7 @@ use kiln_ir::{Error, Loc, Why};
 use kiln_tensor::Result;
 
 use super::Optimizer;
+use super::define::check_number;
 use crate::StateDict;
 
 mod combined;
@@ -207,17 +208,6 @@ impl<O: Optimizer> Scheduler<O> {
 
 fn each(values: &[f64], change: impl Fn(f64) -> f64) -> Vec<f64> {
     values.iter().map(|&value| change(value)).collect()
-}
-
-fn between(
-    name: &str,
-    argument: &'static str,
-    expected: &'static str,
-    got: f64,
-    holds: bool,
-    loc: Loc,
-) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::op(name, Why::Number { argument, expected, got }, loc)) }
 }
 
 /// Options of a schedule.

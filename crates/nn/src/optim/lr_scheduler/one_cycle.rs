@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use kiln_ir::Loc;
 use kiln_tensor::Result;
 
-use super::{Schedule, between, options};
+use super::{Schedule, check_number, options};
 
 /// The way between two learning rates.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
@@ -124,11 +124,11 @@ impl Schedule for OneCycleLR {
     }
     fn check(&self, groups: usize, loc: Loc) -> Result<()> {
         let steps = self.total_steps as f64;
-        between("OneCycleLR", "total_steps", "1 or more", steps, self.total_steps > 0, loc)?;
+        check_number("OneCycleLR", "total_steps", "1 or more", steps, self.total_steps > 0, loc)?;
         let holds = (0.0..=1.0).contains(&self.pct_start);
-        between("OneCycleLR", "pct_start", "between 0 and 1", self.pct_start, holds, loc)?;
+        check_number("OneCycleLR", "pct_start", "between 0 and 1", self.pct_start, holds, loc)?;
         let count = self.max_lrs.len();
-        between(
+        check_number(
             "OneCycleLR",
             "the number of max_lrs",
             "1 or one per group",
@@ -138,7 +138,7 @@ impl Schedule for OneCycleLR {
         )
     }
     fn check_step(&self, epoch: u64, loc: Loc) -> Result<()> {
-        between(
+        check_number(
             "OneCycleLR",
             "the number of steps",
             "at most total_steps",

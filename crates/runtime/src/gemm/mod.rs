@@ -1,19 +1,23 @@
 //! Matrix products over arbitrary strides: `dst = lhs · rhs`, or `dst += lhs · rhs`.
 //!
 //! The single-threaded kernels are in `panel.rs`; this file cuts a product into tiles for the
-//! thread pool and brings the operands into the orientation those kernels like:
+//! thread pool, and `straight.rs` brings the operands into the orientation those kernels like:
 //!
 //! - `dst` is contiguous along its rows, else the transposed product is computed: twice as fast.
 //! - So are the operands. In the common `x · wᵀ` and `xᵀ · y` one of them is not: with few rows or columns of
 //!   `w` the results are dot products, else `w` or `x` is transposed first, block by block, which costs less
 //!   than the kernels' own packing of such a matrix.
 
+mod straight;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::panel::Float;
-use crate::pool::{AllocError, Buffer};
-use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
+use straight::{straight_lhs, straight_rhs};
+
+pub use straight::is_kept;
+pub(crate) use straight::{straightened, turn, turned_once};
 
 /// A strided matrix in memory: element `(i, j)` is at `pointer + i·row + j·column`, counted in elements.
 #[derive(Debug, Clone, Copy)]
@@ -165,8 +169,6 @@ const STEP: usize = 16;
 const NARROWEST: usize = 4 * STEP;
 /// What reading a turned operand costs, against one that lies right.
 const TURNED_COST: usize = 4;
-/// The most a copied block spans each way: 1 MiB of f32, so that it stays in the core's own cache.
-const BLOCK: usize = 512;
 /// Up to so many rows or columns, a product of contiguous rows is best taken as dot products.
 const FEW: usize = 16;
 /// The most results the library computes as dot products in one call.
@@ -292,77 +294,6 @@ unsafe fn dots<T: Float>(product: Product<T>) {
     }
 }
 
-/// A product whose `rhs` lies the wrong way: block by block it is copied the right way round.
-unsafe fn straight_rhs<T: Float>(product: Product<T>) {
-    let Product { shape: Shape { m, n, k }, accumulate, lhs, rhs, straight, .. } = product;
-    if let Some(rhs) = straight {
-        // The inner dim is cut as below, so that no bit is another.
-        for p in (0..k).step_by(BLOCK) {
-            let shape = Shape { m, n, k: BLOCK.min(k - p) };
-            let (lhs, rhs) = (lhs.at(0, p), rhs.at(p, 0));
-            // SAFETY: the block is within the shape.
-            unsafe { T::panel(Product { shape, accumulate: accumulate || p > 0, lhs, rhs, ..product }) };
-        }
-        return;
-    }
-    let (width, depth) = (n.min(BLOCK), k.min(BLOCK));
-    let copied = scratch::with(depth * width.max(2) * size_of::<T>(), |copy| {
-        let copy = copy.cast::<T>();
-        for p in (0..k).step_by(depth) {
-            for j in (0..n).step_by(width) {
-                let shape = Shape { m, n: width.min(n - j), k: depth.min(k - p) };
-                // A single column whose elements lie side by side would be summed up in another order.
-                let pitch = shape.n.max(2);
-                let block = Product {
-                    accumulate: accumulate || p > 0,
-                    lhs: lhs.at(0, p),
-                    rhs: Matrix::new(copy, pitch as isize, 1),
-                    ..product.part(0, j, shape)
-                };
-                // SAFETY: the block is within the shape, and its copy within the scratch.
-                unsafe {
-                    T::straighten(rhs.at(p, j), copy, pitch, shape.k, shape.n);
-                    T::panel(block);
-                }
-            }
-        }
-    });
-    if copied.is_err() {
-        // No memory for the copy: the kernels can do without.
-        // SAFETY: the caller's promise is passed on.
-        unsafe { T::panel(product) }
-    }
-}
-
-/// The same for a `lhs` that lies the wrong way.
-unsafe fn straight_lhs<T: Float>(product: Product<T>) {
-    let Product { shape: Shape { m, n, k }, accumulate, lhs, rhs, .. } = product;
-    let (height, depth) = (m.min(BLOCK), k.min(BLOCK));
-    let copied = scratch::with(height * depth * size_of::<T>(), |copy| {
-        let copy = copy.cast::<T>();
-        for p in (0..k).step_by(depth) {
-            for i in (0..m).step_by(height) {
-                let shape = Shape { m: height.min(m - i), n, k: depth.min(k - p) };
-                let block = Product {
-                    accumulate: accumulate || p > 0,
-                    lhs: Matrix::new(copy, shape.k as isize, 1),
-                    rhs: rhs.at(p, 0),
-                    ..product.part(i, 0, shape)
-                };
-                // SAFETY: the block is within the shape, and its copy within the scratch.
-                unsafe {
-                    T::straighten(lhs.at(i, p), copy, shape.k, shape.m, shape.k);
-                    T::panel(block);
-                }
-            }
-        }
-    });
-    if copied.is_err() {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { T::panel(product) }
-    }
-}
-
 /// Work of one product of a batch from which each uses all threads, in multiply-adds.
 const LARGE: usize = 1 << 22;
 
@@ -390,50 +321,6 @@ pub(crate) unsafe fn batched<T: Float>(
     }
 }
 
-/// Rows from which turning `rhs` round is too little of a product to keep a copy.
-const MANY: usize = 96;
-
-/// Whether a copy of `rhs` the right way round is worth its memory, where `rhs` is the same in many products.
-pub fn is_kept(shape: Shape, row: isize, column: isize) -> bool {
-    let Shape { m, n, k } = shape;
-    // Columns that overlap, or are all the same one, would be more in a copy than they are.
-    row == 1 && column >= k as isize && m.min(n) > FEW && m <= MANY && k > 1
-}
-
-/// Such a copy: its rows are contiguous.
-///
-/// # Safety
-/// `rhs` is readable for the shape, and its columns are contiguous.
-pub(crate) unsafe fn straightened<T: Float>(shape: Shape, rhs: Matrix<T>) -> Result<Buffer, AllocError> {
-    let Shape { n, k, .. } = shape;
-    let copy = Buffer::alloc(n.saturating_mul(k).saturating_mul(size_of::<T>()).max(1))?;
-    // SAFETY: the caller's promise is passed on; the copy has room for all of it.
-    unsafe { T::straighten(rhs, copy.as_ptr().cast(), n, k, n) };
-    Ok(copy)
-}
-
-/// The most bytes of an operand that is turned round once for several products: they stay in the core's own cache.
-const TURNED_ONCE: usize = 1 << 20;
-
-/// The bytes of a copy of `rhs` that serves several products of this shape and fewer rows, if they would each turn it
-/// round themselves: how it lies in memory is `row` and `column`.
-pub(crate) fn turned_once<T>(shape: Shape, row: isize, column: isize) -> Option<usize> {
-    let Shape { m, n, k } = shape;
-    let bytes = n.saturating_mul(k).saturating_mul(size_of::<T>());
-    let is_turned = row == 1 && column != 1;
-    let fits = k <= BLOCK && bytes <= TURNED_ONCE;
-    (fits && is_turned && k > 0 && m.min(n) > FEW).then_some(bytes)
-}
-
-/// Copies `rhs` the right way round.
-///
-/// # Safety
-/// `rhs` is readable for the shape, `copy` writable; its rows are contiguous.
-pub(crate) unsafe fn turn<T: Float>(shape: Shape, rhs: Matrix<T>, copy: Matrix<T>) {
-    // SAFETY: the caller's promise is passed on.
-    unsafe { T::straighten(rhs, copy.pointer, shape.n, shape.k, shape.n) };
-}
-
 /// One product on the calling thread.
 ///
 /// # Safety
@@ -455,15 +342,20 @@ mod tests {
     use super::*;
 
     /// A matrix of `rows × columns` in memory of its own, in one of several layouts, and its strided view.
-    struct Owned<T> {
-        values: Vec<T>,
-        offset: usize,
-        row: isize,
-        column: isize,
+    pub(super) struct Owned<T> {
+        pub(super) values: Vec<T>,
+        pub(super) offset: usize,
+        pub(super) row: isize,
+        pub(super) column: isize,
     }
 
     impl<T: Copy> Owned<T> {
-        fn new(rows: usize, columns: usize, layout: usize, mut value: impl FnMut() -> T) -> Owned<T> {
+        pub(super) fn new(
+            rows: usize,
+            columns: usize,
+            layout: usize,
+            mut value: impl FnMut() -> T,
+        ) -> Owned<T> {
             let (row, column) = match layout {
                 0 => (columns, 1),
                 1 => (1, rows),
@@ -481,7 +373,7 @@ mod tests {
             Owned { values, offset: 0, row: row as isize, column: column as isize }
         }
 
-        fn matrix(&mut self) -> Matrix<T> {
+        pub(super) fn matrix(&mut self) -> Matrix<T> {
             Matrix::new(self.values.as_mut_ptr().wrapping_add(self.offset), self.row, self.column)
         }
 
@@ -490,7 +382,7 @@ mod tests {
         }
     }
 
-    struct Words(u64);
+    pub(super) struct Words(pub(super) u64);
     impl Words {
         fn next(&mut self) -> u32 {
             self.0 += 1;
@@ -499,7 +391,7 @@ mod tests {
         fn below(&mut self, end: usize) -> usize {
             self.next() as usize % end
         }
-        fn unit(&mut self) -> f64 {
+        pub(super) fn unit(&mut self) -> f64 {
             f64::from(self.next()) / 2f64.powi(31) - 1.0
         }
     }
@@ -589,36 +481,6 @@ mod tests {
         let (rows, columns) = grid(Shape { m: 4096, n: 64, k: 4096 }, 16, [1, 1]);
         assert!(rows * columns >= 16);
         assert_eq!(grid(Shape { m: 4096, n: 4096, k: 4096 }, 16, [1, 4]), (4, 16));
-    }
-
-    #[test]
-    fn kept_copies_change_no_bit() {
-        let mut words = Words(4);
-        let mut kept = 0;
-        let shapes = [(17, 17, 2), (17, 700, 513), (64, 256, 256), (90, 90, 1200), (96, 1030, 70)];
-        // The last column alone in a block.
-        for (m, n, k) in shapes.into_iter().chain([(17, 513, 7), (32, 1041, 200), (40, 1025, 600)]) {
-            let shape = Shape { m, n, k };
-            for (layouts, accumulate) in [([0, 1, 0], false), ([4, 3, 2], true), ([1, 1, 0], true)] {
-                let mut value = || words.unit() as f32;
-                let mut lhs = Owned::new(m, k, layouts[0], &mut value);
-                let mut rhs = Owned::new(k, n, layouts[1], &mut value);
-                let mut plain = Owned::new(m, n, layouts[2], &mut value);
-                let mut dst = Owned { values: plain.values.clone(), ..plain };
-                kept += usize::from(is_kept(shape, rhs.row, rhs.column));
-                let (lhs, rhs) = (lhs.matrix(), rhs.matrix());
-                // SAFETY: matrices of these shapes in memory of their own.
-                unsafe {
-                    gemm_f32(shape, plain.matrix(), accumulate, lhs, rhs);
-                    let copy = straightened(shape, rhs).unwrap();
-                    let straight = Some(Matrix::new(copy.as_ptr().cast(), n as isize, 1));
-                    gemm(Product { shape, dst: dst.matrix(), accumulate, lhs, rhs, straight }, None);
-                }
-                let bits = |owned: &Owned<f32>| owned.values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-                assert!(bits(&plain) == bits(&dst), "{shape:?} {layouts:?}");
-            }
-        }
-        assert_eq!(kept, 24);
     }
 
     /// Every row is handed on once, when it is finished, in bands that begin where they may; no bit is another.

@@ -1,11 +1,14 @@
-//! Shapes and views: methods that look at the same elements in another way, repeat, cut or turn them.
+//! Shapes and views: methods that look at the same elements in another way, cut or turn them.
 
-use kiln_ir::{Dims, Error, Loc, Op, Pairs, Result, Scalar, Shape, Why};
+mod padding;
+mod repeating;
+
+use kiln_ir::{Dims, Error, Loc, Op, Pairs, Result, Shape, Why};
 
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 use crate::host::reserve;
-use crate::methods::{Operand, fill_in, normalise_dim, normalise_dims};
+use crate::methods::{fill_in, normalise_dim, normalise_dims};
 use crate::{IntoDims, IntoShape, Tensor};
 
 fn number(op: &str, argument: &'static str, expected: &'static str, got: f64, loc: Loc) -> Error {
@@ -199,130 +202,6 @@ impl Tensor {
         }
     }
 
-    /// The whole tensor repeated this many times along each dim; more counts than dims add leading dims.
-    #[track_caller]
-    pub fn repeat(&self, counts: impl Into<Shape>) -> Result<Tensor> {
-        let counts = counts.into();
-        let (loc, own) = (Loc::caller(), self.shape());
-        let Some(lead) = counts.len().checked_sub(own.rank()) else {
-            let why = Why::Sizes {
-                what: "the number of counts and of dims",
-                left: counts.len(),
-                right: own.rank(),
-            };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("repeat"));
-        };
-        let sizes: Vec<usize> = vec![1; lead].into_iter().chain(own.iter().copied()).collect();
-        if counts.iter().all(|&count| count == 1) {
-            return self.reshaped(Shape::from(sizes), loc)?.unary(Op::Clone {}, loc);
-        }
-        // Each dim becomes two, the copies and their elements.
-        let apart = sizes.iter().flat_map(|&size| [1, size]).collect();
-        let wide = counts.iter().zip(&sizes).flat_map(|(&count, &size)| [count, size]).collect();
-        let whole = counts.iter().zip(&sizes).map(|(&count, &size)| count.saturating_mul(size)).collect();
-        self.repeated(apart, wide, whole, loc).map_err(|e| e.named("repeat"))
-    }
-
-    /// Expanded, then copied: a reshape alone would be a view where copies of one element lie side by side.
-    fn repeated(&self, apart: Shape, wide: Shape, whole: Shape, loc: Loc) -> Result<Tensor> {
-        let wide = self.reshaped(apart, loc)?.unary(Op::Expand { shape: wide }, loc)?;
-        wide.unary(Op::Clone {}, loc)?.reshaped(whole, loc)
-    }
-
-    /// [`repeat`](Tensor::repeat) with counts for the last dims only.
-    #[track_caller]
-    pub fn tile(&self, counts: impl Into<Shape>) -> Result<Tensor> {
-        let counts = counts.into();
-        let missing = self.rank().saturating_sub(counts.len());
-        let all: Vec<usize> = vec![1; missing].into_iter().chain(counts.iter().copied()).collect();
-        self.repeat(all).map_err(|e| e.named("tile"))
-    }
-
-    /// Each slice of a dim `count` times in a row.
-    #[track_caller]
-    pub fn repeat_interleave(&self, count: usize, dim: i64) -> Result<Tensor> {
-        let (loc, own) = (Loc::caller(), self.shape());
-        let dim = known_dim(self, "repeat_interleave", dim, loc)?;
-        let (mut apart, mut wide, mut whole) = (own.clone(), own.clone(), own);
-        apart.insert(dim + 1, 1);
-        wide.insert(dim + 1, count);
-        whole[dim] = whole[dim].saturating_mul(count);
-        self.repeated(apart, wide, whole, loc).map_err(|e| e.named("repeat_interleave"))
-    }
-
-    /// Each slice of a dim as many times as `counts` (i64, one per slice) says. The size of the result depends on
-    /// values: in compiled code this is a graph break.
-    #[track_caller]
-    pub fn repeat_interleave_each(&self, counts: &Tensor, dim: i64) -> Result<Tensor> {
-        let loc = Loc::caller();
-        let at = known_dim(self, "repeat_interleave", dim, loc)?;
-        let values = crate::host::read::<i64>(counts, "repeat_interleave", loc)?;
-        let size = self.shape()[at];
-        if values.len() != size {
-            let why = Why::Sizes {
-                what: "the number of counts and the size of the dim",
-                left: values.len(),
-                right: size,
-            };
-            return Err(Error::op("repeat_interleave", why, loc));
-        }
-        if let Some(&bad) = values.iter().find(|&&count| count < 0) {
-            return Err(number("repeat_interleave", "counts", "0 or more", bad as f64, loc));
-        }
-        let total = values.iter().fold(0usize, |total, &count| total.saturating_add(count as usize));
-        let mut picks: Vec<i64> = reserve(total, "repeat_interleave", loc)?;
-        for (i, &count) in values.iter().enumerate() {
-            picks.resize(picks.len() + count as usize, i as i64);
-        }
-        self.index_select(dim, &Tensor::from_slice(&picks)?)
-    }
-
-    /// Elements shifted along dims; what falls off one end comes back at the other.
-    ///
-    /// ```
-    /// # use kiln_tensor::{Device, Tensor};
-    /// # fn main() -> kiln_tensor::Result<()> {
-    /// let x = Tensor::new(&[[1i64, 2], [3, 4]], &Device::Cpu)?;
-    /// assert_eq!(x.roll(1, 1)?.to_vec::<i64>()?, [2, 1, 4, 3]);
-    /// assert_eq!(x.roll([1, 1], [0, 1])?.to_vec::<i64>()?, [4, 3, 2, 1]);
-    /// # Ok(()) }
-    /// ```
-    #[track_caller]
-    pub fn roll(&self, shifts: impl IntoDims, dims: impl IntoDims) -> Result<Tensor> {
-        let loc = Loc::caller();
-        let (shifts, dims) = (shifts.into_dims(), dims.into_dims());
-        if shifts.len() != dims.len() || dims.is_empty() {
-            let why = Why::Sizes {
-                what: "the number of shifts and of dims",
-                left: shifts.len(),
-                right: dims.len(),
-            };
-            return Err(Error::op("roll", why, loc));
-        }
-        let mut rolled = self.clone();
-        for (&shift, &dim) in shifts.iter().zip(&dims) {
-            rolled = rolled.rolled(shift, dim, loc)?;
-        }
-        Ok(rolled)
-    }
-
-    fn rolled(&self, shift: i64, dim: i64, loc: Loc) -> Result<Tensor> {
-        let dim = known_dim(self, "roll", dim, loc)?;
-        let size = self.shape()[dim];
-        if size == 0 || shift.rem_euclid(size as i64) == 0 {
-            return self.unary(Op::Clone {}, loc);
-        }
-        let cut = size - shift.rem_euclid(size as i64) as usize;
-        let (tail, head) = (self.sliced(dim, cut, size, loc)?, self.sliced(dim, 0, cut, loc)?);
-        dispatch_tensor(&Op::Cat { dim }, &[Arg::Tensor(&tail), Arg::Tensor(&head)], false, loc)
-    }
-
-    /// Elements shifted along all of them, as if they were one dim.
-    #[track_caller]
-    pub fn roll_all(&self, shift: i64) -> Result<Tensor> {
-        self.flatten()?.roll(shift, 0)?.reshape(self.shape())
-    }
-
     /// The elements of dims in reverse order.
     #[track_caller]
     pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
@@ -476,81 +355,6 @@ impl Tensor {
             .collect()
     }
 
-    /// `value` before and after the elements of the last dims: widths in pairs (before, after), the last dim's
-    /// first, as PyTorch takes them. Negative widths cut off.
-    ///
-    /// ```
-    /// # use kiln_tensor::{Device, Tensor};
-    /// # fn main() -> kiln_tensor::Result<()> {
-    /// let x = Tensor::new(&[[1.0f32, 2.0], [3.0, 4.0]], &Device::Cpu)?;
-    /// assert_eq!(x.pad(&[1, 0], 9.0)?.to_vec::<f32>()?, [9.0, 1.0, 2.0, 9.0, 3.0, 4.0]);
-    /// # Ok(()) }
-    /// ```
-    #[track_caller]
-    pub fn pad(&self, widths: &[i64], value: impl Into<Scalar>) -> Result<Tensor> {
-        let loc = Loc::caller();
-        let (inner, widths) = self.widths("constant_pad_nd", widths, loc)?;
-        let op = Op::ConstantPadNd { widths };
-        dispatch_tensor(&op, &[Arg::Tensor(&inner), Operand::from(value.into()).arg()], false, loc)
-    }
-
-    /// [`pad`](Tensor::pad) with the elements mirrored at both ends, without the outermost ones.
-    #[track_caller]
-    pub fn reflection_pad(&self, widths: &[i64]) -> Result<Tensor> {
-        let loc = Loc::caller();
-        let (inner, widths) = self.widths("reflection_pad", widths, loc)?;
-        inner.unary(Op::ReflectionPad { widths }, loc)
-    }
-
-    /// [`pad`](Tensor::pad) with the outermost elements repeated.
-    #[track_caller]
-    pub fn replication_pad(&self, widths: &[i64]) -> Result<Tensor> {
-        let loc = Loc::caller();
-        // Where a negative width leaves nothing, what the other end repeats is the last element cut off.
-        let shape = self.shape();
-        let mut widths = widths.to_vec();
-        for (pair, &size) in widths.chunks_exact_mut(2).zip(shape.iter().rev()) {
-            let most = size as i64 - 1;
-            for (cut, other) in [(0, 1), (1, 0)] {
-                if most >= 0 && pair[cut] < -most && pair[other] > -most - 1 - pair[cut] {
-                    (pair[cut], pair[other]) = (-most, pair[other] + pair[cut] + most);
-                }
-            }
-        }
-        let (inner, widths) = self.widths("replication_pad", &widths, loc)?;
-        inner.unary(Op::ReplicationPad { widths }, loc)
-    }
-
-    /// What negative widths leave of the tensor, and the widths before and after each dim.
-    fn widths(&self, op: &str, widths: &[i64], loc: Loc) -> Result<(Tensor, Pairs)> {
-        let shape = self.shape();
-        let rank = shape.rank();
-        if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {
-            let why = Why::Sizes {
-                what: "the number of widths and twice the rank",
-                left: widths.len(),
-                right: 2 * rank,
-            };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
-        }
-        let (mut before, mut after) = (vec![0; rank], vec![0; rank]);
-        let mut inner = self.clone();
-        for (i, pair) in widths.chunks(2).enumerate() {
-            let d = rank - 1 - i;
-            let cut = |width: i64| width.min(0).unsigned_abs() as usize;
-            let (first, last) = (cut(pair[0]), cut(pair[1]));
-            if first.saturating_add(last) > shape[d] {
-                let why = Why::Index { index: pair[0].min(pair[1]), size: shape[d] };
-                return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
-            }
-            if first + last > 0 {
-                inner = inner.sliced(d, first, shape[d] - last, loc)?;
-            }
-            (before[d], after[d]) = (pair[0].max(0) as usize, pair[1].max(0) as usize);
-        }
-        Ok((inner, Pairs::new(&before, &after)))
-    }
-
     /// [.., C·r², H, W] as [.., C, H·r, W·r]: channels become pixels.
     #[track_caller]
     pub fn pixel_shuffle(&self, factor: usize) -> Result<Tensor> {
@@ -566,14 +370,9 @@ impl Tensor {
                 loc,
             ));
         }
-        let n = lead.len();
         let split = [c / square, factor, factor, h, w];
         let joined = [c / square, h.saturating_mul(factor), w.saturating_mul(factor)];
-        let order = (0..n).chain([n, n + 3, n + 1, n + 4, n + 2]).collect();
-        let turned = self
-            .reshaped(lead.iter().copied().chain(split).collect(), loc)?
-            .unary(Op::Permute { dims: order }, loc)?;
-        turned.reshaped(lead.iter().copied().chain(joined).collect(), loc)
+        self.reordered(&lead, split, [0, 3, 1, 4, 2], joined, loc)
     }
 
     /// [.., C, H·r, W·r] as [.., C·r², H, W]: pixels become channels.
@@ -591,13 +390,24 @@ impl Tensor {
                 loc,
             ));
         }
-        let n = lead.len();
         let split = [c, h / factor, factor, w / factor, factor];
         let joined = [c.saturating_mul(factor).saturating_mul(factor), h / factor, w / factor];
-        let order = (0..n).chain([n, n + 2, n + 4, n + 1, n + 3]).collect();
-        let turned = self
-            .reshaped(lead.iter().copied().chain(split).collect(), loc)?
-            .unary(Op::Permute { dims: order }, loc)?;
+        self.reordered(&lead, split, [0, 2, 4, 1, 3], joined, loc)
+    }
+
+    /// The dims behind the leading ones split, put in another order and joined.
+    fn reordered(
+        &self,
+        lead: &[usize],
+        split: [usize; 5],
+        order: [usize; 5],
+        joined: [usize; 3],
+        loc: Loc,
+    ) -> Result<Tensor> {
+        let n = lead.len();
+        let dims = (0..n).chain(order.map(|d| n + d)).collect();
+        let split = self.reshaped(lead.iter().copied().chain(split).collect(), loc)?;
+        let turned = split.unary(Op::Permute { dims }, loc)?;
         turned.reshaped(lead.iter().copied().chain(joined).collect(), loc)
     }
 

@@ -6,102 +6,21 @@
 //! none of which multiplies by the zeros between the steps. Convolutions with one input channel a group are
 //! done directly, and large ones of 3 × 3 without a stride with fewer multiplications (`winograd.rs`).
 
+mod depthwise;
+mod geometry;
+
 #[cfg(target_arch = "x86_64")]
-use kiln_ir::{Op, Shape};
 use std::any::TypeId;
 use std::ops::Range;
-
-use parking_lot::Mutex;
 
 use crate::contract::{Lattice, Real, contract};
 use crate::list::List;
 use crate::pool::{AllocError, Buffer};
-use crate::threads::{self, Shared, parallel_for};
+use crate::threads::{Shared, parallel_for};
 #[cfg(target_arch = "x86_64")]
 use crate::winograd::{self, Kernels, Task};
 
-/// Sizes of a convolution. A pair is vertical, horizontal; over one dim the vertical part is trivial.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
-    /// Images.
-    pub batch: usize,
-    /// Channels of the input.
-    pub channels: usize,
-    /// Channels of the output.
-    pub filters: usize,
-    /// Size of the input.
-    pub input: [usize; 2],
-    /// Size of the output.
-    pub output: [usize; 2],
-    /// Size of the kernel.
-    pub kernel: [usize; 2],
-    /// Distance between positions of the kernel.
-    pub stride: [usize; 2],
-    /// Zeros on each side.
-    pub padding: [usize; 2],
-    /// Distance between taps.
-    pub dilation: [usize; 2],
-    /// Groups of channels that don't mix.
-    pub groups: usize,
-}
-
-impl Geometry {
-    /// The sizes of a convolution, or of one of its gradients.
-    pub fn of(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -> Option<Geometry> {
-        let (Op::Convolution { stride, padding, dilation, groups }
-        | Op::ConvolutionInputGradient { stride, padding, dilation, groups, .. }
-        | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = op
-        else {
-            return None;
-        };
-        let pair = |list: &[usize], fill: usize| match *list {
-            [width] => [fill, width],
-            [height, width, ..] => [height, width],
-            [] => [fill, fill],
-        };
-        // Larger strides and dilations than the padded input make no difference: there is one position, one tap.
-        let within = |steps: &[usize]| -> [usize; 2] {
-            let (steps, sizes, padding) = (pair(steps, 1), pair(&input[2..], 1), pair(padding, 0));
-            std::array::from_fn(|d| {
-                steps[d].min(padding[d].saturating_mul(2).saturating_add(sizes[d]).max(1))
-            })
-        };
-        Some(Geometry {
-            batch: input[0],
-            channels: input[1],
-            filters: weight[0],
-            input: pair(&input[2..], 1),
-            output: pair(&output[2..], 1),
-            kernel: pair(&weight[2..], 1),
-            stride: within(stride),
-            padding: pair(padding, 0),
-            dilation: within(dilation),
-            groups: *groups,
-        })
-    }
-
-    fn taps(&self) -> usize {
-        self.kernel[0] * self.kernel[1]
-    }
-
-    fn is_depthwise(&self) -> bool {
-        self.groups == self.channels && self.groups > 1
-    }
-
-    /// Runs a product for each group: groups side by side if there are many, else each on all threads.
-    fn each_group(&self, product: impl Fn(usize) -> Result<(), AllocError> + Sync) -> Result<(), AllocError> {
-        if self.groups < 2 * threads::count() {
-            return (0..self.groups).try_for_each(product);
-        }
-        let failure = Mutex::new(None);
-        parallel_for(self.groups, 1, |begin, end| {
-            if let Err(error) = (begin..end).try_for_each(&product) {
-                *failure.lock() = Some(error);
-            }
-        });
-        failure.into_inner().map_or(Ok(()), Err)
-    }
-}
+pub use geometry::Geometry;
 
 /// Elements of a result that are there: those of these planes (counted through all images) from pixel to pixel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -480,168 +399,10 @@ pub unsafe fn weight_gradient<T: Real>(
     })
 }
 
-/// One input channel a group: a plane at a time, a tap at a time, along whole rows.
-mod depthwise {
-    use super::{Finished, Geometry, Then};
-    use crate::contract::Real;
-    use crate::threads::{Shared, parallel_for};
-
-    /// The positions along one dim at which a tap lies inside the input.
-    fn inside(g: &Geometry, d: usize, tap: usize) -> std::ops::Range<usize> {
-        let shift = tap * g.dilation[d];
-        let begin = g.padding[d].saturating_sub(shift).div_ceil(g.stride[d]);
-        let end = match (g.input[d] + g.padding[d]).checked_sub(shift + 1) {
-            Some(last) => (last / g.stride[d] + 1).min(g.output[d]),
-            None => 0,
-        };
-        begin.min(end)..end
-    }
-
-    /// Calls `body(tap, output row's first place, input row's first place, length)` for every row of every tap:
-    /// output places follow each other, input places lie a stride apart.
-    #[inline(always)]
-    fn rows(g: &Geometry, mut body: impl FnMut(usize, usize, usize, usize)) {
-        for r in 0..g.kernel[0] {
-            for s in 0..g.kernel[1] {
-                let columns = inside(g, 1, s);
-                if columns.is_empty() {
-                    continue;
-                }
-                let left = columns.start * g.stride[1] + s * g.dilation[1] - g.padding[1];
-                for row in inside(g, 0, r) {
-                    let top = row * g.stride[0] + r * g.dilation[0] - g.padding[0];
-                    let (out, at) = (row * g.output[1] + columns.start, top * g.input[1] + left);
-                    body(r * g.kernel[1] + s, out, at, columns.len());
-                }
-            }
-        }
-    }
-
-    /// The number of elements of a plane of the input, of the output and of the kernel.
-    fn areas(g: &Geometry) -> [usize; 3] {
-        [g.input, g.output, g.kernel].map(|size| size[0] * size[1])
-    }
-
-    /// Filters that read one channel.
-    fn spread(g: &Geometry) -> usize {
-        g.filters / g.channels
-    }
-
-    fn grain(g: &Geometry) -> usize {
-        let [_, pixels, taps] = areas(g);
-        (1usize << 15).div_ceil((pixels * taps).max(1))
-    }
-
-    /// # Safety
-    /// That of the outer function of this name; so for all here.
-    pub(super) unsafe fn forward<T: Real>(
-        g: &Geometry,
-        out: *mut T,
-        x: *const T,
-        weight: *const T,
-        then: Option<Then<'_>>,
-    ) {
-        let [area, pixels, taps] = areas(g);
-        let shared = Shared((out, x, weight));
-        parallel_for(g.batch * g.filters, grain(g), |begin, end| {
-            let (out, x, weight) = shared.get();
-            for plane in begin..end {
-                let (n, o) = (plane / g.filters, plane % g.filters);
-                let channel = n * g.channels + o / spread(g);
-                // SAFETY: whole planes; the output's belongs to this item.
-                let (out, x, weight) = unsafe {
-                    (
-                        std::slice::from_raw_parts_mut(out.add(plane * pixels), pixels),
-                        std::slice::from_raw_parts(x.add(channel * area), area),
-                        std::slice::from_raw_parts(weight.add(o * taps), taps),
-                    )
-                };
-                out.fill(T::ZERO);
-                rows(g, |tap, to, from, length| {
-                    let (to, from) = (&mut out[to..][..length], x[from..].iter().step_by(g.stride[1]));
-                    for (to, &x) in to.iter_mut().zip(from) {
-                        *to = T::multiply_add::<false>(weight[tap], x, *to);
-                    }
-                });
-                if let Some(then) = then {
-                    then(Finished { planes: plane..plane + 1, pixels: 0..pixels });
-                }
-            }
-        });
-    }
-
-    /// # Safety
-    /// That of the outer function of this name.
-    pub(super) unsafe fn input_gradient<T: Real>(
-        g: &Geometry,
-        out: *mut T,
-        grad: *const T,
-        weight: *const T,
-    ) {
-        let [area, pixels, taps] = areas(g);
-        let shared = Shared((out, grad, weight));
-        parallel_for(g.batch * g.channels, grain(g), |begin, end| {
-            let (out, grad, weight) = shared.get();
-            for plane in begin..end {
-                let (n, c) = (plane / g.channels, plane % g.channels);
-                // SAFETY: a whole plane that belongs to this item.
-                let out = unsafe { std::slice::from_raw_parts_mut(out.add(plane * area), area) };
-                out.fill(T::ZERO);
-                for o in c * spread(g)..(c + 1) * spread(g) {
-                    // SAFETY: whole planes.
-                    let (grad, weight) = unsafe {
-                        (
-                            std::slice::from_raw_parts(grad.add((n * g.filters + o) * pixels), pixels),
-                            std::slice::from_raw_parts(weight.add(o * taps), taps),
-                        )
-                    };
-                    rows(g, |tap, from, to, length| {
-                        let to = out[to..].iter_mut().step_by(g.stride[1]);
-                        for (to, &x) in to.zip(&grad[from..][..length]) {
-                            *to = T::multiply_add::<false>(weight[tap], x, *to);
-                        }
-                    });
-                }
-            }
-        });
-    }
-
-    /// # Safety
-    /// That of the outer function of this name.
-    pub(super) unsafe fn weight_gradient<T: Real>(g: &Geometry, out: *mut T, x: *const T, grad: *const T) {
-        let [area, pixels, taps] = areas(g);
-        let shared = Shared((out, x, grad));
-        parallel_for(g.filters, 1, |begin, end| {
-            let (out, x, grad) = shared.get();
-            for o in begin..end {
-                // SAFETY: a kernel that belongs to this item.
-                let out = unsafe { std::slice::from_raw_parts_mut(out.add(o * taps), taps) };
-                out.fill(T::ZERO);
-                for n in 0..g.batch {
-                    let channel = n * g.channels + o / spread(g);
-                    // SAFETY: whole planes.
-                    let (x, grad) = unsafe {
-                        (
-                            std::slice::from_raw_parts(x.add(channel * area), area),
-                            std::slice::from_raw_parts(grad.add((n * g.filters + o) * pixels), pixels),
-                        )
-                    };
-                    rows(g, |tap, at, from, length| {
-                        let from = x[from..].iter().step_by(g.stride[1]);
-                        let mut lanes = [T::ZERO; 8];
-                        for (i, (&g, &x)) in grad[at..][..length].iter().zip(from).enumerate() {
-                            lanes[i % 8] = T::multiply_add::<false>(g, x, lanes[i % 8]);
-                        }
-                        out[tap] = lanes.iter().fold(out[tap], |sum, &lane| sum + lane);
-                    });
-                }
-            }
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
 
     fn values(seed: u64, count: usize) -> Vec<f64> {

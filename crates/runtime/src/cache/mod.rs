@@ -1,9 +1,11 @@
 //! The kernel cache: compiled sources in memory, then on disk, then from the compiler. What lies on disk, and
 //! why it may be loaded, is in [`directory`](crate::directory).
 
+mod source;
+mod workshop;
+
 use std::collections::{HashMap, VecDeque};
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -15,78 +17,12 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::cc::{CcError, Compiler};
-use crate::cpu::Isa;
 use crate::directory::{self, Contents, DEFAULT_LIMIT, Directory, Refused};
 use crate::kernel::KernelFn;
-use crate::object::{self, BadObject};
-use crate::seal::MARK;
+use crate::object::BadObject;
+use workshop::Workshop;
 
-/// C text and how to compile it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
-    /// The C text.
-    pub text: String,
-    /// Further flags, such as the optimisation level or `-lm`.
-    pub flags: Vec<String>,
-    /// The instruction set to compile for.
-    pub isa: Isa,
-    /// The functions that the object must have.
-    pub symbols: Vec<String>,
-}
-
-impl Source {
-    /// C text for this machine's best instruction set.
-    pub fn new(text: impl Into<String>, flags: &[&str]) -> Source {
-        Source {
-            text: text.into(),
-            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
-            isa: Isa::best(),
-            symbols: Vec::new(),
-        }
-    }
-
-    /// The same text, whose object is good only with these functions in it.
-    pub fn with_symbols(self, symbols: impl IntoIterator<Item = String>) -> Source {
-        Source { symbols: symbols.into_iter().collect(), ..self }
-    }
-
-    fn all_flags(&self) -> Vec<&str> {
-        self.isa.compiler_flags().iter().copied().chain(self.flags.iter().map(String::as_str)).collect()
-    }
-}
-
-/// What identifies a compiled source: a hash of text, compiler, flags and instruction set.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key([u8; 32]);
-
-impl Key {
-    fn new(source: &Source, compiler: &str) -> Key {
-        let mut hash = Sha256::new();
-        let mut part = |bytes: &[u8]| {
-            // The length first, so that no two lists of parts run together to the same bytes.
-            hash.update((bytes.len() as u64).to_le_bytes());
-            hash.update(bytes);
-        };
-        part(MARK);
-        part(compiler.as_bytes());
-        part(source.isa.name().as_bytes());
-        source.all_flags().iter().for_each(|flag| part(flag.as_bytes()));
-        part(source.text.as_bytes());
-        Key(hash.finalize().into())
-    }
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Key({self})")
-    }
-}
+pub use source::{Key, Source};
 
 /// A loaded object; unloaded when the last holder is gone.
 #[derive(Debug)]
@@ -540,66 +476,4 @@ fn limit() -> u64 {
         });
         DEFAULT_LIMIT
     })
-}
-
-/// A private folder that a compilation works in; removed when done, unless a failed source was kept in it.
-struct Workshop {
-    path: PathBuf,
-    keep: std::cell::Cell<bool>,
-}
-
-impl Workshop {
-    fn new(parent: &Path) -> std::io::Result<Workshop> {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        // In a folder shared with others, a guessed name may be taken: making the folder must be what makes it ours.
-        for _ in 0..100 {
-            let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-            let name = format!(
-                "kiln-{}-{}-{:x}",
-                std::process::id(),
-                NEXT.fetch_add(1, Ordering::Relaxed),
-                clock.map_or(0, |time| time.subsec_nanos())
-            );
-            let path = parent.join(name);
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Workshop { path, keep: false.into() }),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
-                Err(error) => return Err(error),
-            }
-        }
-        Err(std::io::ErrorKind::AlreadyExists.into())
-    }
-
-    /// One in the system's folder for temporary files.
-    fn temporary() -> Result<Workshop, CcError> {
-        let folder = std::env::temp_dir();
-        let fails = |reason: String| CcError::system("make a folder in", &folder, reason);
-        // Nobody else may be able to exchange what is made in it.
-        let real = fs::canonicalize(&folder).map_err(|error| fails(error.to_string()))?;
-        directory::check_above(&real.join("kiln")).map_err(|error| fails(error.to_string()))?;
-        Workshop::new(&real).map_err(|error| fails(error.to_string()))
-    }
-
-    /// The object of a source, checked.
-    fn compile(&self, compiler: &Compiler, source: &Source) -> Result<PathBuf, CacheError> {
-        let object = self.path.join("kernel.so");
-        if let Err(error) = compiler.compile_shared(&source.text, &source.all_flags(), &object) {
-            self.keep.set(matches!(error, CcError::Failed { .. } | CcError::TimedOut { .. }));
-            return Err(error.into());
-        }
-        // Nothing at all is what a compiler wrote that wrote nothing.
-        let checked = object::check(&fs::read(&object).unwrap_or_default(), &source.symbols);
-        self.keep.set(checked.is_err());
-        checked.map_err(|reason| CacheError::Object { path: object.clone(), reason })?;
-        Ok(object)
-    }
-}
-
-impl Drop for Workshop {
-    fn drop(&mut self) {
-        if !self.keep.get() {
-            // Only litter if it fails.
-            let _ = fs::remove_dir_all(&self.path);
-        }
-    }
 }

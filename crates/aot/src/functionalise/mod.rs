@@ -12,18 +12,22 @@
 //! scatters into the base, and the other views are made anew when they are next read. `backward()` and `grad()`
 //! are expanded by the rows' gradient rules, in `passes`.
 
+mod changes;
+mod survivors;
+
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use kiln_ir::{
-    Class, Dims, EmitExt, Error, Grad, Graph, Layout, Loc, Op, Result, Ty, Value, Why, Write,
-    carries_gradient, refold,
+    Class, EmitExt, Error, Grad, Graph, Layout, Loc, Op, Result, Ty, Value, Why, carries_gradient,
 };
 
 use crate::leaves::{Remade, Root};
 use crate::trace::{Event, Trace, TraceArg, Variable};
+
+pub use survivors::{Home, Survivor, View};
 
 /// What a graph input is.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -32,43 +36,6 @@ pub enum GraphInput {
     Variable(Variable),
     /// A hole of the trace.
     Number(u32),
-}
-
-/// Where a live variable's memory comes from.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Home {
-    /// This output of the graph.
-    Output(usize),
-    /// The memory of this input variable.
-    Input(Variable),
-}
-
-/// A variable that outlives the trace.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Survivor {
-    /// The variable.
-    pub variable: Variable,
-    /// Its memory; for a list, that of each element.
-    pub homes: Vec<(Home, Layout)>,
-    /// Whether gradients flow through it.
-    pub requires_grad: bool,
-    /// Whether a pass inside used up some of its tape.
-    pub used_up: bool,
-    /// Whether gradients reach it through a pass that is on the tape itself.
-    pub twice: bool,
-    /// What it is a view of.
-    pub view: View,
-}
-
-/// What a variable is a view of, for changes in place that come later.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum View {
-    /// Of nothing, or of something that it was cut off from.
-    Itself,
-    /// Of this variable.
-    Of(Variable),
-    /// Of something, but it was made where no gradients are recorded.
-    Unrecorded,
 }
 
 /// A functional graph and what its inputs and outputs are.
@@ -390,21 +357,6 @@ impl Translator<'_> {
         Ok(value)
     }
 
-    /// What a variable is a view of.
-    fn view(&self, variable: Variable) -> View {
-        let mut at = variable;
-        while let State::Tensor { chain, source, recorded, .. } = &self.states[at as usize]
-            && let Some(op) = chain.last()
-            && !matches!(op, Op::Detach {})
-        {
-            if !recorded {
-                return View::Unrecorded;
-            }
-            at = *source;
-        }
-        if at == variable { View::Itself } else { View::Of(at) }
-    }
-
     fn changed(&self, variable: Variable) -> u64 {
         match &self.states[variable as usize] {
             State::Tensor { base, .. } => self.bases[*base].changed,
@@ -474,229 +426,6 @@ impl Translator<'_> {
             }
             Ty::List(_) | Ty::Scalar(_) => State::Made(value),
         };
-    }
-
-    /// An in-place op.
-    fn change(&mut self, op: &Op, args: &[TraceArg], target: Variable) -> Result<()> {
-        let values = self.args(args)?;
-        self.check_history(target)?;
-        let want = self.graph.ty(values[0]).clone();
-        let mut value = self.emit(op.clone(), &values)?;
-        let have = self.graph.ty(value).clone();
-        if have != want {
-            // The result is stored in the target's dtype.
-            let dtype = match &want {
-                Ty::Tensor(t) => t.dtype,
-                Ty::List(items) if items.kinds().all(|t| t.dtype == items[0].dtype) => items[0].dtype,
-                _ => return Err(bug("an in-place op over a list of several dtypes", self.graph.loc)),
-            };
-            value = self.emit(Op::To { dtype }, &[value])?;
-        }
-        self.write(target, value)
-    }
-
-    /// A change that is not recorded (under `no_grad`, or through a detached view) gives a tensor new values and
-    /// leaves it its history. For leaves that is what `leaf_values` are for; in the middle of a tape it can't be
-    /// said in a functional graph.
-    fn check_history(&mut self, target: Variable) -> Result<()> {
-        let targets: Vec<Variable> = match &self.states[target as usize] {
-            State::Packed { items, .. } => items.to_vec(),
-            _ => vec![target],
-        };
-        for target in targets {
-            // An element of a list has no history.
-            if let State::Tensor { base, .. } = self.states[target as usize]
-                && let Base { stored: Stored::Value(whole), is_leaf: false, .. } = self.bases[base]
-                && self.requires[whole.index()]
-            {
-                let part = self.read(target)?;
-                if !(self.recording && self.requires[part.index()]) {
-                    let why = "a value in the middle of a tape is changed without being recorded";
-                    return Err(Error::op("functionalise", Why::Other(why.into()), self.graph.loc));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives a variable a new value, through its base.
-    pub(crate) fn write(&mut self, variable: Variable, value: Value) -> Result<()> {
-        self.clock += 1;
-        match self.states[variable as usize].clone() {
-            State::Unset => Err(bug("a variable is changed before it is made", self.graph.loc)),
-            State::Made(_) => {
-                self.states[variable as usize] = State::Made(value);
-                Ok(())
-            }
-            State::Packed { items, .. } => {
-                for (i, &item) in items.iter().enumerate() {
-                    match &self.states[item as usize] {
-                        State::Tensor { base, chain, .. } if chain.is_empty() => {
-                            let base = *base;
-                            self.store(base, Stored::Element(value, i));
-                        }
-                        _ => {
-                            let element = self.emit(Op::ListGet { index: i }, &[value])?;
-                            self.write(item, element)?;
-                        }
-                    }
-                }
-                self.states[variable as usize] = State::Packed { items, cached: Some((self.clock, value)) };
-                Ok(())
-            }
-            State::Tensor { base, chain, .. } => {
-                // What each step of the chain reads, outermost first; then back through the chain.
-                let mut sources = vec![self.base_value(base)?];
-                for op in chain.iter().take(chain.len().saturating_sub(1)) {
-                    let last = sources[sources.len() - 1];
-                    sources.push(self.emit(op.clone(), &[last])?);
-                }
-                let mut value = value;
-                // A leaf has no history, whatever it is made of.
-                let recording = self.recording;
-                self.recording &= !self.bases[base].is_leaf;
-                for (op, source) in chain.iter().zip(sources).rev() {
-                    value = self.scatter(op, source, value)?;
-                }
-                self.recording = recording;
-                self.store(base, Stored::Value(value));
-                Ok(())
-            }
-        }
-    }
-
-    fn store(&mut self, base: usize, stored: Stored) {
-        self.bases[base].stored = stored;
-        self.bases[base].changed = self.clock;
-        self.bases[base].written = true;
-        if let (Stored::Value(value), true) = (stored, self.bases[base].is_leaf) {
-            self.requires[value.index()] = true;
-            self.bases[base].leaf_values.push(value);
-        }
-    }
-
-    /// The source of a view op after the view was given `value`.
-    fn scatter(&mut self, op: &Op, source: Value, value: Value) -> Result<Value> {
-        let shape = self.graph.tensor_ty(source).shape;
-        match op {
-            Op::Reshape { .. } => self.emit(Op::Reshape { shape }, &[value]),
-            Op::Permute { dims } => {
-                let mut back = Dims::all(dims.len());
-                for (i, &d) in dims.iter().enumerate() {
-                    back[d] = i;
-                }
-                self.emit(Op::Permute { dims: back }, &[value])
-            }
-            Op::Transpose { .. } => self.emit(op.clone(), &[value]),
-            Op::Slice { dim, start, end, step } => {
-                let (dim, start, end, step) = (*dim, *start, *end, *step);
-                self.emit(Op::SliceScatter { dim, start, end, step }, &[source, value])
-            }
-            Op::AsStrided { view, offset } => {
-                let (view, offset) = (view.clone(), *offset);
-                self.emit(Op::AsStridedScatter { view, offset }, &[source, value])
-            }
-            Op::Diagonal { offset, dim1, dim2 } => {
-                let (offset, dim1, dim2) = (*offset, *dim1, *dim2);
-                self.emit(Op::DiagonalScatter { offset, dim1, dim2 }, &[source, value])
-            }
-            Op::Unfold { dim, size, step } => {
-                // Windows that overlap are not changed in place, so every element has one place.
-                let (lined, positions) = refold(&mut self.graph, value, *dim, (*size, *step))?;
-                self.note();
-                self.emit(Op::IndexCopy { dim: *dim }, &[source, positions, lined])
-            }
-            Op::Detach {} => Ok(value),
-            other => Err(bug(&format!("a change through {} has no inverse", other.name()), self.graph.loc)),
-        }
-    }
-
-    fn finish(mut self, live: &[Variable]) -> Result<Functional> {
-        self.recording = false;
-        self.graph.loc = Loc::UNKNOWN;
-        let mut survivors = Vec::new();
-        let mut outputs: Vec<Option<usize>> = vec![None; self.bases.len()];
-        for &variable in live {
-            let survivor = match self.states[variable as usize].clone() {
-                State::Unset => continue,
-                State::Packed { .. } => continue, // its elements are variables of their own
-                State::Made(list) => {
-                    let items = self.graph.ty(list).as_list().cloned().unwrap_or_default();
-                    let mut homes = Vec::new();
-                    for (index, ty) in items.iter().enumerate() {
-                        let value = self.emit(Op::ListGet { index }, &[list])?;
-                        homes.push((
-                            Home::Output(self.graph.outputs.len()),
-                            Layout::contiguous(ty.shape.clone()),
-                        ));
-                        self.graph.outputs.push(value);
-                    }
-                    Survivor {
-                        variable,
-                        homes,
-                        requires_grad: false,
-                        used_up: false,
-                        twice: false,
-                        view: View::Itself,
-                    }
-                }
-                State::Tensor { base, layout, chain, .. } => {
-                    let value = self.read(variable)?;
-                    // A leaf has no tape.
-                    let requires_grad = self.requires[value.index()] && !self.is_leaf(variable);
-                    let (used_up, twice) = self.passed(value);
-                    let shares = |v: &&Variable| matches!(self.states[**v as usize], State::Tensor { base: b, .. } if b == base);
-                    if requires_grad
-                        && !chain.is_empty()
-                        && self.bases[base].input.is_none()
-                        && !layout.overlaps_itself()
-                        && live.iter().filter(shares).count() == 1
-                    {
-                        // Gradients arrive for the view, and nobody else sees its base: it gets memory of its own.
-                        let home = Home::Output(self.graph.outputs.len());
-                        self.graph.outputs.push(value);
-                        let layout = Layout::contiguous(layout.shape.clone());
-                        let homes = vec![(home, layout)];
-                        let view = View::Itself;
-                        survivors.push(Survivor { variable, homes, requires_grad, used_up, twice, view });
-                        continue;
-                    }
-                    outputs.resize(self.bases.len(), None);
-                    let home = match (self.bases[base].input, outputs[base]) {
-                        (Some((input, _)), _) => Home::Input(input),
-                        (None, Some(output)) => Home::Output(output),
-                        (None, None) => {
-                            let value = self.base_value(base)?;
-                            outputs[base] = Some(self.graph.outputs.len());
-                            self.graph.outputs.push(value);
-                            Home::Output(self.graph.outputs.len() - 1)
-                        }
-                    };
-                    let homes = vec![(home, Arc::unwrap_or_clone(layout))];
-                    let view = self.view(variable);
-                    Survivor { variable, homes, requires_grad, used_up, twice, view }
-                }
-            };
-            survivors.push(survivor);
-        }
-        for base in 0..self.bases.len() {
-            if let (Some((_, target)), true) = (self.bases[base].input, self.bases[base].written) {
-                match self.bases[base].stored {
-                    Stored::Value(value) if value == target => {}
-                    Stored::Value(value) => self.graph.writes.push(Write::whole(target, value)),
-                    Stored::Element(value, i) => {
-                        self.graph.writes.push(Write { target, value, element: Some(i as u32) });
-                    }
-                }
-            }
-        }
-        self.note();
-        Ok(Functional {
-            graph: Arc::new(self.graph.into_canonical()),
-            inputs: self.inputs,
-            survivors,
-            recorded: self.recorded,
-        })
     }
 }
 

@@ -1,22 +1,27 @@
 //! The state of a run: where it is in the trie, what it holds, and how it goes on from op to op.
 
+mod replay;
+mod types;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 
-use kiln_aot::trace::{GradTarget, Variable};
-use kiln_ir::{Class, Error, Layout, ListTy, Loc, Op, Result, Scalar, TensorTy, Ty};
+use kiln_aot::trace::Variable;
+use kiln_ir::{Error, ListTy, Loc, Op, Result, Scalar, Ty};
 use kiln_tensor::hook::{Access, Arg, Call, Output, Tag};
 use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Kept, Ready, Spare, Tensor, TensorList, autograd};
 
 use crate::analysis::Analysis;
 use crate::counters;
+use crate::event::{CallEvent, Event, KeyArg, Made};
+use crate::guard::Guard;
 use crate::region::Site;
 use crate::sizes::Parted;
 use crate::steps::Applied;
-use crate::trie::{CallEvent, Event, Guard, KeyArg, LiveSet, Made, Quick, ROOT, Trie};
+use crate::trie::{LiveSet, ROOT, Trie};
 use crate::why::Reason;
 
 /// A variable of the run, kept alive until its segment has run.
@@ -127,6 +132,7 @@ impl From<Error> for Leave {
         Leave::Error(error)
     }
 }
+
 impl State {
     /// Where the call is recorded.
     pub(crate) fn trie<'a>(&'a self, site: &'a Site) -> &'a Trie {
@@ -372,46 +378,6 @@ impl State {
         Ok(variable)
     }
 
-    /// The usual case of a list met for the first time, made quick: its elements all arrive with it, as they
-    /// did when it was recorded here. They are marked and compared in one walk in which nothing is counted:
-    /// the list keeps them.
-    fn pack_again(&mut self, site: &Site, list: &TensorList, items: &[Tensor]) -> Option<Variable> {
-        if self.analysis.is_some() || self.aside.is_some() || !self.fresh.is_empty() || !self.trusts_tags() {
-            return None;
-        }
-        let first = self.variables.len() as Variable;
-        let (next, packed) = site.trie.packed(self.at)?;
-        if !packed.fits(first, items.len(), autograd::grad_enabled()) {
-            return None;
-        }
-        let mut variable = first;
-        for (item, guard) in list.walk().zip(packed.guards()) {
-            let tag = Tag::new(self.id, variable);
-            let known = |mark: Tag| mark.run() == self.id;
-            let arrives = item.try_ready().filter(|ready| {
-                !known(item.tag()) && !known(Tag(ready.storage().tag())) && guard.holds_of(item, ready, None)
-            });
-            let Some(ready) = arrives else {
-                // As if nobody had been here: the long way finds out what is different.
-                for item in &items[..(variable - first) as usize] {
-                    item.set_tag(Tag::default());
-                    item.try_ready().inspect(|ready| ready.storage().set_tag(0));
-                }
-                return None;
-            };
-            item.set_tag(tag);
-            ready.storage().set_tag(tag.0);
-            variable += 1;
-        }
-        self.makers.resize(variable as usize, u32::MAX);
-        self.variables.extend((0..items.len() as u32).map(|index| Held::Item(Place::new(variable, index))));
-        self.at = next;
-        list.set_tag(Tag::new(self.id, variable));
-        self.variables.push(Held::List(list.clone()));
-        self.makers.push(next);
-        Some(variable)
-    }
-
     /// Follows the trie along an op whose operands are in `args`, extending it if need be. Inputs that the
     /// op brought are guarded.
     #[inline]
@@ -483,121 +449,6 @@ impl State {
         self.fresh.clear();
         Ok(())
     }
-    pub(crate) fn arg_tys(&self, site: &Site, args: &[Arg<'_>]) -> Result<SmallVec<[Ty; 4]>> {
-        args.iter()
-            .map(|arg| {
-                Ok(match arg {
-                    Arg::Number(x) => Ty::Scalar(x.kind()),
-                    Arg::Tensor(t) => Ty::Tensor(self.tensor_ty(site, t)?),
-                    // A list that the run knows has the type it was recorded with.
-                    Arg::List(l) if l.tag().run() == self.id => self.list_ty(site, l)?,
-                    Arg::List(l) => match l.try_items() {
-                        Some(items) => {
-                            Ty::List(items.iter().map(|t| self.tensor_ty(site, t)).collect::<Result<_>>()?)
-                        }
-                        None => self.list_ty(site, l)?,
-                    },
-                })
-            })
-            .collect()
-    }
-
-    /// The type of a list that the run made.
-    fn list_ty(&self, site: &Site, list: &TensorList) -> Result<Ty> {
-        let ty = self.made_ty(site, list.tag().variable()).filter(|ty| ty.as_list().is_some());
-        ty.ok_or_else(|| Error::bug("a list without a type"))
-    }
-
-    pub(crate) fn tensor_ty(&self, site: &Site, tensor: &Tensor) -> Result<TensorTy> {
-        match tensor.try_ready() {
-            Some(ready) => Ok(ready.ty()),
-            None if tensor.tag().run() == self.id => {
-                let ty = self.made_ty(site, tensor.tag().variable());
-                ty.and_then(|ty| ty.as_tensor().cloned())
-                    .ok_or_else(|| Error::bug("a variable without a type"))
-            }
-            None => Ok(tensor.ready()?.ty()),
-        }
-    }
-
-    /// The type of a variable that the run made.
-    pub(crate) fn made_ty(&self, site: &Site, variable: Variable) -> Option<Ty> {
-        let maker = *self.makers.get(variable as usize)?;
-        match &*self.trie(site).node(maker).event {
-            Event::Call(CallEvent { made: Made::Variable { ty, .. }, .. }) => Some(ty.clone()),
-            // A gradient has its input's type.
-            Event::Backward(event) => {
-                let (input, ..) =
-                    event.targets.iter().find(|(_, target, _)| *target == GradTarget::New(variable))?;
-                self.held(*input).and_then(|t| self.tensor_ty(site, t).ok()).map(Ty::Tensor)
-            }
-            // So has one by request; they are numbered in the order of the inputs.
-            Event::Grad(event) => {
-                let first = self.makers.iter().position(|&other| other == maker)?;
-                let results = event.results(first as Variable);
-                let place = results.iter().position(|result| *result == Some(variable))?;
-                let input = self.held(*event.key.inputs.get(place)?)?;
-                self.tensor_ty(site, input).ok().map(Ty::Tensor)
-            }
-            _ => None,
-        }
-    }
-
-    /// How the elements of a variable lie (a variable made here starts at offset 0 of its base).
-    pub(crate) fn layout(&self, site: &Site, variable: Variable) -> Option<Layout> {
-        if let Some(ready) = self.held(variable).and_then(Tensor::try_ready) {
-            return Some(ready.layout().clone());
-        }
-        let shape = self.made_ty(site, variable)?.as_tensor()?.shape.clone();
-        let Event::Call(event) = &*self.trie(site).node(*self.makers.get(variable as usize)?).event else {
-            return Some(Layout::contiguous(shape)); // a gradient
-        };
-        let view = match (event.op.row().class, event.args.first()) {
-            (Class::View, Some(KeyArg::Variable(source))) => self.layout(site, *source)?.view(&event.op),
-            _ => None,
-        };
-        Some(view.unwrap_or_else(|| Layout::contiguous(shape)))
-    }
-
-    /// The usual case, made quick: moves on if the op was recorded here first, on variables that are known.
-    /// Returns whether gradients flow through its result.
-    #[inline(always)]
-    fn advance(&mut self, site: &Site, call: &Call<'_>) -> Option<bool> {
-        if self.eager || self.analysis.is_some() || self.aside.is_some() || call.args.len() > Quick::MOST_ARGS
-        {
-            return None;
-        }
-        // A tag without the run's id is the variable's number; one of another run has more than 32 bits.
-        let (own, mut all, mut numbers) = (Tag::new(self.id, 0).0, 0, false);
-        let mut variable = |tag: Tag| {
-            let number = tag.0 ^ own;
-            all |= number;
-            number
-        };
-        let quick = Quick::new(call.op, call.in_place, call.grad_enabled, call.args, |i, arg| match arg {
-            Arg::Tensor(tensor) => variable(tensor.tag()),
-            Arg::List(list) => variable(list.tag()),
-            Arg::Number(x) => {
-                numbers = true;
-                Quick::number(x.kind(), call.op.row().scalar_class.map_or(0, |class| class(i, *x)))
-            }
-        });
-        if all > u64::from(u32::MAX) {
-            return None;
-        }
-        if self.next_of != self.at || self.next == 0 {
-            (self.next, self.next_of) = (site.trie.first_child(self.at), self.at);
-        }
-        // Node 0 is the start, which is no op.
-        let (after, requires_grad) = site.trie.follow(self.next, call.op, quick)?;
-        (self.at, self.next_of) = (self.next, self.next);
-        self.next = after;
-        if numbers {
-            self.keep_numbers(call);
-        }
-        Some(requires_grad)
-    }
-
     /// Remembers the numbers among an op's operands, for the holes of the segment.
     #[inline]
     fn keep_numbers(&mut self, call: &Call<'_>) {
@@ -606,28 +457,6 @@ impl State {
                 self.numbers.push(*x);
             }
         }
-    }
-
-    /// An op, if it is the one expected.
-    #[inline]
-    pub(crate) fn replay(&mut self, site: &Site, call: &Call<'_>) -> Option<Tensor> {
-        if call.in_place {
-            return None;
-        }
-        let requires_grad = self.advance(site, call)?;
-        Some(self.make(requires_grad))
-    }
-
-    /// An op that changes a tensor, if it is the one expected.
-    #[inline]
-    pub(crate) fn replay_in_place(&mut self, site: &Site, call: &Call<'_>) -> bool {
-        let (true, Some(Arg::Tensor(target))) = (call.in_place, call.args.first()) else { return false };
-        let Some(requires_grad) = self.advance(site, call) else { return false };
-        self.writes = true;
-        if requires_grad {
-            target.mark_requires_grad(true);
-        }
-        true
     }
 
     pub(crate) fn call(&mut self, site: &Site, call: &Call<'_>) -> Result<Output, Leave> {
@@ -666,6 +495,7 @@ impl State {
             (Made::Changed { .. }, _) => Err(Leave::Eager(Reason::NoTarget)),
         }
     }
+
     pub(crate) fn at(&self) -> u32 {
         self.at
     }

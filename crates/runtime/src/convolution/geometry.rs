@@ -1,0 +1,93 @@
+//! The sizes of a convolution, from an op's attributes and shapes.
+
+use kiln_ir::{Op, Shape};
+use parking_lot::Mutex;
+
+use crate::pool::AllocError;
+use crate::threads::{self, parallel_for};
+
+/// Sizes of a convolution. A pair is vertical, horizontal; over one dim the vertical part is trivial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Images.
+    pub batch: usize,
+    /// Channels of the input.
+    pub channels: usize,
+    /// Channels of the output.
+    pub filters: usize,
+    /// Size of the input.
+    pub input: [usize; 2],
+    /// Size of the output.
+    pub output: [usize; 2],
+    /// Size of the kernel.
+    pub kernel: [usize; 2],
+    /// Distance between positions of the kernel.
+    pub stride: [usize; 2],
+    /// Zeros on each side.
+    pub padding: [usize; 2],
+    /// Distance between taps.
+    pub dilation: [usize; 2],
+    /// Groups of channels that don't mix.
+    pub groups: usize,
+}
+
+impl Geometry {
+    /// The sizes of a convolution, or of one of its gradients.
+    pub fn of(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -> Option<Geometry> {
+        let (Op::Convolution { stride, padding, dilation, groups }
+        | Op::ConvolutionInputGradient { stride, padding, dilation, groups, .. }
+        | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = op
+        else {
+            return None;
+        };
+        let pair = |list: &[usize], fill: usize| match *list {
+            [width] => [fill, width],
+            [height, width, ..] => [height, width],
+            [] => [fill, fill],
+        };
+        // Larger strides and dilations than the padded input make no difference: there is one position, one tap.
+        let within = |steps: &[usize]| -> [usize; 2] {
+            let (steps, sizes, padding) = (pair(steps, 1), pair(&input[2..], 1), pair(padding, 0));
+            std::array::from_fn(|d| {
+                steps[d].min(padding[d].saturating_mul(2).saturating_add(sizes[d]).max(1))
+            })
+        };
+        Some(Geometry {
+            batch: input[0],
+            channels: input[1],
+            filters: weight[0],
+            input: pair(&input[2..], 1),
+            output: pair(&output[2..], 1),
+            kernel: pair(&weight[2..], 1),
+            stride: within(stride),
+            padding: pair(padding, 0),
+            dilation: within(dilation),
+            groups: *groups,
+        })
+    }
+
+    pub(super) fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    pub(super) fn is_depthwise(&self) -> bool {
+        self.groups == self.channels && self.groups > 1
+    }
+
+    /// Runs a product for each group: groups side by side if there are many, else each on all threads.
+    pub(super) fn each_group(
+        &self,
+        product: impl Fn(usize) -> Result<(), AllocError> + Sync,
+    ) -> Result<(), AllocError> {
+        if self.groups < 2 * threads::count() {
+            return (0..self.groups).try_for_each(product);
+        }
+        let failure = Mutex::new(None);
+        parallel_for(self.groups, 1, |begin, end| {
+            if let Err(error) = (begin..end).try_for_each(&product) {
+                *failure.lock() = Some(error);
+            }
+        });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+}
