@@ -81,7 +81,7 @@ fn clang_compiles_every_text() {
             let kernels: Vec<&KernelSource> = kernels.values().collect();
             std::fs::write(&source, C::new(isa).source(&kernels)).unwrap();
             let mut command = Command::new(&clang);
-            command.args(FLAGS).args(isa.flags()).args(["-mf16c", "-O1", "-c", "-o"]);
+            command.args(FLAGS).args(isa.flags()).args(["-mf16c", "-O0", "-c", "-o"]);
             let output = command.arg(source.with_extension("o")).arg(&source).output().unwrap();
             let text = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{clang} {isa:?}, {lanes} lanes\n{text}");

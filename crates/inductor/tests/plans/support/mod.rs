@@ -677,7 +677,7 @@ pub fn check_lowered(
     let size: usize =
         graph.nodes.iter().map(|n| graph.ty(n.outs[0]).as_tensor().map_or(0, |t| t.shape.numel())).sum();
     // Element by element takes its time.
-    if size <= 200_000 {
+    if size <= 60_000 {
         both("by definition", interpret(&lowered.plan, graph, &strides, &inputs));
         let plain = Options { target: Arc::new(Interpreter), ..options.clone() };
         let plain = lower(graph, &plain).unwrap();
