@@ -4,9 +4,11 @@
 //! A region is one call of [`parallel_for`]. The caller publishes a job, takes part in it as thread 0,
 //! and closes it when nothing is left to claim; it then waits only for the workers that joined. A worker
 //! that wakes too late finds the region closed and leaves it alone, so a sleeping or descheduled worker
-//! never holds a caller up. Joining is a compare-and-swap on one word that holds the region's number, an
-//! open bit, how many threads may take part and how many workers are inside, so a worker can never join
-//! another region than the one it looked at.
+//! never holds a caller up. Joining is an addition to one word that holds the region's number, an open bit, how
+//! many threads may take part and how many workers are inside: the word as it was says whether the worker
+//! joined the region that it looked at; one that came too late takes its addition back. (Compare-and-swap, tried
+//! by fifteen workers at once, costs each of them the failures of the others.) The caller changes the word by
+//! additions, too, so that whoever is about to leave is still counted.
 //!
 //! Each thread owns a contiguous share of the items, which it takes chunk by chunk; whoever finishes
 //! first helps the others. Repeated regions over the same data thus stay with the same core's cache, and
@@ -235,10 +237,13 @@ impl Region {
         // SAFETY: `busy` is ours, and the last region closed and emptied, so no worker reads the job.
         unsafe { *pool.job.get() = job };
 
-        let region = region_of(pool.state.0.load(Ordering::Relaxed)).wrapping_add(1);
+        // Only workers that came too late add to a closed region, and take it back: everything but their number is
+        // the caller's to change.
+        let before = pool.state.0.load(Ordering::Relaxed);
+        let next = word(region_of(before).wrapping_add(1), job.threads);
         // Sequentially consistent, as is a worker's `asleep` before its last look at the state: one of
         // the two sees the other, so no wake-up is lost.
-        pool.state.0.store(word(region, job.threads), Ordering::SeqCst);
+        pool.state.0.fetch_add(next.wrapping_sub(before & !INSIDE_MASK), Ordering::SeqCst);
         for slot in &pool.slots[1..job.threads] {
             if slot.asleep.load(Ordering::SeqCst) && slot.asleep.swap(false, Ordering::SeqCst) {
                 slot.thread.get().expect("a sleeping worker has a handle").unpark();
@@ -339,15 +344,13 @@ impl Pool {
     }
 
     /// Enters the region seen in `state`, unless it has closed since.
-    fn join(&self, mut state: u64) -> bool {
-        let region = region_of(state);
-        while region_of(state) == region && state & OPEN != 0 {
-            match self.state.0.compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(now) => state = now,
-            }
+    fn join(&self, state: u64) -> bool {
+        let now = self.state.0.fetch_add(1, Ordering::Acquire);
+        let is_open = region_of(now) == region_of(state) && now & OPEN != 0;
+        if !is_open {
+            self.state.0.fetch_sub(1, Ordering::Release);
         }
-        false
+        is_open
     }
 }
 
