@@ -494,8 +494,4 @@ impl State {
             (Made::Changed { .. }, _) => Err(Leave::Eager("an in-place op without a target")),
         }
     }
-
-    pub(crate) fn at(&self) -> u32 {
-        self.at
-    }
 }
