@@ -15,7 +15,6 @@ use crate::state::{Leave, State, recordings};
 
 /// What came of a request.
 pub(crate) enum Found {
-    /// The gradients.
     Gradients(Vec<Option<Tensor>>),
     /// User code takes part in the pass, which is gone in steps.
     InSteps,
