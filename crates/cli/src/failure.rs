@@ -65,7 +65,6 @@ pub enum Failure {
     /// A process that measures something failed.
     #[error("{case}, in a child process: {reason}")]
     Child {
-        /// The case.
         case: String,
         /// What happened.
         reason: String,

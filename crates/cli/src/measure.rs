@@ -22,7 +22,6 @@ pub const EQUAL_STEPS: usize = 3;
 
 /// Everything known about a case.
 pub struct Figures {
-    /// The case.
     pub case: Case,
     /// Eager, timed.
     pub eager: Measurement,
@@ -329,9 +328,7 @@ impl Difference {
 /// nearly zero, rounding decides about a ReLU, or about the sign that Adam makes of it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Accuracy {
-    /// Eager.
     pub eager: f64,
-    /// Compiled.
     pub compiled: f64,
 }
 

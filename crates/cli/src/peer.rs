@@ -10,7 +10,6 @@ use crate::output::{Table, maybe, time};
 /// One line of the PyTorch script.
 #[derive(Debug, Deserialize)]
 pub struct Peer {
-    /// The case.
     pub case: String,
     eager_us: Option<f64>,
     compiled_us: Option<f64>,

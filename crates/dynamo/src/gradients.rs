@@ -16,7 +16,6 @@ use crate::why::Reason;
 
 /// What came of a request.
 pub(crate) enum Found {
-    /// The gradients.
     Gradients(Vec<Option<Tensor>>),
     /// User code takes part in the pass, which is gone in steps.
     InSteps,

@@ -18,7 +18,7 @@ use crate::trie::Trie;
 pub(crate) fn run(site: &Site, state: &mut State) -> Result<()> {
     let aside = state.aside.clone();
     let trie = recordings(&aside, site);
-    let path = trie.path(state.at());
+    let path = trie.path(state.at);
     let mut numbers = state.numbers.iter().copied();
     // In-place ops marked their targets when they were recorded; executing them gives those their history.
     for &index in &path {

@@ -265,7 +265,6 @@ impl Trie {
         None
     }
 
-    /// All children.
     pub(crate) fn children(&self, parent: u32) -> Vec<u32> {
         let mut all = Vec::new();
         let mut child = self.node(parent).first_child.load(Ordering::Acquire);
@@ -297,7 +296,6 @@ impl Trie {
         ends.iter().find(|(_, (set, _))| set == live).map(|(_, (_, segment))| segment)
     }
 
-    /// Adds a segment.
     pub(crate) fn add_segment(&self, at: u32, live: LiveSet, segment: Arc<Segment>) -> Arc<Segment> {
         let _growing = self.growing.lock();
         if let Some(there) = self.segment(at, &live) {

@@ -1,9 +1,9 @@
 //! [`MultiheadAttention`].
 
 use kiln_ir::{Error, Loc, Why};
-use kiln_tensor::{Attention, DType, Device, Result, Tensor};
+use kiln_tensor::{Attention, DType, Result, Tensor};
 
-use crate::options::setters;
+use crate::options::options;
 use crate::{Forward, Module, Parameter, Training, init};
 
 /// Attention with several heads, each over its share of the embedding.
@@ -63,44 +63,21 @@ impl OutProjection {
     }
 }
 
-/// The options of [`MultiheadAttention`], with PyTorch's names and defaults.
-#[derive(Clone, Debug)]
-pub struct MultiheadAttentionOptions {
-    dropout: f64,
-    bias: bool,
-    kdim: Option<usize>,
-    vdim: Option<usize>,
-    batch_first: bool,
-    dtype: DType,
-    device: Device,
-}
-
-impl Default for MultiheadAttentionOptions {
-    fn default() -> MultiheadAttentionOptions {
-        MultiheadAttentionOptions {
-            dropout: 0.0,
-            bias: true,
-            kdim: None,
-            vdim: None,
-            batch_first: false,
-            dtype: DType::F32,
-            device: Device::Cpu,
-        }
+options! {
+    /// The options of [`MultiheadAttention`], with PyTorch's names and defaults.
+    MultiheadAttentionOptions {
+        /// Probability with which a weight is dropped in training, 0 by default.
+        dropout: f64 = 0.0,
+        /// Whether the projections have biases; they have by default.
+        bias: bool = true,
+        /// The size of keys; the embedding's by default.
+        kdim: Option<usize> = None,
+        /// The size of values; the embedding's by default.
+        vdim: Option<usize> = None,
+        /// Whether inputs are `[batch, length, size]` instead of `[length, batch, size]`; not by default.
+        batch_first: bool = false,
     }
 }
-
-setters!(MultiheadAttentionOptions {
-    /// Probability with which a weight is dropped in training, 0 by default.
-    dropout: f64,
-    /// Whether the projections have biases; they have by default.
-    bias: bool,
-    /// The size of keys; the embedding's by default.
-    kdim: Option<usize>,
-    /// The size of values; the embedding's by default.
-    vdim: Option<usize>,
-    /// Whether inputs are `[batch, length, size]` instead of `[length, batch, size]`; not by default.
-    batch_first: bool,
-});
 
 impl MultiheadAttentionOptions {
     /// A layer, its parameters drawn as PyTorch draws them: Glorot's uniform distribution for the projections,

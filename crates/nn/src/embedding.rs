@@ -1,10 +1,10 @@
 //! [`Embedding`]: a table of vectors that is looked up by number.
 
 use kiln_ir::{Error, Loc, Why};
-use kiln_tensor::{DType, Device, Result, Tensor, no_grad};
+use kiln_tensor::{Result, Tensor, no_grad};
 
 use crate::hooks::forward_with_hooks;
-use crate::options::setters;
+use crate::options::options;
 use crate::{Hooks, Module, Parameter, Training};
 
 /// The rows of a table at the numbers that come in.
@@ -31,24 +31,13 @@ pub struct Embedding {
     padding_idx: Option<usize>,
 }
 
-/// The options of [`Embedding`], with PyTorch's names and defaults.
-#[derive(Clone, Debug)]
-pub struct EmbeddingOptions {
-    padding_idx: Option<i64>,
-    dtype: DType,
-    device: Device,
-}
-
-impl Default for EmbeddingOptions {
-    fn default() -> EmbeddingOptions {
-        EmbeddingOptions { padding_idx: None, dtype: DType::F32, device: Device::Cpu }
+options! {
+    /// The options of [`Embedding`], with PyTorch's names and defaults.
+    EmbeddingOptions {
+        /// The row that starts as zeros and gets no gradient; negative ones count from the end. None by default.
+        padding_idx: Option<i64> = None,
     }
 }
-
-setters!(EmbeddingOptions {
-    /// The row that starts as zeros and gets no gradient; negative ones count from the end. None by default.
-    padding_idx: Option<i64>,
-});
 
 impl EmbeddingOptions {
     /// A table with this many rows of this size, drawn from N(0, 1) as PyTorch does.

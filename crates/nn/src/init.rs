@@ -64,6 +64,15 @@ pub enum Fan {
     Out,
 }
 
+impl Fan {
+    fn of(self, (inputs, outputs): (usize, usize)) -> usize {
+        match self {
+            Fan::In => inputs,
+            Fan::Out => outputs,
+        }
+    }
+}
+
 /// The function that follows a layer, which says how much its values shrink.
 #[derive(Copy, Clone, PartialEq, Debug)]
 pub enum Nonlinearity {
@@ -110,11 +119,7 @@ fn fans(op: &str, tensor: &Tensor, loc: Loc) -> Result<(usize, usize)> {
 /// layers.
 #[track_caller]
 pub fn kaiming_uniform_(tensor: &Tensor, nonlinearity: Nonlinearity, mode: Fan) -> Result<()> {
-    let (inputs, outputs) = fans("kaiming_uniform_", tensor, Loc::caller())?;
-    let fan = match mode {
-        Fan::In => inputs,
-        Fan::Out => outputs,
-    };
+    let fan = mode.of(fans("kaiming_uniform_", tensor, Loc::caller())?);
     if tensor.numel() == 0 {
         return Ok(());
     }
@@ -194,11 +199,7 @@ fn error_function(x: f64) -> f64 {
 /// N(0, σ²) with σ = gain / √fan: He initialisation.
 #[track_caller]
 pub fn kaiming_normal_(tensor: &Tensor, nonlinearity: Nonlinearity, mode: Fan) -> Result<()> {
-    let (inputs, outputs) = fans("kaiming_normal_", tensor, Loc::caller())?;
-    let fan = match mode {
-        Fan::In => inputs,
-        Fan::Out => outputs,
-    };
+    let fan = mode.of(fans("kaiming_normal_", tensor, Loc::caller())?);
     if tensor.numel() == 0 {
         return Ok(());
     }

@@ -1,9 +1,9 @@
 //! [`Linear`]: a matrix product and a bias.
 
-use kiln_tensor::{DType, Device, Result, Tensor};
+use kiln_tensor::{Result, Tensor};
 
 use crate::hooks::forward_with_hooks;
-use crate::options::setters;
+use crate::options::options;
 use crate::{Hooks, Module, Parameter, Training, init};
 
 /// x · weightᵀ + bias, over the last dim.
@@ -65,24 +65,13 @@ forward_with_hooks! {
     Linear: |this, x| x.linear(&this.weight, this.bias.as_deref());
 }
 
-/// How [`Linear`] layers are made.
-#[derive(Clone, Debug)]
-pub struct LinearOptions {
-    bias: bool,
-    dtype: DType,
-    device: Device,
-}
-
-impl Default for LinearOptions {
-    fn default() -> LinearOptions {
-        LinearOptions { bias: true, dtype: DType::F32, device: Device::Cpu }
+options! {
+    /// How [`Linear`] layers are made.
+    LinearOptions {
+        /// Whether there is a bias; there is by default.
+        bias: bool = true,
     }
 }
-
-setters!(LinearOptions {
-    /// Whether there is a bias; there is by default.
-    bias: bool,
-});
 
 impl LinearOptions {
     /// A layer, its weight and bias drawn from U(−1/√in_features, 1/√in_features) as PyTorch does.

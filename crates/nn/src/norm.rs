@@ -6,7 +6,7 @@ use kiln_tensor::{BatchNorm, DType, Device, Result, Shape, Tensor, no_grad, run_
 
 use crate::display::{python_bool, python_float, python_tuple};
 use crate::hooks::forward_with_hooks;
-use crate::options::setters;
+use crate::options::options;
 use crate::{Buffer, Hooks, Module, Parameter, Training};
 
 fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Parameter> {
@@ -41,45 +41,22 @@ macro_rules! batch_norm {
             options: $Options,
         }
 
-        #[doc = concat!("The options of [`", stringify!($BatchNorm), "`], with PyTorch's names and defaults.")]
-        #[derive(Clone, Debug)]
-        pub struct $Options {
-            eps: f64,
-            momentum: Option<f64>,
-            affine: bool,
-            bias: bool,
-            track_running_stats: bool,
-            dtype: DType,
-            device: Device,
-        }
-
-        impl Default for $Options {
-            fn default() -> $Options {
-                $Options {
-                    eps: 1e-5,
-                    momentum: Some(0.1),
-                    affine: true,
-                    bias: true,
-                    track_running_stats: true,
-                    dtype: DType::F32,
-                    device: Device::Cpu,
-                }
+        options! {
+            #[doc = concat!("The options of [`", stringify!($BatchNorm), "`], with PyTorch's names and defaults.")]
+            $Options {
+                /// What is added to the variance, 1e-5 by default.
+                eps: f64 = 1e-5,
+                /// How far the running statistics move towards a batch's, 0.1 by default; `None` is their plain average
+                /// over all batches.
+                momentum: Option<f64> = Some(0.1),
+                /// Whether there are a scale and a shift; there are by default.
+                affine: bool = true,
+                /// Whether there is a bias in addition to the scale; true by default.
+                bias: bool = true,
+                /// Whether there are running statistics; there are by default.
+                track_running_stats: bool = true,
             }
         }
-
-        setters!($Options {
-            /// What is added to the variance, 1e-5 by default.
-            eps: f64,
-            /// How far the running statistics move towards a batch's, 0.1 by default; `None` is their plain average
-            /// over all batches.
-            momentum: Option<f64>,
-            /// Whether there are a scale and a shift; there are by default.
-            affine: bool,
-            /// Whether there is a bias in addition to the scale; true by default.
-            bias: bool,
-            /// Whether there are running statistics; there are by default.
-            track_running_stats: bool,
-        });
 
         impl $Options {
             /// A layer for this many channels.
@@ -218,36 +195,17 @@ pub struct LayerNorm {
     eps: f64,
 }
 
-/// The options of [`LayerNorm`], with PyTorch's names and defaults.
-#[derive(Clone, Debug)]
-pub struct LayerNormOptions {
-    eps: f64,
-    elementwise_affine: bool,
-    bias: bool,
-    dtype: DType,
-    device: Device,
-}
-
-impl Default for LayerNormOptions {
-    fn default() -> LayerNormOptions {
-        LayerNormOptions {
-            eps: 1e-5,
-            elementwise_affine: true,
-            bias: true,
-            dtype: DType::F32,
-            device: Device::Cpu,
-        }
+options! {
+    /// The options of [`LayerNorm`], with PyTorch's names and defaults.
+    LayerNormOptions {
+        /// What is added to the variance, 1e-5 by default.
+        eps: f64 = 1e-5,
+        /// Whether there are a scale and a shift; there are by default.
+        elementwise_affine: bool = true,
+        /// Whether there is a bias in addition to the scale; true by default.
+        bias: bool = true,
     }
 }
-
-setters!(LayerNormOptions {
-    /// What is added to the variance, 1e-5 by default.
-    eps: f64,
-    /// Whether there are a scale and a shift; there are by default.
-    elementwise_affine: bool,
-    /// Whether there is a bias in addition to the scale; true by default.
-    bias: bool,
-});
 
 impl LayerNormOptions {
     /// A layer that normalises over last dims of these sizes.
@@ -309,30 +267,17 @@ pub struct GroupNorm {
     eps: f64,
 }
 
-/// The options of [`GroupNorm`], with PyTorch's names and defaults.
-#[derive(Clone, Debug)]
-pub struct GroupNormOptions {
-    eps: f64,
-    affine: bool,
-    bias: bool,
-    dtype: DType,
-    device: Device,
-}
-
-impl Default for GroupNormOptions {
-    fn default() -> GroupNormOptions {
-        GroupNormOptions { eps: 1e-5, affine: true, bias: true, dtype: DType::F32, device: Device::Cpu }
+options! {
+    /// The options of [`GroupNorm`], with PyTorch's names and defaults.
+    GroupNormOptions {
+        /// What is added to the variance, 1e-5 by default.
+        eps: f64 = 1e-5,
+        /// Whether there are a scale and a shift; there are by default.
+        affine: bool = true,
+        /// Whether there is a bias in addition to the scale; true by default.
+        bias: bool = true,
     }
 }
-
-setters!(GroupNormOptions {
-    /// What is added to the variance, 1e-5 by default.
-    eps: f64,
-    /// Whether there are a scale and a shift; there are by default.
-    affine: bool,
-    /// Whether there is a bias in addition to the scale; true by default.
-    bias: bool,
-});
 
 impl GroupNormOptions {
     /// A layer that normalises over groups of channels.
@@ -394,27 +339,15 @@ pub struct RMSNorm {
     eps: Option<f64>,
 }
 
-/// The options of [`RMSNorm`], with PyTorch's names and defaults.
-#[derive(Clone, Debug)]
-pub struct RMSNormOptions {
-    eps: Option<f64>,
-    elementwise_affine: bool,
-    dtype: DType,
-    device: Device,
-}
-
-impl Default for RMSNormOptions {
-    fn default() -> RMSNormOptions {
-        RMSNormOptions { eps: None, elementwise_affine: true, dtype: DType::F32, device: Device::Cpu }
+options! {
+    /// The options of [`RMSNorm`], with PyTorch's names and defaults.
+    RMSNormOptions {
+        /// What is added to the mean; by default the smallest step from 1 of the input's dtype.
+        eps: Option<f64> = None,
+        /// Whether there is a scale; there is by default.
+        elementwise_affine: bool = true,
     }
 }
-
-setters!(RMSNormOptions {
-    /// What is added to the mean; by default the smallest step from 1 of the input's dtype.
-    eps: Option<f64>,
-    /// Whether there is a scale; there is by default.
-    elementwise_affine: bool,
-});
 
 impl RMSNormOptions {
     /// A layer that normalises over last dims of these sizes.

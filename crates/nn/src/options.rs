@@ -1,4 +1,4 @@
-//! Setters of options, written once.
+//! Options of layers: the struct, its defaults and setters, written once.
 
 /// Methods that set an option and give the options back: `Conv2d::options().bias(false)`.
 macro_rules! setters {
@@ -27,3 +27,28 @@ macro_rules! setters {
     };
 }
 pub(crate) use setters;
+
+/// A layer's options with their defaults, and the setters.
+macro_rules! options {
+    ($(#[$doc:meta])* $Options:ident {
+        $($(#[$field_doc:meta])* $field:ident: $Type:ty = $default:expr),* $(,)?
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $Options {
+            $($field: $Type,)*
+            dtype: kiln_tensor::DType,
+            device: kiln_tensor::Device,
+        }
+
+        impl Default for $Options {
+            fn default() -> $Options {
+                let (dtype, device) = (kiln_tensor::DType::F32, kiln_tensor::Device::Cpu);
+                $Options { $($field: $default,)* dtype, device }
+            }
+        }
+
+        $crate::options::setters!($Options { $($(#[$field_doc])* $field: $Type),* });
+    };
+}
+pub(crate) use options;

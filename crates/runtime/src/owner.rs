@@ -167,23 +167,6 @@ pub struct OwnerGuard<'a, T> {
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl<T> Deref for OwnerGuard<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: the guard holds the lock.
-        unsafe { &*self.lock.value.get() }
-    }
-}
-
-impl<T> DerefMut for OwnerGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard holds the lock, and is borrowed mutably.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
 impl<T> Drop for OwnerGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
@@ -202,29 +185,34 @@ pub struct OwnGuard<'a, T> {
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
-impl<T> Deref for OwnGuard<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: the guard holds the lock.
-        unsafe { &*self.lock.value.get() }
-    }
-}
-
-impl<T> DerefMut for OwnGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard holds the lock, and is borrowed mutably.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
 impl<T> Drop for OwnGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.lock.inside.store(false, Ordering::Release);
     }
 }
+
+macro_rules! gives_the_value {
+    ($($Guard:ident),*) => { $(
+        impl<T> Deref for $Guard<'_, T> {
+            type Target = T;
+            #[inline]
+            fn deref(&self) -> &T {
+                // SAFETY: the guard holds the lock.
+                unsafe { &*self.lock.value.get() }
+            }
+        }
+
+        impl<T> DerefMut for $Guard<'_, T> {
+            #[inline]
+            fn deref_mut(&mut self) -> &mut T {
+                // SAFETY: the guard holds the lock, and is borrowed mutably.
+                unsafe { &mut *self.lock.value.get() }
+            }
+        }
+    )* };
+}
+gives_the_value!(OwnerGuard, OwnGuard);
 
 #[cfg(all(test, loom))]
 mod loom_tests {

@@ -14,7 +14,6 @@ use crate::gemm::{Matrix, Product, Shape};
 pub(crate) trait Float:
     Copy + Send + Sync + Add<Output = Self> + Mul<Output = Self> + 'static
 {
-    /// A zero.
     const ZERO: Self;
 
     /// Any product; best when the rows of `dst` and `rhs` are contiguous.

@@ -29,7 +29,6 @@ pub enum Element {
 /// A strided matrix in a buffer; offset and strides count elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixAt {
-    /// The buffer.
     pub buffer: usize,
     /// Its first element.
     pub offset: isize,
@@ -74,7 +73,6 @@ impl BatchAt {
 pub(crate) enum Task {
     /// Launches a kernel.
     Kernel {
-        /// The kernel.
         kernel: Kernel,
         /// Its buffers and byte offsets into them.
         bufs: Vec<(usize, isize)>,
@@ -121,13 +119,11 @@ pub(crate) enum Task {
         /// Element type: a float.
         element: Element,
     },
-    /// A convolution.
     Convolution(Box<Convolution>),
     /// Fills a dense buffer with random numbers.
     Random {
         /// Standard normal instead of uniform.
         normal: bool,
-        /// The buffer.
         buffer: usize,
         /// How many.
         count: usize,

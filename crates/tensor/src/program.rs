@@ -63,7 +63,6 @@ impl View {
 
 /// A step that runs eagerly inside the program.
 enum HostStep {
-    /// An op.
     Op {
         op: Op,
         args: Vec<View>,

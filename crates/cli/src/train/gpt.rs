@@ -80,7 +80,6 @@ const TIMED: std::ops::Range<u64> = 5..20;
 const FINAL: f64 = 0.05;
 /// How often the model is validated.
 const VALIDATIONS: u64 = 10;
-/// Batches of a validation.
 const VALIDATION_BATCHES: usize = 8;
 const CLIP: f64 = 1.0;
 const PLOT: &str = "loss.svg";
@@ -94,7 +93,6 @@ pub struct CharGpt {
     pub layers: usize,
     /// Size of a vector.
     pub width: usize,
-    /// Heads.
     pub heads: usize,
     /// Characters it sees at once.
     pub context: usize,

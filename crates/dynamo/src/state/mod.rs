@@ -495,8 +495,4 @@ impl State {
             (Made::Changed { .. }, _) => Err(Leave::Eager(Reason::NoTarget)),
         }
     }
-
-    pub(crate) fn at(&self) -> u32 {
-        self.at
-    }
 }

@@ -63,7 +63,6 @@ pub(crate) enum Saved {
     LikeResult,
     /// Only its type was kept. Boxed: most are like the result, and nodes stay small.
     Type(Box<Ty>),
-    /// A number.
     Number(Scalar),
     /// A tensor, cut off from the tape, and its storage's version when it was saved.
     Tensor(Tensor, u64),

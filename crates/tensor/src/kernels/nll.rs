@@ -8,9 +8,7 @@ use kiln_ir::DType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("target {target} of row {row} is out of range for {classes} classes")]
 pub struct IndexOutOfRange {
-    /// The row.
     pub row: usize,
-    /// Its target.
     pub target: i64,
     /// How many classes there are.
     pub classes: usize,

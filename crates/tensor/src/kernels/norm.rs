@@ -26,7 +26,6 @@ pub struct Groups {
 /// What is done with the elements of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Normalisation {
-    /// The groups.
     pub groups: Groups,
     /// Whether the mean is taken off.
     pub centred: bool,
@@ -38,7 +37,6 @@ pub struct Normalisation {
 pub trait Real:
     Copy + Send + Sync + 'static + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
-    /// A zero.
     const ZERO: Self;
     /// A double, rounded.
     fn from_f64(x: f64) -> Self;

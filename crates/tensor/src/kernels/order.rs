@@ -235,7 +235,6 @@ fn log_add_exp(a: f64, b: f64) -> f64 {
 /// What a scan carries along.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
-    /// The sum.
     Sum,
     /// The product.
     Prod,
