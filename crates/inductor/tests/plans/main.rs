@@ -1,6 +1,8 @@
 //! Plans: what they compute, by definition and compiled, and what they look like. One program, so that it is linked once and
 //! its tests share the cores.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
+
 mod attention;
 mod execute;
 mod folds;
