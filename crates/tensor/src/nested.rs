@@ -1,6 +1,6 @@
 //! Tensors from nested arrays, and back to nested vectors.
 
-use kiln_ir::{Device, Error, Loc, Op, Result, Shape, Why};
+use kiln_ir::{Device, Error, Loc, Result, Shape, Why};
 
 use crate::host::{Element, read_own, reserve};
 use crate::{Tensor, TensorOptions};
