@@ -381,6 +381,11 @@ impl Why {
     pub fn shape(argument: &'static str, expected: impl Into<Shape>, got: impl Into<Shape>) -> Why {
         Why::Shape { argument, shapes: Box::new([expected.into(), got.into()]) }
     }
+
+    /// Two sizes that must be the same: `what` names them in this order.
+    pub fn sizes(what: &'static str, left: usize, right: usize) -> Why {
+        Why::Sizes { what, left, right }
+    }
 }
 
 impl Error {

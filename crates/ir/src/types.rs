@@ -61,7 +61,7 @@ pub(crate) fn over_lists(op: &Op, args: &[Ty]) -> Rule {
     let lists: SmallVec<[&ListTy; 4]> = args.iter().filter_map(Ty::as_list).collect();
     let len = lists.first().map_or(0, |list| list.len());
     if let Some(other) = lists.iter().find(|list| list.len() != len) {
-        return Err(Why::Sizes { what: "the lengths of the lists", left: len, right: other.len() });
+        return Err(Why::sizes("the lengths of the lists", len, other.len()));
     }
     let mut results = ListTyBuilder::default();
     for run in ListTy::common_runs(&lists) {
@@ -311,11 +311,7 @@ pub(crate) fn permute(op: &Op, args: &[Ty]) -> Rule {
     let x = tensor(args, 0, "x")?;
     let Op::Permute { dims } = op else { return one(x.clone()) };
     if dims.len() != x.shape.rank() {
-        return Err(Why::Sizes {
-            what: "the number of dims given and the tensor's",
-            left: dims.len(),
-            right: x.shape.rank(),
-        });
+        return Err(Why::sizes("the number of dims given and the tensor's", dims.len(), x.shape.rank()));
     }
     check_dims(dims, x.shape.rank())?;
     one(TensorTy { shape: dims.iter().map(|&d| x.shape[d]).collect(), ..x.clone() })
@@ -434,7 +430,7 @@ pub(crate) fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(
         return Err(Why::DType { argument: "index", expected: "i64", got: index.dtype });
     }
     if index.shape.rank() != rank {
-        return Err(Why::Sizes { what: "the ranks of index and x", left: index.shape.rank(), right: rank });
+        return Err(Why::sizes("the ranks of index and x", index.shape.rank(), rank));
     }
     if dim >= rank {
         return Err(Why::Dim { dim: dim as i64, rank });

@@ -360,7 +360,8 @@ losses_of_three! {
     }
     |this, x, y, target| {
         if target.rank() + 1 != x.rank() || x.rank() == 0 {
-            let why = Why::Sizes { what: "the rank of target and the rank of x minus one", left: target.rank(), right: x.rank().saturating_sub(1) };
+            let (what, left) = ("the rank of target and the rank of x minus one", target.rank());
+            let why = Why::sizes(what, left, x.rank().saturating_sub(1));
             return Err(Error::op("CosineEmbeddingLoss", why, Loc::caller()));
         }
         // As PyTorch computes it: a small number under the root instead of a least length.

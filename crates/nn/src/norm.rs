@@ -118,7 +118,7 @@ macro_rules! batch_norm {
                 }
                 if shape[1] != self.num_features {
                     let (left, right) = (shape[1], self.num_features);
-                    return fail(Why::Sizes { what: "the channels of x and num_features", left, right });
+                    return fail(Why::sizes("the channels of x and num_features", left, right));
                 }
                 Ok(())
             }

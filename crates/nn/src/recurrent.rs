@@ -179,8 +179,7 @@ impl<L> Recurrent<L> {
         }
         let size = x.size(-1)?;
         if size != self.input_size {
-            let why =
-                Why::Sizes { what: "the last dim of x and input_size", left: size, right: self.input_size };
+            let why = Why::sizes("the last dim of x and input_size", size, self.input_size);
             return Err(Error::op(name, why, loc));
         }
         // As [length, batch, size].

@@ -151,7 +151,7 @@ impl Tensor {
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         let loc = Loc::caller();
-        let fail = |why| Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("item"));
+        let fail = |why| Err(self.refusal("item", why, loc));
         if self.numel() != 1 {
             return fail(Why::Other(format!(
                 "needs a tensor with exactly one element, got {}",

@@ -209,7 +209,7 @@ pub(crate) struct Place {
 /// Walks the indexers from left to right, cutting the view as it goes.
 pub(crate) fn place(x: &Tensor, index: &[Indexer], loc: Loc) -> Result<Place> {
     let shape = x.shape();
-    let fail = |why| Err(Op::Detach {}.error(&[x.ty().into()], why, loc).named("index"));
+    let fail = |why| Err(x.refusal("index", why, loc));
     let taken: usize = index
         .iter()
         .map(|indexer| match indexer {

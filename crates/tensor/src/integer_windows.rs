@@ -91,7 +91,7 @@ impl Tensor {
         let ConvTranspose { stride, padding, output_padding, dilation, groups } = options;
         let (own, kernel) = (self.shape(), weight.shape());
         if groups == 0 || own[1] != kernel[0] || !own[1].is_multiple_of(groups) {
-            let why = Why::Sizes { what: "the channels of x and weight", left: own[1], right: kernel[0] };
+            let why = Why::sizes("the channels of x and weight", own[1], kernel[0]);
             return Err(Error::op(name, why, loc));
         }
         let mut spread = self.clone();

@@ -117,7 +117,7 @@ impl Tensor {
             return Ok(());
         }
         let what = "the number of elements of x and target";
-        let why = Why::Sizes { what, left: self.numel(), right: target.numel() };
+        let why = Why::sizes(what, self.numel(), target.numel());
         Err(Error::op(op, why, loc))
     }
 

@@ -69,6 +69,11 @@ impl Tensor {
     pub(crate) fn unary(&self, op: Op, loc: Loc) -> Result<Tensor> {
         dispatch_tensor(&op, &[Arg::Tensor(self)], false, loc)
     }
+
+    /// Why a method refuses this tensor, where it finds out before there is an op.
+    pub(crate) fn refusal(&self, method: &str, why: Why, loc: Loc) -> Error {
+        Op::Detach {}.error(&[self.ty().into()], why, loc).named(method)
+    }
 }
 
 macro_rules! define_methods {

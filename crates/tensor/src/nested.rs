@@ -1,6 +1,6 @@
 //! Tensors from nested arrays, and back to nested vectors.
 
-use kiln_ir::{Device, Error, Loc, Op, Result, Shape, Why};
+use kiln_ir::{Device, Error, Loc, Result, Shape, Why};
 
 use crate::host::{Element, read_own, reserve};
 use crate::{Tensor, TensorOptions};
@@ -86,7 +86,7 @@ impl Tensor {
         }
         let mut shape = Shape::default();
         data.sizes(&mut shape).map_err(|(left, right)| {
-            Error::op("new", Why::Sizes { what: "the lengths of the rows", left, right }, loc)
+            Error::op("new", Why::sizes("the lengths of the rows", left, right), loc)
         })?;
         let mut elements = Vec::with_capacity(shape.checked_numel().unwrap_or(0));
         data.elements(&mut elements);
@@ -170,7 +170,7 @@ impl Tensor {
         <[usize; N]>::try_from(&shape[..]).map_err(|_| {
             let expected = ["0", "1", "2", "3", "4", "5"].get(N).copied().unwrap_or("other");
             let why = Why::Rank { argument: "x", expected, got: shape.rank() };
-            Op::Detach {}.error(&[self.ty().into()], why, loc).named(op)
+            self.refusal(op, why, loc)
         })
     }
 }

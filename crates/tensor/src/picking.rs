@@ -243,7 +243,7 @@ impl Tensor {
         let at = if padding_idx < 0 { padding_idx + rows as i64 } else { padding_idx };
         if !(0..rows as i64).contains(&at) {
             let why = Why::Index { index: padding_idx, size: rows };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("embedding"));
+            return Err(self.refusal("embedding", why, loc));
         }
         let index = indices(index)?;
         let op = Op::Embedding { padding_idx: at };

@@ -147,7 +147,11 @@ fn define(modules: &Modules, module: &Module, item: &Item, shown: &mut BTreeMap<
             modules.resolve(&module.path, &names)
         };
         let own = match &*block.self_ty {
-            Type::Path(path) => target(&path.path),
+            // A name that is not there is one that a macro makes here.
+            Type::Path(path) => target(&path.path).or_else(|| {
+                let name = path.path.get_ident()?.to_string();
+                Some(Target::Item { module: module.path.clone(), name })
+            }),
             _ => None,
         };
         match &block.trait_ {

@@ -206,11 +206,7 @@ pub(crate) fn prelu_type(_: &Op, args: &[Ty]) -> Rule {
     }
     let (weights, channels) = (weight.shape.numel(), x.shape.get(1).copied().unwrap_or(1));
     if weights != 1 && weights != channels {
-        return Err(Why::Sizes {
-            what: "the number of weights and of channels",
-            left: weights,
-            right: channels,
-        });
+        return Err(Why::sizes("the number of weights and of channels", weights, channels));
     }
     one(x.clone())
 }

@@ -78,7 +78,7 @@ pub(crate) fn bmm_type(_: &Op, args: &[Ty]) -> Rule {
     let device = common_device(args)?;
     same_dtype("y", x, y)?;
     if x.shape[0] != y.shape[0] {
-        return Err(Why::Sizes { what: "the batch sizes", left: x.shape[0], right: y.shape[0] });
+        return Err(Why::sizes("the batch sizes", x.shape[0], y.shape[0]));
     }
     if x.shape[2] != y.shape[1] {
         return Err(Why::InnerSizes { left: x.shape[2], right: y.shape[1] });

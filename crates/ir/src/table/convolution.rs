@@ -60,11 +60,7 @@ impl Window {
             return Err(Why::Rank { argument: "x", expected: "3 or 4", got: x.rank() });
         }
         if weight.rank() != x.rank() {
-            return Err(Why::Sizes {
-                what: "the ranks of weight and x",
-                left: weight.rank(),
-                right: x.rank(),
-            });
+            return Err(Why::sizes("the ranks of weight and x", weight.rank(), x.rank()));
         }
         for (what, list) in
             [("stride", &self.stride), ("padding", &self.padding), ("dilation", &self.dilation)]
@@ -91,11 +87,7 @@ impl Window {
             )));
         }
         if x[1] / self.groups != weight[1] {
-            return Err(Why::Sizes {
-                what: "the channels per group of x and weight",
-                left: x[1] / self.groups,
-                right: weight[1],
-            });
+            return Err(Why::sizes("the channels per group of x and weight", x[1] / self.groups, weight[1]));
         }
         let mut shape = Shape::from([x[0], weight[0]]);
         for d in 0..dims {

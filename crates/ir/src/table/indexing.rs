@@ -97,11 +97,7 @@ struct Plan {
 fn plan(dims: &Dims, x: &TensorTy, indices: &[Ty]) -> Result<Plan, Why> {
     check_dims(dims, x.shape.rank())?;
     if dims.is_empty() || dims.len() != indices.len() || dims.windows(2).any(|pair| pair[0] >= pair[1]) {
-        return Err(Why::Sizes {
-            what: "the number of indexed dims and of index tensors",
-            left: dims.len(),
-            right: indices.len(),
-        });
+        return Err(Why::sizes("the number of indexed dims and of index tensors", dims.len(), indices.len()));
     }
     let mut common = Shape::scalar();
     for index in indices {

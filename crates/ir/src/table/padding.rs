@@ -47,11 +47,7 @@ fn padded(op: &Op, x: &TensorTy) -> Rule {
     let rank = x.shape.rank();
     for widths in [&before, &after] {
         if widths.rank() != rank {
-            return Err(Why::Sizes {
-                what: "the number of padded dims and the tensor's",
-                left: widths.rank(),
-                right: rank,
-            });
+            return Err(Why::sizes("the number of padded dims and the tensor's", widths.rank(), rank));
         }
     }
     let shape = (0..rank).map(|d| x.shape[d].saturating_add(before[d]).saturating_add(after[d])).collect();

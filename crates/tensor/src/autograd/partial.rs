@@ -123,11 +123,7 @@ fn retains(options: GradOptions) -> bool {
 pub fn check_outputs(name: &str, request: &GradRequest<'_>) -> Result<()> {
     let GradRequest { outputs, weights, loc, .. } = *request;
     if !weights.is_empty() && weights.len() != outputs.len() {
-        let why = Why::Sizes {
-            what: "the number of outputs and of grad_outputs",
-            left: outputs.len(),
-            right: weights.len(),
-        };
+        let why = Why::sizes("the number of outputs and of grad_outputs", outputs.len(), weights.len());
         return Err(Error::op(name, why, loc));
     }
     let weights = weights.iter().copied().chain(std::iter::repeat(None));

@@ -353,11 +353,8 @@ impl Job<'_> {
         let src = self.dense(src)?;
         let have = src.layout.shape.numel();
         if places.len() > have {
-            let why = Why::Sizes {
-                what: "the number of true elements in mask and of elements in src",
-                left: places.len(),
-                right: have,
-            };
+            let why =
+                Why::sizes("the number of true elements in mask and of elements in src", places.len(), have);
             return Err(self.op.error(self.tys, why, self.loc));
         }
         self.start_from(out, x);

@@ -114,11 +114,7 @@ impl Tensor {
         let from = normalise_dims("movedim", source, rank, loc)?;
         let to = normalise_dims("movedim", destination, rank, loc)?;
         if from.len() != to.len() {
-            let why = Why::Sizes {
-                what: "the number of source and destination dims",
-                left: from.len(),
-                right: to.len(),
-            };
+            let why = Why::sizes("the number of source and destination dims", from.len(), to.len());
             return Err(Error::op("movedim", why, loc));
         }
         for dims in [&from, &to] {
@@ -173,9 +169,8 @@ impl Tensor {
         let dim = known_dim(self, "split", dim, loc)?;
         let (total, want) = (self.shape()[dim], sizes.iter().fold(0usize, |a, &b| a.saturating_add(b)));
         if total != want {
-            let why =
-                Why::Sizes { what: "the sum of the sizes and the size of the dim", left: want, right: total };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("split"));
+            let why = Why::sizes("the sum of the sizes and the size of the dim", want, total);
+            return Err(self.refusal("split", why, loc));
         }
         let mut start = 0;
         sizes
@@ -248,7 +243,7 @@ impl Tensor {
             }
             got => {
                 let why = Why::Rank { argument: "x", expected: "2", got };
-                Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("trace"))
+                Err(self.refusal("trace", why, loc))
             }
         }
     }
@@ -320,7 +315,7 @@ impl Tensor {
         let at = if index < 0 { index.saturating_add(size as i64) } else { index };
         if !(0..size as i64).contains(&at) {
             let why = Why::Index { index, size };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("select_scatter"));
+            return Err(self.refusal("select_scatter", why, loc));
         }
         slice.remove(dim);
         if src.shape() != slice {
@@ -417,7 +412,7 @@ impl Tensor {
             [lead @ .., c, h, w] => Ok((lead.to_vec(), [*c, *h, *w])),
             short => {
                 let why = Why::Rank { argument: "x", expected: "3 or more", got: short.len() };
-                Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op))
+                Err(self.refusal(op, why, loc))
             }
         }
     }
@@ -435,7 +430,7 @@ fn parts(op: &str, count: usize, loc: Loc, part: impl Fn(usize) -> Result<Tensor
 /// A dim that is there: a 0-d tensor has none to cut.
 pub(crate) fn known_dim(t: &Tensor, op: &str, dim: i64, loc: Loc) -> Result<usize> {
     match t.rank() {
-        0 => Err(Op::Detach {}.error(&[t.ty().into()], Why::Dim { dim, rank: 0 }, loc).named(op)),
+        0 => Err(t.refusal(op, Why::Dim { dim, rank: 0 }, loc)),
         rank => normalise_dim(op, dim, rank, loc),
     }
 }
@@ -444,11 +439,7 @@ fn same_length(sizes: &[usize], strides: &[usize], op: &str, loc: Loc) -> Result
     if sizes.len() == strides.len() {
         Ok(())
     } else {
-        let why = Why::Sizes {
-            what: "the number of sizes and of strides",
-            left: sizes.len(),
-            right: strides.len(),
-        };
+        let why = Why::sizes("the number of sizes and of strides", sizes.len(), strides.len());
         Err(Error::op(op, why, loc))
     }
 }

@@ -58,12 +58,8 @@ impl Tensor {
         let shape = self.shape();
         let rank = shape.rank();
         if !widths.len().is_multiple_of(2) || widths.len() / 2 > rank {
-            let why = Why::Sizes {
-                what: "the number of widths and twice the rank",
-                left: widths.len(),
-                right: 2 * rank,
-            };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
+            let why = Why::sizes("the number of widths and twice the rank", widths.len(), 2 * rank);
+            return Err(self.refusal(op, why, loc));
         }
         let (mut before, mut after) = (vec![0; rank], vec![0; rank]);
         let mut inner = self.clone();
@@ -73,7 +69,7 @@ impl Tensor {
             let (first, last) = (cut(pair[0]), cut(pair[1]));
             if first.saturating_add(last) > shape[d] {
                 let why = Why::Index { index: pair[0].min(pair[1]), size: shape[d] };
-                return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named(op));
+                return Err(self.refusal(op, why, loc));
             }
             if first + last > 0 {
                 inner = inner.sliced(d, first, shape[d] - last, loc)?;

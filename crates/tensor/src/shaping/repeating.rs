@@ -15,12 +15,8 @@ impl Tensor {
         let counts = counts.into();
         let (loc, own) = (Loc::caller(), self.shape());
         let Some(lead) = counts.len().checked_sub(own.rank()) else {
-            let why = Why::Sizes {
-                what: "the number of counts and of dims",
-                left: counts.len(),
-                right: own.rank(),
-            };
-            return Err(Op::Detach {}.error(&[self.ty().into()], why, loc).named("repeat"));
+            let why = Why::sizes("the number of counts and of dims", counts.len(), own.rank());
+            return Err(self.refusal("repeat", why, loc));
         };
         let sizes: Vec<usize> = vec![1; lead].into_iter().chain(own.iter().copied()).collect();
         if counts.iter().all(|&count| count == 1) {
@@ -69,11 +65,7 @@ impl Tensor {
         let values = crate::host::read::<i64>(counts, "repeat_interleave", loc)?;
         let size = self.shape()[at];
         if values.len() != size {
-            let why = Why::Sizes {
-                what: "the number of counts and the size of the dim",
-                left: values.len(),
-                right: size,
-            };
+            let why = Why::sizes("the number of counts and the size of the dim", values.len(), size);
             return Err(Error::op("repeat_interleave", why, loc));
         }
         if let Some(&bad) = values.iter().find(|&&count| count < 0) {
@@ -102,11 +94,7 @@ impl Tensor {
         let loc = Loc::caller();
         let (shifts, dims) = (shifts.into_dims(), dims.into_dims());
         if shifts.len() != dims.len() || dims.is_empty() {
-            let why = Why::Sizes {
-                what: "the number of shifts and of dims",
-                left: shifts.len(),
-                right: dims.len(),
-            };
+            let why = Why::sizes("the number of shifts and of dims", shifts.len(), dims.len());
             return Err(Error::op("roll", why, loc));
         }
         let mut rolled = self.clone();

@@ -148,11 +148,11 @@ pub(crate) fn evaluate(
         Op::MaskedScatter {} => {
             let places = holds(&args[1], shape);
             if places.len() > args[2].numel() {
-                return Err(Why::Sizes {
-                    what: "places in the mask and elements of src",
-                    left: places.len(),
-                    right: args[2].numel(),
-                });
+                return Err(Why::sizes(
+                    "places in the mask and elements of src",
+                    places.len(),
+                    args[2].numel(),
+                ));
             }
             replaced(&args[0], &args[2], &places)
         }

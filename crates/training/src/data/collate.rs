@@ -125,7 +125,7 @@ impl<T: Collate> Collate for Vec<T> {
         let mut columns: Vec<Vec<T>> = (0..parts).map(|_| Vec::with_capacity(samples.len())).collect();
         for (place, sample) in samples.into_iter().enumerate() {
             if sample.len() != parts {
-                let why = Why::Sizes { what: "the lengths of the samples", left: parts, right: sample.len() };
+                let why = Why::sizes("the lengths of the samples", parts, sample.len());
                 return Err(unlike(place, why, Loc::caller()));
             }
             columns.iter_mut().zip(sample).for_each(|(column, part)| column.push(part));

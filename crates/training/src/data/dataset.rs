@@ -137,7 +137,7 @@ impl<T: Columns> TensorDataset<T> {
             };
             let first = *len.get_or_insert(rows);
             if first != rows {
-                let why = Why::Sizes { what: "the number of rows of the tensors", left: first, right: rows };
+                let why = Why::sizes("the number of rows of the tensors", first, rows);
                 return Err(Error::op("TensorDataset", why, loc));
             }
         }
@@ -216,11 +216,7 @@ pub fn random_split<D: Dataset, const N: usize>(
 ) -> Result<[Subset<Arc<D>>; N]> {
     let total = lengths.iter().sum();
     if dataset.len() != total {
-        let why = Why::Sizes {
-            what: "the number of samples and the sum of the lengths",
-            left: dataset.len(),
-            right: total,
-        };
+        let why = Why::sizes("the number of samples and the sum of the lengths", dataset.len(), total);
         return Err(Error::op("random_split", why, Loc::caller()));
     }
     let mut indices: Vec<usize> = (0..total).collect();

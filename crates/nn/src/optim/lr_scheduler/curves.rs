@@ -339,11 +339,7 @@ macro_rules! by_function {
                 if self.0.len() == 1 || self.0.len() == groups {
                     Ok(())
                 } else {
-                    let why = Why::Sizes {
-                        what: "the number of functions and of groups",
-                        left: self.0.len(),
-                        right: groups,
-                    };
+                    let why = Why::sizes("the number of functions and of groups", self.0.len(), groups);
                     Err(Error::op(stringify!($Type), why, loc))
                 }
             }

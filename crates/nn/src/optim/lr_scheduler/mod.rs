@@ -151,11 +151,11 @@ impl<O: Optimizer> Scheduler<O> {
         let mut state = self.state.lock();
         let now = self.optimizer.lrs();
         if now.len() != state.base.len() {
-            let why = Why::Sizes {
-                what: "the number of parameter groups now and when the schedule was made",
-                left: now.len(),
-                right: state.base.len(),
-            };
+            let why = Why::sizes(
+                "the number of parameter groups now and when the schedule was made",
+                now.len(),
+                state.base.len(),
+            );
             return Err(Error::op("lr_scheduler", why, loc));
         }
         let epoch = state.epoch + 1;
