@@ -284,6 +284,8 @@ impl<T: Recycle> Handle<T> {
 /// Gives a type its thread-local free list.
 macro_rules! free_list {
     ($name:ident, $ty:ty) => {
+        // Every tensor that is made or dropped comes here.
+        #[inline(always)]
         fn free_list<R>(body: impl FnOnce(&mut $crate::handle::FreeList<$ty>) -> R) -> Option<R> {
             thread_local! {
                 static LIST: std::cell::RefCell<$crate::handle::FreeList<$ty>> =

@@ -138,12 +138,17 @@ fn inputs<'a>(
         inputs.push(match arg {
             Arg::Tensor(t) => Input::Tensor(held.operand(t, tys.get(i), op, loc)?),
             Arg::Number(x) => Input::Number(*x),
-            Arg::List(_) => {
-                return Err(Error::bug(format!("a list is operand {i} of a kernel of {}", op.name())));
-            }
+            Arg::List(_) => return Err(no_operand(op, i, "a list")),
         });
     }
     Ok(inputs)
+}
+
+/// An operand of a kind that no kernel of the op takes there: type rules and dispatch see to that.
+#[cold]
+#[track_caller]
+fn no_operand(op: &Op, i: usize, kind: &str) -> Error {
+    Error::bug(format!("{kind} is operand {i} of a kernel of {}", op.name()))
 }
 
 /// Locks what is read and what is written. Fresh memory needs no lock: nobody else knows it.
@@ -242,9 +247,7 @@ impl Job<'_> {
     fn number(&self, inputs: &[Input], i: usize) -> Result<Scalar> {
         match inputs[i] {
             Input::Number(x) => Ok(x),
-            Input::Tensor(_) => {
-                Err(Error::bug(format!("operand {i} of a kernel of {} is no number", self.op.name())))
-            }
+            Input::Tensor(_) => Err(no_operand(self.op, i, "a tensor")),
         }
     }
 
