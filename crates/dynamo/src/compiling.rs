@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_aot::trace::Variable;
-use kiln_inductor::{C, KernelSource, Lowered, Options, Target as _};
-use kiln_ir::{Graph, Op, Stage, Ty, Value};
+use kiln_inductor::{C, KernelSource, Lowered, Options, Target};
+use kiln_ir::{Device, Graph, Op, Stage, Ty, Value};
 use kiln_prims::Rounding;
 use kiln_runtime::{Callable, warn};
 use kiln_tensor::hook::Scope;
@@ -14,6 +14,7 @@ use crate::analysis::{self, Analysis};
 use crate::autotune;
 use crate::backend::{Backend, Custom, GraphContext, GraphKind, Level, OutputRole};
 use crate::counters::{Count, count};
+use crate::device;
 use crate::graph_cache::{Around, Entry, Key, Made, Outline, Planned};
 use crate::kernels::{self, Loading};
 use crate::logs::{self, Log};
@@ -216,7 +217,9 @@ impl Compiling<'_> {
         let usual = options.backend.is(Backend::Inductor) && options.mode != Mode::MaxAutotune;
         // Who wants to see the stages wants them to be gone through.
         let shown = [Log::Joint, Log::Prims].into_iter().any(logs::enabled);
-        if !usual || shown || !options.settings.graph_cache {
+        // A plan says nothing about the device that it is for.
+        let is_here = device::of(&front.functional.graph) == Ok(Device::Cpu);
+        if !usual || shown || !is_here || !options.settings.graph_cache {
             return None;
         }
         let Front { functional, gradients, layouts, .. } = front;
@@ -235,9 +238,28 @@ impl Compiling<'_> {
         ))
     }
 
+    /// Makes a graph run on a device other than the CPU.
+    fn program_on(&mut self, device: Device, part: &Part<'_>) -> Result<Built> {
+        let failed = |error: String| NotCompiled::pass("inductor", error);
+        let tuning = self.site.options.settings.tuning();
+        let lowering = device::lowering(device, tuning, &part.layouts).map_err(failed)?;
+        let lowered = self.timed("inductor", || kiln_inductor::lower(part.graph, &lowering));
+        let lowered = lowered.map_err(|error| failed(error.to_string()))?;
+        self.describe(&lowered, &[], &*lowering.target);
+        let outline = Outline::of(part.graph).map_err(|error| NotCompiled::pass("bind", error))?;
+        let program = self.timed("compile", || device::bind(device, &outline, &lowered));
+        let code = Code::Program(program.map_err(NotCompiled::Compiler)?);
+        self.info.stages.push(("total", self.started.elapsed()));
+        Ok(Built { code, planned: None })
+    }
+
     /// Makes a graph run by inductor's plan and the C compiler.
     fn program(&mut self, part: &Part<'_>) -> Result<Built> {
         let (options, graph) = (&self.site.options, part.graph);
+        match device::of(graph).map_err(|error| NotCompiled::pass("inductor", error))? {
+            Device::Cpu => {}
+            device => return self.program_on(device, part),
+        }
         let build = options.settings.build();
         let constants =
             options.settings.keep_weights && part.kind == GraphKind::Whole && !trains_kernels(graph);
@@ -255,7 +277,7 @@ impl Compiling<'_> {
             let names: Vec<String> = refused.iter().map(|(name, _)| name.clone()).collect();
             lowered = self.timed("inductor", || lower_without(&options.settings, &names))?;
         }
-        self.describe(&lowered, refused);
+        self.describe(&lowered, refused, &target(&options.settings, general));
         let loading = loaded.map_err(NotCompiled::Compiler)?;
         let mut kernels = loading.find(&lowered.code).map_err(NotCompiled::Compiler)?;
         let Loading { compiled, refused, .. } = loading;
@@ -301,7 +323,7 @@ impl Compiling<'_> {
         let loaded = entry.map(load).ok()?;
         let bind = |(kernels, compiled, outline, lowered): (Vec<Callable>, usize, Outline, Lowered)| {
             self.info.compiled_kernels += compiled;
-            self.describe(&lowered, &[]);
+            self.describe(&lowered, &[], &*options.target);
             let mode = self.site.options.mode;
             self.timed("bind", || kernels::bind(&outline, &lowered.plan, &kernels, mode)).map(Code::Program)
         };
@@ -373,8 +395,7 @@ impl Compiling<'_> {
     }
 
     /// Tells what a plan does; `refused` are the kernels that it does without, and why.
-    fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)]) {
-        let target = target(&self.site.options.settings, self.general);
+    fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)], target: &dyn Target) {
         for (number, (kernel, source)) in lowered.plan.kernels.iter().zip(&lowered.code).enumerate() {
             logs::write(Log::Loops, &source.name, &|| kernel.to_string());
             logs::write(Log::Code, &source.name, &|| {

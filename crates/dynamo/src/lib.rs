@@ -22,6 +22,7 @@
 //! | `why`         | why a graph runs op by op                                              |
 //! | `sizes`       | which recordings differ in sizes alone; `general`: one graph for all   |
 //! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
+//! | `device`      | devices other than the CPU, and their eager ops                        |
 //! | `autotune`    | the fastest of several forms of each kernel, by measuring              |
 //! | `segment`     | a compiled piece of program and its backward                           |
 //! | `interpret`   | the same piece run op by op                                            |
@@ -35,6 +36,7 @@ mod caller;
 mod compile;
 mod compiling;
 mod counters;
+mod device;
 mod event;
 mod explain;
 mod general;
@@ -67,6 +69,7 @@ pub use backend::{
 };
 pub use compile::{Call, Callable, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
+pub use device::register_device;
 pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, StepInfo, explain};
 pub use kiln_plan::Refusal;
 pub use kiln_tensor::graph::{GraphValue, run_graph, run_graph_with, run_node};

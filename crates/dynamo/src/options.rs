@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use kiln_ir::{Device, Error, Result};
+use kiln_tensor::device::is_available;
 
 use crate::backend::{Backend, ChosenBackend};
 use crate::settings::{Numerics, Settings};
@@ -254,10 +255,7 @@ impl Compile {
     /// Says where the function runs. It runs where its tensors are, so this only checks that Kiln can compile
     /// for that device.
     pub fn device(self, device: &Device) -> Result<Compile> {
-        match device {
-            Device::Cpu => Ok(self),
-            Device::Cuda(_) => Err(unknown_device(&device.to_string())),
-        }
+        if is_available(*device) { Ok(self) } else { Err(unknown_device(&device.to_string())) }
     }
 
     /// Sets any option by its name, from text or a value: `set("mode", "max-autotune")?`,
@@ -275,7 +273,7 @@ impl Compile {
             "disable" => self.disable = flag("disable", &value)?,
             "name" => self.name = Some(value),
             "optimization_level" => self = self.optimization_level(value.parse()?),
-            "device" if value == "cpu" => {}
+            "device" if value.parse().is_ok_and(is_available) => {}
             "device" => return Err(unknown_device(&value)),
             _ => {
                 let valid = format!("{}, options.NAME", NAMES.join(", "));
@@ -287,7 +285,10 @@ impl Compile {
 }
 
 fn unknown_device(value: &str) -> Error {
-    Error::Option { option: "device", value: value.to_string(), valid: "cpu".to_string() }
+    let known =
+        [Device::Cpu].into_iter().chain((0..16).map(Device::Cuda)).filter(|known| is_available(*known));
+    let valid = known.map(|known| known.to_string()).collect::<Vec<_>>().join(", ");
+    Error::Option { option: "device", value: value.to_string(), valid }
 }
 
 fn flag(option: &'static str, value: &str) -> Result<bool> {

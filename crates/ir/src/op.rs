@@ -195,6 +195,19 @@ macro_rules! define_ops {
         }
 
         impl Op {
+    /// The same, making its result on a device, where it makes something from nothing.
+    pub fn on(mut self, to: Device) -> Op {
+        if let Op::Full { device, .. }
+        | Op::Arange { device, .. }
+        | Op::Rand { device, .. }
+        | Op::Randn { device, .. }
+        | Op::Uniform { device, .. } = &mut self
+        {
+            *device = to;
+        }
+        self
+    }
+
             /// Every row, in the table's order.
             pub const ROWS: &'static [Row] = &[
                 $( Row {

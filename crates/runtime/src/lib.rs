@@ -15,6 +15,7 @@
 //! | [`directory`] | the cache on disk: whose it may be, what goes when it is full      |
 //! | [`kernel`]  | the signature of compiled functions and their launch: [`Kernel`]  |
 //! | [`program`] | plans, prepared to run                                            |
+//! | [`engine`]  | other devices: their memory, and how plans run there              |
 //! | [`owner`]   | a lock for data that one thread uses almost always                |
 //! | [`sync`]    | atomics, or the model checker's in their place                    |
 //! | [`warn`]    | warnings, each given once                                         |
@@ -55,6 +56,7 @@ pub mod convolution;
 mod convolve;
 pub mod cpu;
 pub mod directory;
+pub mod engine;
 pub mod gemm;
 mod guard;
 pub mod kept;

@@ -8,14 +8,12 @@ use crate::hook::Arg;
 use crate::host::{Element, reserve};
 use crate::storage::Storage;
 use crate::tensor::Ready;
-use crate::{Tensor, TensorOptions, random};
+use crate::{Tensor, TensorOptions, device, random};
 
 /// Fresh row-major memory for a tensor of this type, its elements not yet set.
 pub(crate) fn allocate(ty: &TensorTy, op: &str, loc: Loc) -> Result<Ready> {
-    if ty.device != Device::Cpu {
-        return Err(Error::op(op, Why::Device { device: ty.device }, loc));
-    }
-    let buffer = Buffer::alloc(ty.bytes())
+    let buffer = Buffer::alloc_on(ty.device, ty.bytes())
+        .ok_or_else(|| Error::op(op, Why::Device { device: ty.device }, loc))?
         .map_err(|e| Error::op(op, Why::Memory { bytes: ty.bytes(), reason: e.to_string() }, loc))?;
     Ok(Ready {
         storage: Storage::new(buffer),
@@ -302,9 +300,6 @@ impl Tensor {
     #[track_caller]
     pub fn randperm(n: usize, options: impl Into<TensorOptions>) -> Result<Tensor> {
         let (loc, options) = (Loc::caller(), options.into());
-        if options.device() != Device::Cpu {
-            return Err(Error::op("randperm", Why::Device { device: options.device() }, loc));
-        }
         // Drawn by the host, which runs on every call of compiled code too.
         let mut order: Vec<i64> = reserve(n, "randperm", loc)?;
         let (seed, offset) = random::advance(n, DType::F64);
@@ -315,7 +310,8 @@ impl Tensor {
             let bits = u64::from(words[half]) << 32 | u64::from(words[half + 1]);
             order.swap(i, ((u128::from(bits) * (i as u128 + 1)) >> 64) as usize);
         }
-        Tensor::from_data(&order, Shape::from(n), loc)?.to_dtype(options.dtype_or(DType::I64))
+        let order = Tensor::from_data(&order, Shape::from(n), loc)?;
+        device::placed(order, options.device(), "randperm", loc)?.to_dtype(options.dtype_or(DType::I64))
     }
 
     /// 1 with the probability that each element of this (float) tensor says, else 0.

@@ -2,13 +2,13 @@
 
 use smallvec::SmallVec;
 
-use kiln_ir::{Class, Error, Grad, Loc, Op, Result, Ty, Why, carries_gradient};
+use kiln_ir::{Class, Device, Error, Grad, Loc, Op, Result, TensorTy, Ty, Why, carries_gradient};
 
 use crate::autograd::{self, EagerEmit, grad_enabled};
 use crate::dense::{DenseCall, HeldCall};
 use crate::hook::{self, Arg, Call, Output};
 use crate::tensor::Ready;
-use crate::{Tensor, TensorList, eager};
+use crate::{Tensor, TensorList, device, eager};
 
 /// An op on the user's behalf: recorded or executed.
 pub(crate) fn dispatch(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Loc) -> Result<Output> {
@@ -338,12 +338,9 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
     let (tys, result) = check_typed(call)?;
     let Ty::Tensor(result_ty) = &result else { return numbers_alone(call, &tys) };
     let run = |tys: &[Ty]| match target {
+        _ if result_ty.device != Device::Cpu => elsewhere(call, tys, result_ty, target),
         _ if !eager::has_kernel(call.op, call.args.len()) => {
-            let result = fresh(call, decomposed(call, tys, false)?)?;
-            match target {
-                Some(target) => overwrite(target, &result, call.loc),
-                None => Ok(result),
-            }
+            put(call, fresh(call, decomposed(call, tys, false)?)?, target)
         }
         Some(target) => {
             eager::compute_in_place(call.op, call.args, tys, result_ty, target, call.loc)?;
@@ -358,6 +355,32 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
         on_tape(call, Some(tys), run)
     } else {
         run(&tys)
+    }
+}
+
+/// Runs a call on a device other than the CPU.
+#[cold]
+fn elsewhere(call: &Call<'_>, tys: &[Ty], result: &TensorTy, target: Option<&Tensor>) -> Result<Tensor> {
+    if let (None, Some(view)) = (target, view(call, tys)?) {
+        return Ok(view);
+    }
+    let job = device::Job { op: call.op, args: call.args, tys, result, loc: call.loc };
+    if let Some(target) = target
+        && job.compute_in_place()?
+    {
+        return Ok(target.clone());
+    }
+    match job.compute()? {
+        Some(result) => put(call, Tensor::from_ready(result), target),
+        None => put(call, fresh(call, decomposed(call, tys, false)?)?, target),
+    }
+}
+
+/// A result where it is to be.
+fn put(call: &Call<'_>, result: Tensor, target: Option<&Tensor>) -> Result<Tensor> {
+    match target {
+        Some(target) => overwrite(target, &result, call.loc),
+        None => Ok(result),
     }
 }
 

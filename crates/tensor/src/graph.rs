@@ -204,7 +204,7 @@ impl GraphValue {
         }
     }
 
-    fn arg(&self) -> Arg<'_> {
+    pub(crate) fn arg(&self) -> Arg<'_> {
         match self {
             GraphValue::Tensor(t) => Arg::Tensor(t),
             GraphValue::Number(x) => Arg::Number(*x),

@@ -2,12 +2,12 @@
 
 use std::collections::TryReserveError;
 
-use kiln_ir::{DType, Error, Loc, Op, Result, Scalar, ScalarKind, TensorTy, Why, bf16, f16};
+use kiln_ir::{DType, Device, Error, Loc, Op, Result, Scalar, ScalarKind, TensorTy, Why, bf16, f16};
 
-use crate::Tensor;
 use crate::dispatch::execute_tensor;
 use crate::hook::{self, Access, Arg};
 use crate::storage;
+use crate::{Tensor, device};
 
 mod sealed {
     pub trait Sealed {}
@@ -181,6 +181,7 @@ impl Tensor {
         hook::host_access(self, Access::Write, "write_slice", loc)?;
         let source = Tensor::from_vec(data.to_vec(), self.shape())?;
         let _eager = hook::Scope::suspend();
+        let source = source.to(&self.device())?;
         let call = hook::Call {
             op: &Op::Copy {},
             args: &[Arg::Tensor(self), Arg::Tensor(&source)],
@@ -211,7 +212,10 @@ pub(crate) fn read<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) ->
 /// [`read`] behind the hook.
 pub(crate) fn elements<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc) -> Result<Vec<T>> {
     // Looked at once: its data may be replaced at any time.
-    let ready = tensor.ready()?.clone();
+    let ready = match tensor.ready()?.clone() {
+        ready if ready.device == Device::Cpu => ready,
+        _ => device::moved(tensor, Device::Cpu, what, loc)?,
+    };
     let dense = if ready.layout.is_contiguous() && ready.dtype == T::DTYPE {
         Tensor::from_ready(ready)
     } else {

@@ -16,6 +16,7 @@ mod composed;
 mod conv;
 mod create;
 mod dense;
+pub mod device;
 mod dispatch;
 mod dynamic;
 mod eager;

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::dispatch::{dispatch_in_place, dispatch_tensor};
 use crate::hook::Arg;
-use crate::{CrossEntropy, IntoDims, IntoShape, Tensor, TensorList, TensorOptions};
+use crate::{CrossEntropy, IntoDims, IntoShape, Tensor, TensorList, TensorOptions, device};
 
 /// The second operand of an op: a tensor or a number.
 pub enum Operand<'a> {
@@ -184,9 +184,13 @@ impl Tensor {
         let options = options.into();
         let own = self.ty();
         match options.device {
-            Some(device) if device != own.device => {
-                Err(Op::Detach {}.error(&[own.into()], Why::Device { device }, Loc::caller()).named("to"))
-            }
+            // Converted where it is narrower: less is copied.
+            Some(device) if device != own.device => match options.dtype {
+                Some(dtype) if dtype.size() < own.dtype.size() => {
+                    device::transfer(&self.to_dtype(dtype)?, device, Loc::caller())
+                }
+                dtype => device::transfer(self, device, Loc::caller())?.to_dtype(dtype.unwrap_or(own.dtype)),
+            },
             _ => self.to_dtype(options.dtype_or(own.dtype)),
         }
     }

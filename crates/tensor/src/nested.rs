@@ -1,9 +1,9 @@
 //! Tensors from nested arrays, and back to nested vectors.
 
-use kiln_ir::{Device, Error, Loc, Result, Shape, Why};
+use kiln_ir::{Error, Loc, Result, Shape, Why};
 
 use crate::host::{Element, read_own, reserve};
-use crate::{Tensor, TensorOptions};
+use crate::{Tensor, TensorOptions, device};
 
 /// Numbers, and arrays, slices and vectors of them, however deep.
 pub trait Nested {
@@ -81,16 +81,13 @@ impl Tensor {
     #[track_caller]
     pub fn new<D: Nested + ?Sized>(data: &D, options: impl Into<TensorOptions>) -> Result<Tensor> {
         let (loc, options) = (Loc::caller(), options.into());
-        if options.device() != Device::Cpu {
-            return Err(Error::op("new", Why::Device { device: options.device() }, loc));
-        }
         let mut shape = Shape::default();
         data.sizes(&mut shape).map_err(|(left, right)| {
             Error::op("new", Why::sizes("the lengths of the rows", left, right), loc)
         })?;
         let mut elements = Vec::with_capacity(shape.checked_numel().unwrap_or(0));
         data.elements(&mut elements);
-        let tensor = Tensor::from_vec(elements, shape)?;
+        let tensor = device::placed(Tensor::from_vec(elements, shape)?, options.device(), "new", loc)?;
         tensor.to_dtype(options.dtype_or(D::Element::DTYPE))
     }
 

@@ -7,8 +7,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Op, Result, Scalar, ScalarKind, TensorTy, Ty, Why};
+use kiln_ir::{
+    DType, Device, Error, Graph, Layout, Loc, Op, Refuses, Result, Scalar, ScalarKind, TensorTy, Ty, Why,
+};
 use kiln_plan::{Numbers, Plan, ScalarRef, Step, ViewRef};
+use kiln_runtime::engine::{self, Code, Engine, Loaded};
 use kiln_runtime::kept::Contents;
 use kiln_runtime::pool::{self, Buffer};
 use kiln_runtime::program::{Program, Stopped, Workspace};
@@ -127,15 +130,38 @@ impl HostStep {
 
 /// A program bound to tensor types.
 pub struct Executable {
-    program: Program,
+    place: Runs,
     outputs: Vec<TensorTy>,
     writes: Vec<bool>,
     numbers: Numbers,
-    /// By step, those that run here.
-    host: Vec<Option<HostStep>>,
     keep: bool,
     timed: bool,
     free: Mutex<Vec<Kept>>,
+}
+
+/// Where a program runs.
+enum Runs {
+    Here {
+        program: Program,
+        /// By step, those that run eagerly.
+        host: Vec<Option<HostStep>>,
+    },
+    There {
+        engine: &'static dyn Engine,
+        loaded: Box<dyn Loaded>,
+        steps: usize,
+        /// Whether what it finds in its operands may stop it: then it is waited for.
+        may_fail: bool,
+    },
+}
+
+/// Whether what a step finds in its operands may stop it.
+fn may_fail(step: &Step) -> bool {
+    match step {
+        Step::Launch(launch) => !launch.checks.is_empty(),
+        Step::Call(call) => !matches!(call.op.row().refuses, Refuses::Nothing),
+        Step::OneByOne(_) => true,
+    }
 }
 
 /// Whether an op works in memory of its own that is worth lending to it: images with zeros around them, packed
@@ -203,8 +229,29 @@ impl Executable {
             let is_host = program.is_host(number);
             host.push(is_host.then(|| HostStep::of(step, &mut numbers)).transpose()?);
         }
+        Ok(Executable::of(Runs::Here { program, host }, outputs, writes, numbers))
+    }
+
+    /// Prepares a plan to run on another device: `code` are its kernels as that device's compiler takes them.
+    ///
+    /// # Safety
+    /// As for [`Executable::new`]; and the inputs are on the device.
+    pub unsafe fn on(
+        device: Device,
+        plan: &Plan,
+        code: &[Code<'_>],
+        outputs: Vec<TensorTy>,
+        writes: Vec<bool>,
+    ) -> std::result::Result<Executable, String> {
+        let engine = engine::of(device).ok_or_else(|| format!("{device} is not available"))?;
+        let (loaded, numbers) = engine.load(plan, code)?;
+        let (steps, may_fail) = (plan.steps.len(), plan.steps.iter().any(may_fail));
+        Ok(Executable::of(Runs::There { engine, loaded, steps, may_fail }, outputs, writes, numbers))
+    }
+
+    fn of(place: Runs, outputs: Vec<TensorTy>, writes: Vec<bool>, numbers: Numbers) -> Executable {
         let free = Mutex::new(Vec::new());
-        Ok(Executable { program, outputs, writes, numbers, host, keep: false, timed: false, free })
+        Executable { place, outputs, writes, numbers, keep: false, timed: false, free }
     }
 
     /// The numbers that a run needs.
@@ -241,7 +288,10 @@ impl Executable {
 
     /// Number of steps.
     pub fn steps(&self) -> usize {
-        self.program.steps()
+        match &self.place {
+            Runs::Here { program, .. } => program.steps(),
+            Runs::There { steps, .. } => *steps,
+        }
     }
 
     /// Runs on these inputs and numbers (bit patterns) and appends the results.
@@ -269,12 +319,16 @@ impl Executable {
         kept.outputs.extend(results[first..].iter().map(Ready::pointer));
         let held = Held::of(inputs.clone().flatten());
         let mut uses = kept.locks.list();
+        let constants = match &self.place {
+            Runs::Here { program, .. } => program.constants(),
+            Runs::There { .. } => &[],
+        };
         for (i, input) in inputs.enumerate() {
             match input.and_then(|input| held.get(input)) {
                 Some(ready) => {
                     let write = self.writes.get(i).copied().unwrap_or(false);
                     kept.inputs.push(ready.pointer());
-                    if self.program.constants().get(kept.watched.len()) == Some(&i) {
+                    if constants.get(kept.watched.len()) == Some(&i) {
                         kept.watched.push(uses.len());
                     }
                     uses.push((&ready.storage, write));
@@ -289,17 +343,29 @@ impl Executable {
             return Err(Failure::Refused(Error::op("compiled program", why, Loc::UNKNOWN)));
         }
         let locked = kept.locks.lock(uses, &kept.watched, &mut kept.contents);
-        // SAFETY: inputs are locked for what the program does with them and have the layouts it was made for
-        // (capture checks them); outputs are fresh and of the sizes it was made for.
-        let outcome = unsafe {
-            self.program.run(
-                &kept.inputs,
-                &kept.outputs,
-                scalars,
-                &kept.contents,
-                &mut kept.workspace,
-                &mut |step, pointers, arena| self.host(step, pointers, arena, scalars),
-            )
+        let outcome = match &self.place {
+            // SAFETY: inputs are locked for what the program does with them and have the layouts it was made for
+            // (capture checks them); outputs are fresh and of the sizes it was made for.
+            Runs::Here { program, host } => unsafe {
+                program.run(
+                    &kept.inputs,
+                    &kept.outputs,
+                    scalars,
+                    &kept.contents,
+                    &mut kept.workspace,
+                    &mut |step, pointers, arena| run_here(host[step].as_ref(), pointers, arena, scalars),
+                )
+            },
+            Runs::There { engine, loaded, may_fail, .. } => {
+                // SAFETY: as above. The engine takes work in order: what anybody does with this memory comes later,
+                // and so does giving it back.
+                let given = unsafe { loaded.run(&kept.inputs, &kept.outputs, scalars) };
+                given.and_then(|ticket| {
+                    locked.written().for_each(|storage| storage.complete_at(ticket));
+                    results[first..].iter().for_each(|result| result.storage.complete_at(ticket));
+                    if *may_fail { engine.wait(ticket) } else { Ok(()) }
+                })
+            }
         };
         kept.locks.release(locked);
         self.free.lock().push(kept);
@@ -312,68 +378,73 @@ impl Executable {
                     Some(_) => Failure::Refused(error),
                 },
                 Stopped::Memory(error) => {
-                    let why = Why::Memory { bytes: self.program.arena_bytes(), reason: error.to_string() };
+                    let bytes = match &self.place {
+                        Runs::Here { program, .. } => program.arena_bytes(),
+                        Runs::There { .. } => 0,
+                    };
+                    let why = Why::Memory { bytes, reason: error.to_string() };
                     Failure::Error(Error::op("compiled program", why, Loc::UNKNOWN))
                 }
             }
         })
     }
+}
 
-    fn host(&self, step: usize, pointers: &[*mut u8], arena: *mut u8, scalars: &[u64]) -> Result<()> {
-        // SAFETY: a buffer of the running program, which outlives the op.
-        let borrow = |view: &View| unsafe { view.borrow(pointers) };
-        match &self.host[step] {
-            None => {}
-            Some(HostStep::OneByOne { graph, args, numbers, outs }) => {
-                let _eager = Scope::suspend();
-                let tensors = args.iter().map(|view| GraphValue::Tensor(Tensor::from_ready(borrow(view))));
-                let number = |&(number, kind): &(usize, ScalarKind)| Scalar::from_bits(scalars[number], kind);
-                let inputs = tensors.chain(numbers.iter().map(number).map(GraphValue::Number));
-                let results = run_functional(graph, &inputs.collect::<Vec<_>>())?;
-                for (result, out) in outs {
-                    let result = results[*result].ready()?;
-                    // SAFETY: a buffer of the running program with this layout, of the result's shape; the
-                    // result has memory of its own.
-                    unsafe { kernels::convert(&out.operand(pointers), &whole(&result)) };
+/// Runs a step eagerly, in memory of the program.
+fn run_here(step: Option<&HostStep>, pointers: &[*mut u8], arena: *mut u8, scalars: &[u64]) -> Result<()> {
+    // SAFETY: a buffer of the running program, which outlives the op.
+    let borrow = |view: &View| unsafe { view.borrow(pointers) };
+    match step {
+        None => {}
+        Some(HostStep::OneByOne { graph, args, numbers, outs }) => {
+            let _eager = Scope::suspend();
+            let tensors = args.iter().map(|view| GraphValue::Tensor(Tensor::from_ready(borrow(view))));
+            let number = |&(number, kind): &(usize, ScalarKind)| Scalar::from_bits(scalars[number], kind);
+            let inputs = tensors.chain(numbers.iter().map(number).map(GraphValue::Number));
+            let results = run_functional(graph, &inputs.collect::<Vec<_>>())?;
+            for (result, out) in outs {
+                let result = results[*result].ready()?;
+                // SAFETY: a buffer of the running program with this layout, of the result's shape; the
+                // result has memory of its own.
+                unsafe { kernels::convert(&out.operand(pointers), &whole(&result)) };
+            }
+        }
+        Some(HostStep::Copy { src, dst }) => {
+            // SAFETY: both are buffers of the running program with these layouts, of one shape.
+            unsafe { kernels::convert(&dst.operand(pointers), &src.operand(pointers)) };
+        }
+        Some(HostStep::Op { op, args, tys, out, free, loc }) => {
+            let _eager = Scope::suspend();
+            let mut inputs: SmallVec<[Ready; 4]> = args.iter().map(borrow).collect();
+            let is_out = |view: &View| pointers[view.buffer] == pointers[out.buffer];
+            let shared = args.iter().any(is_out);
+            // Rows that go into the operand itself, which is dense then.
+            let is_in_place = matches!(op, Op::IndexCopy { .. })
+                && args.iter().map(is_out).eq([true, false, false])
+                && args[0].layout.offset == 0
+                && args[0].layout.is_contiguous();
+            let out = borrow(out);
+            match shared {
+                true if is_in_place => {
+                    inputs[0] = out.clone();
+                    compute_into(op, &inputs, tys, &out, *loc)?;
                 }
-            }
-            Some(HostStep::Copy { src, dst }) => {
-                // SAFETY: both are buffers of the running program with these layouts, of one shape.
-                unsafe { kernels::convert(&dst.operand(pointers), &src.operand(pointers)) };
-            }
-            Some(HostStep::Op { op, args, tys, out, free, loc }) => {
-                let _eager = Scope::suspend();
-                let mut inputs: SmallVec<[Ready; 4]> = args.iter().map(borrow).collect();
-                let is_out = |view: &View| pointers[view.buffer] == pointers[out.buffer];
-                let shared = args.iter().any(is_out);
-                // Rows that go into the operand itself, which is dense then.
-                let is_in_place = matches!(op, Op::IndexCopy { .. })
-                    && args.iter().map(is_out).eq([true, false, false])
-                    && args[0].layout.offset == 0
-                    && args[0].layout.is_contiguous();
-                let out = borrow(out);
-                match shared {
-                    true if is_in_place => {
-                        inputs[0] = out.clone();
-                        compute_into(op, &inputs, tys, &out, *loc)?;
-                    }
-                    false if works_apart(op) => {
-                        let compute = || compute_into(op, &inputs, tys, &out, *loc);
-                        // SAFETY: nothing lies there while this step runs; what the op makes for itself is gone
-                        // when it is done, and its result is there already.
-                        unsafe { pool::lend(arena.wrapping_add(free.start), free.len(), compute)? };
-                    }
-                    false => compute_into(op, &inputs, tys, &out, *loc)?,
-                    // The result takes an operand's place: kernels want memory of its own.
-                    true => {
-                        let own = allocate(&out.ty(), op.name(), *loc)?;
-                        compute_into(op, &inputs, tys, &own, *loc)?;
-                        // SAFETY: both are dense and of one shape; nothing else uses the buffer now.
-                        unsafe { kernels::convert(&whole(&out), &whole(&own)) };
-                    }
+                false if works_apart(op) => {
+                    let compute = || compute_into(op, &inputs, tys, &out, *loc);
+                    // SAFETY: nothing lies there while this step runs; what the op makes for itself is gone
+                    // when it is done, and its result is there already.
+                    unsafe { pool::lend(arena.wrapping_add(free.start), free.len(), compute)? };
+                }
+                false => compute_into(op, &inputs, tys, &out, *loc)?,
+                // The result takes an operand's place: kernels want memory of its own.
+                true => {
+                    let own = allocate(&out.ty(), op.name(), *loc)?;
+                    compute_into(op, &inputs, tys, &own, *loc)?;
+                    // SAFETY: both are dense and of one shape; nothing else uses the buffer now.
+                    unsafe { kernels::convert(&whole(&out), &whole(&own)) };
                 }
             }
         }
-        Ok(())
     }
+    Ok(())
 }

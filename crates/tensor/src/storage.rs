@@ -8,8 +8,11 @@ use parking_lot::RawRwLock;
 use parking_lot::lock_api::RawRwLock as _;
 use smallvec::SmallVec;
 
+use kiln_ir::{Device, Error, Result};
+use kiln_runtime::engine::{self, Ticket};
 use kiln_runtime::kept::Contents;
 use kiln_runtime::pool::Buffer;
+use kiln_runtime::program::Stopped;
 
 use crate::handle::{Handle, Recycle, free_list};
 
@@ -18,6 +21,8 @@ pub(crate) struct StorageInner {
     buffer: Option<Buffer>,
     version: AtomicU64,
     tag: AtomicU64,
+    /// See [`Storage::complete_at`].
+    ticket: AtomicU64,
     /// See [`Storage::contents`]; 0 until somebody asks.
     number: AtomicU64,
 }
@@ -29,6 +34,7 @@ impl Default for StorageInner {
             buffer: None,
             version: AtomicU64::new(0),
             tag: AtomicU64::new(0),
+            ticket: AtomicU64::new(0),
             number: AtomicU64::new(0),
         }
     }
@@ -39,6 +45,7 @@ impl Recycle for StorageInner {
         self.buffer = None;
         *self.version.get_mut() = 0;
         *self.tag.get_mut() = 0;
+        *self.ticket.get_mut() = 0;
         *self.number.get_mut() = 0;
     }
     free_list!(STORAGES, StorageInner);
@@ -58,6 +65,28 @@ impl Storage {
     #[inline]
     pub fn pointer(&self) -> *mut u8 {
         self.0.buffer.as_ref().map_or(std::ptr::null_mut(), Buffer::as_ptr)
+    }
+
+    /// Where it is.
+    #[inline]
+    pub fn device(&self) -> Device {
+        self.0.buffer.as_ref().map_or(Device::Cpu, Buffer::device)
+    }
+
+    /// Says which work of its device's engine writes it last.
+    pub(crate) fn complete_at(&self, ticket: Ticket) {
+        self.0.ticket.store(ticket, Ordering::Relaxed);
+    }
+
+    /// Waits until it holds what it is to hold.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let Some(engine) = engine::of(self.device()) else { return Ok(()) };
+        engine.wait(self.0.ticket.load(Ordering::Relaxed)).map_err(|stopped| match stopped {
+            Stopped::Host(error) => error,
+            Stopped::Memory(error) => Error::Environment(error.to_string()),
+            // Plans whose kernels check indices are waited for where they run.
+            Stopped::Status { step, code } => Error::bug(format!("step {step} ended with {code} unnoticed")),
+        })
     }
 
     /// Its size; 0 where the memory is somebody else's.
@@ -186,6 +215,13 @@ impl Room {
 /// Locks that are held. See [`Room::lock`].
 pub(crate) struct Locked<'a> {
     held: Vec<(&'a Storage, bool)>,
+}
+
+impl<'a> Locked<'a> {
+    /// Those that are written.
+    pub(crate) fn written(&self) -> impl Iterator<Item = &'a Storage> {
+        self.held.iter().filter(|(_, write)| *write).map(|(storage, _)| *storage)
+    }
 }
 
 impl Drop for Locked<'_> {

@@ -26,6 +26,8 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/runtime/", "raw memory, threads, loaded code"),
     ("crates/tensor/", "storages and the kernels on them"),
     ("crates/dynamo/src/kernels.rs", "where a checked plan becomes a program"),
+    ("crates/dynamo/src/device.rs", "the same for other devices"),
+    ("crates/dynamo/tests/sweep/simulated.rs", "an engine, whose memory is raw"),
     ("crates/inductor/tests/", "running the generated kernels"),
     ("crates/cli/src/floor.rs", "the hand-written loops that compiled code is measured against"),
     ("crates/cli/src/allocations.rs", "counting calls of the global allocator"),

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use kiln_aot::{GraphInput, Survivor};
 use kiln_inductor::{General, Numbers, Wipe};
-use kiln_ir::{Graph, Shape, Stage, Strides, Ty};
+use kiln_ir::{Device, Graph, Shape, Stage, Strides, Ty};
 use kiln_prims::Rounding;
 
 use crate::analysis::{self, Analysis};
 use crate::compiling;
+use crate::device;
 use crate::event::{Event, KeyArg, Made};
 use crate::graph_cache::{Made as Lowered, Outline, PartFacts};
 use crate::leaving::Edges;
@@ -118,9 +119,13 @@ impl Driver for Drafting<'_> {
     }
 
     fn lower(&mut self, part: &Part<'_>) -> why::Result<Drawn> {
+        let failed = |error: String| NotCompiled::pass("inductor", error);
+        match device::of(part.graph).map_err(failed)? {
+            Device::Cpu => {}
+            device => return Err(failed(format!("plans for {device} are for one size each"))),
+        }
         // Every size has a plan of its own, and would keep things of its own.
         let options = compiling::lowering(&self.site.options.settings, &part.layouts, false, true);
-        let failed = |error: String| NotCompiled::pass("inductor", error);
         let general = General::lower(part.graph, &options).map_err(|error| failed(error.to_string()))?;
         Ok(Drawn { outline: Outline::of(part.graph).map_err(failed)?, general })
     }

@@ -6,8 +6,10 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod cases;
+mod devices;
 mod in_place;
 mod magnitudes;
 mod numerics;
 mod rows;
 mod second;
+mod simulated;

@@ -34,6 +34,10 @@ pub(crate) fn operation(op: &Op, operand: Option<DType>, result: DType) -> Optio
         Op::BitwiseRightShift {} => (Operation::ShiftRight, result),
         Op::Where {} => (Operation::Where, result),
         Op::To { dtype } => (Operation::Convert, *dtype),
+        // Integers are round.
+        Op::Floor {} | Op::Ceil {} | Op::Round {} | Op::Trunc {} if !result.is_float() => {
+            (Operation::Convert, result)
+        }
         _ => (Operation::Call(op.row().function?), result),
     })
 }

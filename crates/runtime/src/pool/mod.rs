@@ -16,10 +16,11 @@ mod system;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
+use kiln_ir::Device;
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::guard;
+use crate::{engine, guard};
 use class::{CLASSES, Class};
 use loan::Loan;
 use magazine::Magazine;
@@ -95,12 +96,14 @@ impl Drop for Reserve {
 
 /// An owned block of raw memory; dropping it returns it to the pool.
 ///
-/// The memory is aligned to 64 bytes and not initialised. The type hands out only a raw
-/// pointer: who may read and write when is decided by the owner.
+/// The memory is aligned to 64 bytes and not initialised. The type hands out only a raw pointer: who may read and
+/// write when is decided by the owner. Where it is another device's ([`Buffer::alloc_on`]), the pointer means
+/// something to its engine alone.
 #[derive(Debug)]
 pub struct Buffer {
     pointer: NonNull<u8>,
     bytes: usize,
+    device: Device,
 }
 
 // SAFETY: a buffer owns its block, and access to the memory goes through raw pointers in unsafe code that
@@ -117,16 +120,16 @@ impl Buffer {
     /// A buffer of `bytes` bytes with unspecified contents.
     pub fn alloc(bytes: usize) -> Result<Buffer, AllocError> {
         if bytes == 0 {
-            return Ok(Buffer { pointer: Buffer::NOWHERE, bytes });
+            return Ok(Buffer::here(Buffer::NOWHERE, 0));
         }
         let too_large = || AllocError::TooLarge { requested: bytes, machine: machine_bytes() };
         let class = Class::of(bytes).ok_or_else(too_large)?;
         if let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten() {
             guard::used(pointer.as_ptr(), bytes, class.bytes);
-            return Ok(Buffer { pointer, bytes });
+            return Ok(Buffer::here(pointer, bytes));
         }
         if let Some(pointer) = Loan::take(class, bytes) {
-            return Ok(Buffer { pointer, bytes });
+            return Ok(Buffer::here(pointer, bytes));
         }
         let pointer = match POOL.pop(class) {
             Some(pointer) => pointer,
@@ -134,7 +137,21 @@ impl Buffer {
         };
         POOL.count(class.bytes as isize);
         guard::used(pointer.as_ptr(), bytes, class.bytes);
-        Ok(Buffer { pointer, bytes })
+        Ok(Buffer::here(pointer, bytes))
+    }
+
+    fn here(pointer: NonNull<u8>, bytes: usize) -> Buffer {
+        Buffer { pointer, bytes, device: Device::Cpu }
+    }
+
+    /// A buffer of a device's memory; none if the device has no engine.
+    pub fn alloc_on(device: Device, bytes: usize) -> Option<Result<Buffer, AllocError>> {
+        if device == Device::Cpu {
+            return Some(Buffer::alloc(bytes));
+        }
+        let engine = engine::of(device)?;
+        let pointer = if bytes == 0 { Ok(Buffer::NOWHERE) } else { engine.allocate(bytes) };
+        Some(pointer.map(|pointer| Buffer { pointer, bytes, device }))
     }
 
     /// The same, never from memory that is [lent](lend): for buffers that outlive a loan.
@@ -148,13 +165,19 @@ impl Buffer {
     /// # Safety
     /// Whoever uses the address answers for the memory behind it.
     pub unsafe fn borrowed(pointer: *mut u8) -> Buffer {
-        Buffer { pointer: NonNull::new(pointer).unwrap_or(Buffer::NOWHERE), bytes: 0 }
+        Buffer::here(NonNull::new(pointer).unwrap_or(Buffer::NOWHERE), 0)
     }
 
     /// The first byte. Dangling (but aligned) when the buffer has no bytes.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer.as_ptr()
+    }
+
+    /// Where it is.
+    #[inline]
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// The size asked for.
@@ -172,6 +195,13 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.bytes == 0 {
+            return;
+        }
+        if self.device != Device::Cpu {
+            if let Some(engine) = engine::of(self.device) {
+                // SAFETY: the engine gave it, and with the buffer goes the last who could give it to work.
+                unsafe { engine.free(self.pointer, self.bytes) };
+            }
             return;
         }
         let class = Class::of(self.bytes).expect("the class existed when the buffer was made");
