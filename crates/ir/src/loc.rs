@@ -2,11 +2,89 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::panic::Location;
+use std::sync::{Mutex, OnceLock};
+
+use rustc_hash::FxHashMap;
 
 /// A line of the user's program. Capture puts one on every node.
-#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
+///
+/// Mostly it is Rust's own [`Location`]; lines of graph files and of other languages have [names](Loc::named). It is one
+/// pointer either way: every op that is called hands one on.
+///
+/// ```
+/// use kiln_ir::Loc;
+/// let line = Loc::named("model.py", 42);
+/// assert_eq!(line.to_string(), "model.py:42");
+/// assert_eq!((line, line == Loc::named("model.py", 43)), (Loc::named("model.py", 42), false));
+/// ```
+#[derive(Copy, Clone, Default)]
 pub struct Loc(Option<&'static Location<'static>>);
+
+/// Named lines by the address of what stands for them.
+///
+/// [Note: named lines] Nobody but the compiler can make a `Location`, but a copy of one is another place in memory. So a
+/// named line is a copy of a location in this file, made once for each name, and its address says which it is.
+#[derive(Default)]
+struct Named {
+    lines: FxHashMap<usize, (&'static str, u32)>,
+    stand_ins: FxHashMap<(&'static str, u32), &'static Location<'static>>,
+}
+
+fn named() -> &'static Mutex<Named> {
+    static NAMED: OnceLock<Mutex<Named>> = OnceLock::new();
+    NAMED.get_or_init(Mutex::default)
+}
+
+/// What named lines are copies of.
+fn original() -> &'static Location<'static> {
+    Location::caller()
+}
+
+impl Loc {
+    /// A line of a file that is not Rust. Equal names are one line.
+    pub fn named(file: &str, line: u32) -> Loc {
+        let mut named = named().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(known) = named.stand_ins.get(&(file, line)) {
+            return Loc(Some(known));
+        }
+        // As long as the process: as the lines of the program itself.
+        let file: &'static str = match named.stand_ins.keys().find(|(known, _)| *known == file) {
+            Some((known, _)) => known,
+            None => Box::leak(file.into()),
+        };
+        let stand_in: &'static Location<'static> = Box::leak(Box::new(*original()));
+        named.lines.insert(std::ptr::from_ref(stand_in).addr(), (file, line));
+        named.stand_ins.insert((file, line), stand_in);
+        Loc(Some(stand_in))
+    }
+
+    /// The address of a named line.
+    fn stand_in(self) -> Option<usize> {
+        self.0.filter(|location| *location == original()).map(|location| std::ptr::from_ref(location).addr())
+    }
+}
+
+impl PartialEq for Loc {
+    fn eq(&self, other: &Loc) -> bool {
+        self.0 == other.0 && self.stand_in() == other.stand_in()
+    }
+}
+
+impl Eq for Loc {}
+
+impl Hash for Loc {
+    fn hash<H: Hasher>(&self, hash: &mut H) {
+        (self.0, self.stand_in()).hash(hash);
+    }
+}
+
+impl fmt::Debug for Loc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loc({self})")
+    }
+}
 
 impl Loc {
     /// A location that nobody knows (parsed graphs, generated nodes).
@@ -51,7 +129,14 @@ impl Loc {
 
     /// File and line, if known. The file is shortened to its last component.
     pub fn file_line(self) -> Option<(&'static str, u32)> {
-        self.0.map(|l| (l.file().rsplit(['/', '\\']).next().unwrap_or(l.file()), l.line()))
+        let (file, line) = match self.stand_in() {
+            Some(address) => {
+                let named = named().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                *named.lines.get(&address)?
+            }
+            None => self.0.map(|location| (location.file(), location.line()))?,
+        };
+        Some((file.rsplit(['/', '\\']).next().unwrap_or(file), line))
     }
 }
 

@@ -54,6 +54,17 @@ impl<'a> Parser<'a> {
         }
     }
 
+    /// The line that a comment names which comes next: `; model.rs:42`.
+    fn line(&self) -> Loc {
+        let rest = self.rest().lines().next().unwrap_or_default();
+        let line = rest.trim().strip_prefix(';').and_then(|comment| {
+            let (file, line) = comment.trim().rsplit_once(':')?;
+            let is_name = !file.is_empty() && !file.contains(char::is_whitespace);
+            Some((file, line.parse().ok()?)).filter(|_| is_name)
+        });
+        line.map_or(Loc::UNKNOWN, |(file, line)| Loc::named(file, line))
+    }
+
     fn eat(&mut self, token: &str) -> bool {
         self.space();
         let hit = self.rest().starts_with(token);
@@ -178,13 +189,15 @@ impl<'a> Parser<'a> {
         };
         self.expect(":")?;
         let mut tys = vec![self.ty()?];
+        let mut loc = self.line();
         while self.eat(",") {
             tys.push(self.ty()?);
+            loc = self.line();
         }
         if tys.len() != labels.len() {
             return Err(self.fail("expected one type per result"));
         }
-        let outs = graph.push(op, &args, tys, in_place, Loc::UNKNOWN);
+        let outs = graph.push(op, &args, tys, in_place, loc);
         for (label, out) in labels.into_iter().zip(outs) {
             self.define(label, out)?;
         }
@@ -264,6 +277,24 @@ graph(%0: f32[4, 3], %1: float, %2: list(2 x f32[3], 1 x f64[])) {
 ";
         let graph: Graph = text.parse().unwrap();
         assert_eq!(graph.to_string(), text);
+    }
+
+    #[test]
+    fn lines_survive_a_round_trip() {
+        let text = "\
+graph(%0: f32[4]) {
+  %1 = exp(%0) : f32[4]                                                  ; model.py:12
+  %2 = neg(%1) : f32[4]
+  return %2
+}
+";
+        let graph: Graph = text.parse().unwrap();
+        assert_eq!(graph.to_string(), text);
+        let lines: Vec<Loc> = graph.nodes.iter().map(|node| node.loc).collect();
+        assert_eq!(lines, [Loc::named("model.py", 12), Loc::UNKNOWN]);
+        // What is no line is a comment like any other.
+        let other: Graph = text.replace("model.py:12", "see also: 12").parse().unwrap();
+        assert_eq!(other.nodes[0].loc, Loc::UNKNOWN);
     }
 
     #[test]
