@@ -302,7 +302,8 @@ fn is_cheap(class: Class) -> bool {
         | Class::Random
         | Class::Contraction
         | Class::Composite
-        | Class::List => false,
+        | Class::List
+        | Class::Custom => false,
     }
 }
 

@@ -1,13 +1,14 @@
 //! `kiln ops`: the op table.
 
-use kiln::ir::{Grad, Op, Row};
+use kiln::ir::{Class, Grad, Op, Row};
 
 use crate::failure::Done;
 use crate::output;
 
 /// Prints one line per op.
 pub fn run() -> Done {
-    let rows: Vec<[String; 4]> = Op::ROWS.iter().map(cells).collect();
+    let rows: Vec<[String; 4]> =
+        Op::ROWS.iter().filter(|row| row.class != Class::Custom).map(cells).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths = [width(0), width(1), width(2)];
     let mut text = String::new();

@@ -241,6 +241,7 @@ impl Compiling<'_> {
     /// Makes a graph run on a device other than the CPU.
     fn program_on(&mut self, device: Device, part: &Part<'_>) -> Result<Built> {
         let failed = |error: String| NotCompiled::pass("inductor", error);
+        device::check(part.graph, device).map_err(failed)?;
         let tuning = self.site.options.settings.tuning();
         let lowering = device::lowering(device, tuning, &part.layouts).map_err(failed)?;
         let lowered = self.timed("inductor", || kiln_inductor::lower(part.graph, &lowering));

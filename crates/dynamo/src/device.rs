@@ -51,6 +51,14 @@ pub(crate) fn of(graph: &Graph) -> std::result::Result<Device, String> {
     }
 }
 
+/// Whether every op of a graph can be a step of a plan there: kernels that users wrote are the host's.
+pub(crate) fn check(graph: &Graph, device: Device) -> std::result::Result<(), String> {
+    match graph.nodes.iter().find(|node| matches!(node.op, Op::Custom { .. })) {
+        Some(node) => Err(format!("{} has no kernel for {device}", node.op.name())),
+        None => Ok(()),
+    }
+}
+
 /// How a graph with inputs like these is lowered for a device.
 pub(crate) fn lowering(
     device: Device,

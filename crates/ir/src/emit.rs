@@ -4,8 +4,8 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Approximate, DType, Device, Dims, Division, Op, Pairs, Reduction, Result, Scalar, ScatterReduce, Shape,
-    Sizes, TensorTy, Ty,
+    Approximate, Custom, DType, Device, Dims, Division, Op, Pairs, Reduction, Result, Scalar, ScatterReduce,
+    Shape, Sizes, TensorTy, Ty,
 };
 
 /// A value in a graph, or in whatever an emitter keeps.

@@ -414,6 +414,16 @@ impl Error {
         self
     }
 
+    /// The same error with the user's line, where it has none.
+    pub fn at(mut self, loc: Loc) -> Error {
+        if let Error::Op(e) = &mut self
+            && !e.loc.is_known()
+        {
+            e.loc = loc;
+        }
+        self
+    }
+
     /// The reason, if this is the user's error about an op.
     pub fn why(&self) -> Option<&Why> {
         match self {

@@ -59,9 +59,13 @@ impl Op {
         match self.row().class {
             Class::Pointwise => !matches!(self, Op::To { .. } | Op::Clone {} | Op::Copy {} | Op::Detach {}),
             Class::Reduction | Class::Composite | Class::Contraction => true,
-            Class::View | Class::Index | Class::Create | Class::Random | Class::Constant | Class::List => {
-                false
-            }
+            Class::View
+            | Class::Index
+            | Class::Create
+            | Class::Random
+            | Class::Constant
+            | Class::List
+            | Class::Custom => false,
         }
     }
 

@@ -11,6 +11,7 @@
 //! - [`math`] defines every scalar function once, for eager loops and for generated C alike.
 
 mod attr;
+mod custom;
 mod decompose;
 mod dtype;
 mod emit;
@@ -37,6 +38,7 @@ mod types;
 mod verify;
 
 pub use attr::{Approximate, Attribute, Division, Pairs, Reduction, ScatterReduce, Sizes};
+pub use custom::{Custom, CustomRow, CustomType};
 pub use dtype::{DType, Device, NoDevice, Scalar, ScalarKind};
 pub use emit::{Emit, EmitExt, Value, Values};
 pub use error::{Error, OpError, Result, Why};

@@ -11,9 +11,9 @@ use crate::table::{
     products, reductions, resample, rounding, scatter, shapes,
 };
 use crate::{
-    Approximate, Attribute, DType, Device, Dims, Division, Emit, Error, Eval, Loc, MOST_DIMS, OpError, Pairs,
-    Reduction, Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value, Values, Why, decompose,
-    gradient, samples, types,
+    Approximate, Attribute, Custom, DType, Device, Dims, Division, Emit, Error, Eval, Loc, MOST_DIMS,
+    OpError, Pairs, Reduction, Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value, Values,
+    Why, custom, decompose, gradient, samples, types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.
@@ -39,6 +39,8 @@ pub enum Class {
     Constant,
     /// Packs and unpacks lists.
     List,
+    /// Whatever its maker says.
+    Custom,
 }
 
 macro_rules! class {
@@ -83,6 +85,9 @@ macro_rules! class {
     };
     (list) => {
         Class::List
+    };
+    (custom) => {
+        Class::Custom
     };
 }
 
@@ -195,19 +200,6 @@ macro_rules! define_ops {
         }
 
         impl Op {
-    /// The same, making its result on a device, where it makes something from nothing.
-    pub fn on(mut self, to: Device) -> Op {
-        if let Op::Full { device, .. }
-        | Op::Arange { device, .. }
-        | Op::Rand { device, .. }
-        | Op::Randn { device, .. }
-        | Op::Uniform { device, .. } = &mut self
-        {
-            *device = to;
-        }
-        self
-    }
-
             /// Every row, in the table's order.
             pub const ROWS: &'static [Row] = &[
                 $( Row {
@@ -274,15 +266,31 @@ macro_rules! define_ops {
 crate::op_table!(define_ops);
 
 impl Op {
+    /// The same, making its result on a device, where it makes something from nothing.
+    pub fn on(mut self, to: Device) -> Op {
+        if let Op::Full { device, .. }
+        | Op::Arange { device, .. }
+        | Op::Rand { device, .. }
+        | Op::Randn { device, .. }
+        | Op::Uniform { device, .. } = &mut self
+        {
+            *device = to;
+        }
+        self
+    }
+
     /// The op's row.
     #[inline]
     pub fn row(&self) -> &'static Row {
         &Op::ROWS[self.index()]
     }
 
-    /// PyTorch's name.
+    /// PyTorch's name, or the name under which it was registered.
     pub fn name(&self) -> &'static str {
-        self.row().name
+        match self {
+            Op::Custom { op } => op.row().name,
+            _ => self.row().name,
+        }
     }
 
     /// Whether an attribute may change with the sizes of the operands.

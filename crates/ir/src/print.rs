@@ -26,7 +26,7 @@ impl Graph {
             && node.args.iter().any(|&v| matches!(self.ty(v), Ty::List(_)));
         line += " = ";
         line += if over_lists { "foreach_" } else { "" };
-        line += node.op.name();
+        line += node.op.row().name;
         line += if node.in_place { "_" } else { "" };
         line.push('(');
         for (i, arg) in node.args.iter().enumerate() {

@@ -41,8 +41,8 @@ pub use kiln_models as models;
 pub use kiln_nn as nn;
 pub use kiln_nn::optim;
 pub use kiln_tensor::{
-    Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device, Ellipsis, Error, Expr,
-    Function, GradOptions, IndexOp, Indexer, Interpolation, NewAxis, Padding, Pool, Reduction, Resize,
+    Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, CustomOp, DType, Device, Ellipsis, Error,
+    Expr, Function, GradOptions, IndexOp, Indexer, Interpolation, NewAxis, Padding, Pool, Reduction, Resize,
     Result, RngState, Rows, Scalar, ScatterReduce, Shape, Tensor, TensorList, TensorOptions, backward_all,
     bf16, detect_anomaly, enable_grad, f16, foreach, get_rng_state, grad, manual_seed, no_grad,
     set_rng_state,
@@ -57,10 +57,10 @@ pub use module::{CompileModule, CompiledModule};
 /// Graphs and the ops they are made of: for backends, and for who reads what was captured.
 pub mod ir {
     pub use kiln_ir::{
-        Approximate, Attribute, Class, DType, Def, Device, Dims, Division, Domain, Emit, EmitExt, Error,
-        Grad, GradCall, Graph, Layout, Line, ListTy, Loc, Node, Op, OpError, Pairs, Reduction, Refuses,
-        Result, Row, Sample, SampleArg, Scalar, ScalarKind, ScatterReduce, Shape, Sizes, Stage, Strides,
-        TensorTy, Ty, Tys, Value, Values, VerifyError, Why, Write, bf16, f16,
+        Approximate, Attribute, Class, Custom, DType, Def, Device, Dims, Division, Domain, Emit, EmitExt,
+        Error, Grad, GradCall, Graph, Layout, Line, ListTy, Loc, Node, Op, OpError, Pairs, Reduction,
+        Refuses, Result, Row, Sample, SampleArg, Scalar, ScalarKind, ScatterReduce, Shape, Sizes, Stage,
+        Strides, TensorTy, Ty, Tys, Value, Values, VerifyError, Why, Write, bf16, f16,
     };
 }
 
@@ -70,12 +70,13 @@ pub mod tensor {
     pub use kiln_tensor::foreach::ListOperand;
     pub use kiln_tensor::hook::{Arg, Output};
     pub use kiln_tensor::{
-        AnomalyMode, Approximate, Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, DType, Device,
-        DynamicDim, Element, Ellipsis, Error, Expr, ExprEndsWithOk, Function, GradOptions, HookHandle,
-        IndexOp, Indexer, Integer, Interpolation, IntoDims, IntoShape, IntoSizes, Nested, NewAxis, Operand,
-        Padding, Pool, Reduction, Resize, Result, RngState, Rows, Scalar, ScatterReduce, Shape, Tensor,
-        TensorList, TensorOptions, Unique, backward_all, bf16, detect_anomaly, enable_grad, f16, foreach,
-        get_rng_state, grad, grad_enabled, manual_seed, no_grad, run_op, run_op_in_place, set_rng_state,
+        AnomalyMode, Approximate, Attention, BatchNorm, Context, ConvTranspose, CrossEntropy, CustomOp,
+        CustomOpBuilder, DType, Device, DynamicDim, Element, Ellipsis, Error, Expr, ExprEndsWithOk, Function,
+        GradOptions, HookHandle, IndexOp, Indexer, Integer, Interpolation, IntoDims, IntoShape, IntoSizes,
+        Nested, NewAxis, Operand, Padding, Pool, Reduction, Resize, Result, RngState, Rows, Scalar,
+        ScatterReduce, Shape, Tensor, TensorList, TensorOptions, Unique, backward_all, bf16, detect_anomaly,
+        enable_grad, f16, foreach, get_rng_state, grad, grad_enabled, manual_seed, no_grad, run_op,
+        run_op_in_place, set_rng_state,
     };
 }
 

@@ -26,6 +26,7 @@ fn exempt(row: &Row) -> Option<&'static str> {
     match row.class {
         Class::List => Some("lists are Kiln's own"),
         Class::Constant => Some("a number of the program text"),
+        Class::Custom => Some("the user's own"),
         Class::Random => Some("PyTorch draws from another stream"),
         _ => None,
     }

@@ -254,7 +254,7 @@ impl Code for Loc {
 /// By its text form.
 impl Code for Op {
     fn put(&self, to: &mut Writer<'_>) {
-        self.name().to_string().put(to);
+        self.row().name.to_string().put(to);
         let attributes = self.attributes();
         put_all(attributes.iter().map(|(_, value)| value), to);
     }
@@ -270,7 +270,9 @@ impl Code for Op {
 /// By its text form, without lines.
 impl Code for Arc<Graph> {
     fn put(&self, to: &mut Writer<'_>) {
-        self.to_string().put(to);
+        let mut graph = Graph::clone(self);
+        graph.nodes.iter_mut().for_each(|node| node.loc = Loc::UNKNOWN);
+        graph.to_string().put(to);
     }
 
     fn take(from: &mut Reader<'_>) -> Option<Arc<Graph>> {

@@ -119,7 +119,7 @@ impl Plan {
             Step::Call(Call { op, args, scalars, outs, free, constant, then, loc: _ }) => {
                 let args = format!("{}{}", self.views(args), numbers(scalars));
                 let mut text =
-                    format!("call {}({args}){} -> {}", op.name(), attributes(op), self.views(outs));
+                    format!("call {}({args}){} -> {}", op.row().name, attributes(op), self.views(outs));
                 if !free.is_empty() {
                     let _ = write!(text, " free {} to {}", free.start, free.end);
                 }

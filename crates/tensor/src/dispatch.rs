@@ -2,13 +2,13 @@
 
 use smallvec::SmallVec;
 
-use kiln_ir::{Class, Device, Error, Grad, Loc, Op, Result, TensorTy, Ty, Why, carries_gradient};
+use kiln_ir::{Class, Custom, Device, Error, Grad, Loc, Op, Result, TensorTy, Ty, Why, carries_gradient};
 
 use crate::autograd::{self, EagerEmit, grad_enabled};
 use crate::dense::{DenseCall, HeldCall};
 use crate::hook::{self, Arg, Call, Output};
 use crate::tensor::Ready;
-use crate::{Tensor, TensorList, device, eager};
+use crate::{Tensor, TensorList, custom, device, eager};
 
 /// An op on the user's behalf: recorded or executed.
 pub(crate) fn dispatch(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Loc) -> Result<Output> {
@@ -338,6 +338,7 @@ fn execute_one(call: &Call<'_>) -> Result<Tensor> {
     let (tys, result) = check_typed(call)?;
     let Ty::Tensor(result_ty) = &result else { return numbers_alone(call, &tys) };
     let run = |tys: &[Ty]| match target {
+        _ if let Op::Custom { op } = *call.op => put(call, own_kernel(call, op, tys, result_ty)?, target),
         _ if result_ty.device != Device::Cpu => elsewhere(call, tys, result_ty, target),
         _ if !eager::has_kernel(call.op, call.args.len()) => {
             put(call, fresh(call, decomposed(call, tys, false)?)?, target)
@@ -374,6 +375,17 @@ fn elsewhere(call: &Call<'_>, tys: &[Ty], result: &TensorTy, target: Option<&Ten
         Some(result) => put(call, Tensor::from_ready(result), target),
         None => put(call, fresh(call, decomposed(call, tys, false)?)?, target),
     }
+}
+
+/// Runs an op by the kernel that a user gave it, wherever its operands are.
+#[cold]
+fn own_kernel(call: &Call<'_>, op: Custom, tys: &[Ty], result: &TensorTy) -> Result<Tensor> {
+    let tensor = |(arg, ty): (&Arg<'_>, &Ty)| match arg {
+        Arg::Tensor(t) => Ok(Tensor::from_ready(t.ready_as(Some(ty), call.op, call.loc)?.clone())),
+        Arg::Number(_) | Arg::List(_) => Err(Error::bug(format!("an operand of {op:?} is no tensor"))),
+    };
+    let args = call.args.iter().zip(tys).map(tensor).collect::<Result<Vec<_>>>()?;
+    custom::run(op, &args, tys, result, call.loc).map(Tensor::from_ready)
 }
 
 /// A result where it is to be.

@@ -15,6 +15,7 @@ mod bytes;
 mod composed;
 mod conv;
 mod create;
+mod custom;
 mod dense;
 pub mod device;
 mod dispatch;
@@ -60,6 +61,7 @@ pub use autograd::{
     grad_enabled, no_grad,
 };
 pub use conv::{ConvTranspose, IntoSizes, Padding};
+pub use custom::{CustomOp, CustomOpBuilder};
 pub use dispatch::{
     check_in_place, check_in_place_target, check_in_place_types, execute, run_op, run_op_in_place,
     with_module,

@@ -4,6 +4,7 @@
 
 mod backends;
 mod convolutions;
+mod custom_ops;
 mod explanations;
 mod modes;
 mod products;

@@ -15,6 +15,12 @@ macro_rules! rows_lists {
             [list list_get _none] "list_get" ListGet (list) () { index: usize }
                 { ty: types::list_get, grad: Grad::NotDifferentiable("lists of tensors are for optimizers, which run without gradients"),
                   eval: Eval::Structural, samples: samples::none };
+
+            // ---- not of this table -----------------------------------------------------------------------------
+
+            /// An op that somebody registered
+            [custom custom _none] "custom" Custom (tensors) () { op: Custom }
+                { ty: custom::types, grad: Grad::Fn(custom::gradient), variadic: true, eval: Eval::Structural, samples: samples::none };
         }
     };
 }

@@ -315,7 +315,7 @@ fn differentiate(
     }
     let call = GradCall { op, inputs: &inputs, outputs: &outputs, grads: &grads, needs: &needs };
     let values = match op.row().grad {
-        Grad::Fn(rule) => call.run(&mut cx, rule)?,
+        Grad::Fn(rule) => call.run(&mut cx, rule).map_err(|error| error.at(node.loc))?,
         // Only an op that changed its first operand in place: the gradient ends here, and is zero beyond.
         Grad::Zero => {
             let ty = cx.tensor_ty(inputs[0]);

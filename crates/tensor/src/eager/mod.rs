@@ -15,16 +15,16 @@ use smallvec::SmallVec;
 
 use kiln_ir::math::Function;
 use kiln_ir::{
-    Approximate, Class, DType, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy, Ty,
-    Why, result_dtype,
+    Approximate, Class, Custom, DType, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape,
+    TensorTy, Ty, Why, result_dtype,
 };
 
-use crate::Tensor;
 use crate::create::allocate;
 use crate::hook::Arg;
 use crate::kernels::{self, Bits, Comparison, Gamma, Logical, Operand};
 use crate::storage::Guard;
 use crate::tensor::{Held, Ready};
+use crate::{Tensor, custom};
 
 /// An operand made ready: a tensor, or a number waiting for its dtype.
 #[derive(Clone, Copy)]
@@ -304,6 +304,19 @@ impl Job<'_> {
         })
     }
 
+    /// A kernel of the user's, on operands that may outlive this call: it gets copies.
+    fn custom(&self, op: Custom, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let mut args = Vec::with_capacity(inputs.len());
+        for i in 0..inputs.len() {
+            let t = self.tensor(inputs, i)?;
+            args.push(Tensor::from_ready(self.convert(t, t.dtype)?));
+        }
+        let result = custom::run(op, &args, self.tys, &out.ty(), self.loc)?;
+        // SAFETY: the result is fresh and has `out`'s shape.
+        unsafe { kernels::convert(&operand(out), &operand(&result)) };
+        Ok(())
+    }
+
     fn run(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
         if let Some(division) = integer::division(self.op)
             && !out.dtype.is_float()
@@ -348,6 +361,7 @@ impl Job<'_> {
             Op::AsStrided { .. } => self.as_strided(out, self.tensor(inputs, 0)?),
             Op::Flip { dims } => self.flip(out, self.tensor(inputs, 0)?, dims),
             Op::ConstantPadNd { widths } => self.constant_pad(out, inputs, &widths.firsts()),
+            Op::Custom { op } => self.custom(*op, out, inputs),
             Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),
             Op::IndexSelect { dim } => self.index_select(out, inputs, *dim),
             Op::IndexAdd { dim } => self.index_write(out, inputs, *dim, true),
@@ -437,7 +451,12 @@ impl Job<'_> {
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
             Class::Index => !matches!(self.op, Op::Cat { .. } | Op::SliceScatter { .. } | Op::Gather { .. }),
-            Class::Pointwise | Class::View | Class::Create | Class::Constant | Class::List => false,
+            Class::Pointwise
+            | Class::View
+            | Class::Create
+            | Class::Constant
+            | Class::List
+            | Class::Custom => false,
         };
         let is_narrow = |input: &Input| matches!(input, Input::Tensor(t) if t.dtype.is_narrow());
         computes && (out.dtype.is_narrow() || inputs.iter().any(is_narrow))
