@@ -131,7 +131,10 @@ fn scatters_are_loops_and_bits_are_eagers() {
 #[test]
 fn scatters_of_all_dtypes() {
     for dtype in DType::ALL {
-        for (dim, shape, count) in [(0usize, [12usize, 65], 30usize), (1, [65, 12], 30), (1, [65, 12], 1)] {
+        // What is a line and how many there are is the same for all: they differ in how they are added.
+        let ways = [(0usize, [12usize, 65], 30usize), (1, [65, 12], 30), (1, [65, 12], 1)];
+        let ways = if matches!(dtype, DType::F32 | DType::I64) { &ways[..] } else { &ways[..1] };
+        for &(dim, shape, count) in ways {
             let mut from = shape;
             from[dim] = count;
             let (x, src) = (numbers(&shape, dtype, 5), numbers(&from, dtype, 6));

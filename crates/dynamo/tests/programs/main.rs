@@ -226,7 +226,7 @@ fn check_as(options: Compile, usual: Range<u64>, generate: impl Fn(u64) -> Progr
 
 #[test]
 fn inductor() {
-    check(Compile::new(), 0..600);
+    check(Compile::new(), 0..480);
 }
 
 /// New sizes in nearly every call: those in the middle of a range, at its borders, beyond it, and again.
@@ -252,7 +252,7 @@ fn many_sizes() {
 
 #[test]
 fn aot_eager() {
-    check(Compile::new().backend(Backend::AotEager), 10_000..13_000);
+    check(Compile::new().backend(Backend::AotEager), 10_000..12_000);
 }
 
 #[test]

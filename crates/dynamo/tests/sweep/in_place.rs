@@ -263,6 +263,6 @@ fn aot_eager() {
 
 #[test]
 fn inductor() {
-    let step = if whole() { 1 } else { 5 };
+    let step = if whole() { 1 } else { 8 };
     sweep(&[DType::F64], &[Way::Compiled(Backend::Inductor), Way::Broken(Backend::Inductor)], step);
 }

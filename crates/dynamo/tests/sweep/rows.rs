@@ -10,7 +10,7 @@ use kiln_ir::{Class, Grad, Op, Row, SampleArg};
 use kiln_tensor::{DType, Result, Tensor};
 use kiln_testkit::tolerance;
 
-use crate::cases::{Case, LAYOUTS, Layout};
+use crate::cases::{Case, LAYOUTS, Layout, whole};
 
 /// Where the backward pass runs.
 #[derive(Copy, Clone, PartialEq, Debug)]
@@ -100,7 +100,9 @@ fn row_cases(row: &'static Row, dtype: DType, call: usize) -> Result<Vec<Case>> 
     for (i, sample) in fitting.take(if is_main { usize::MAX } else { 4 }) {
         for (k, layout) in LAYOUTS.into_iter().enumerate() {
             let tensors = sample.args.iter().any(|arg| !matches!(arg, SampleArg::Number(_)));
-            if layout == Layout::Contiguous || (tensors && is_main) {
+            // The other two take turns.
+            let has_turn = layout == LAYOUTS[1 + i % 2] || whole();
+            if layout == Layout::Contiguous || (tensors && is_main && has_turn) {
                 let seed = (call * 100_000 + i * 10 + k) as u64;
                 cases.push(Case::new(row, sample, dtype, layout, has_gradients(row, dtype), seed)?);
             }

@@ -80,12 +80,12 @@ fn small_and_narrow_matrices_are_reduced_apart() {
 #[test]
 fn squares() {
     let plan = check(
-        "graph(%0: f32[1280, 1280], %1: i64[1280, 1280]) {
-  %2 = sum(%0) {dims: [1], keepdim: false} : f32[1280]
-  %3 = sum(%0) {dims: [0], keepdim: false} : f32[1280]
-  %4 = add(%2, %2) : f32[1280]
-  %5 = amax(%1) {dims: [0], keepdim: false} : i64[1280]
-  %6 = sum(%1) {dims: [1], keepdim: false} : i64[1280]
+        "graph(%0: f32[1056, 1056], %1: i64[736, 736]) {
+  %2 = sum(%0) {dims: [1], keepdim: false} : f32[1056]
+  %3 = sum(%0) {dims: [0], keepdim: false} : f32[1056]
+  %4 = add(%2, %2) : f32[1056]
+  %5 = amax(%1) {dims: [0], keepdim: false} : i64[736]
+  %6 = sum(%1) {dims: [1], keepdim: false} : i64[736]
   return %4, %3, %5, %6
 }",
         best_isa(),
@@ -94,11 +94,11 @@ fn squares() {
     assert_eq!(plan.steps.len(), 4);
     // A sum over rows that is needed for the rows comes before them.
     check(
-        "graph(%0: f32[1280, 1280]) {
-  %1 = amax(%0) {dims: [0], keepdim: false} : f32[1280]
-  %2 = expand(%1) {shape: [1280, 1280]} : f32[1280, 1280]
-  %3 = sub(%0, %2) : f32[1280, 1280]
-  %4 = sum(%3) {dims: [1], keepdim: false} : f32[1280]
+        "graph(%0: f64[736, 736]) {
+  %1 = amax(%0) {dims: [0], keepdim: false} : f64[736]
+  %2 = expand(%1) {shape: [736, 736]} : f64[736, 736]
+  %3 = sub(%0, %2) : f64[736, 736]
+  %4 = sum(%3) {dims: [1], keepdim: false} : f64[736]
   return %1, %3, %4
 }",
         best_isa(),

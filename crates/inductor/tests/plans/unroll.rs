@@ -89,7 +89,7 @@ fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64
 #[test]
 fn several_vectors_give_the_bits_of_one() {
     let isas = [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain];
-    for (i, n) in [1, 16, 31, 71, 129, 1091].into_iter().enumerate() {
+    for (i, n) in [1, 31, 1091].into_iter().enumerate() {
         for (text, &isa) in graphs(n).iter().zip(isas.iter().cycle().skip(i)) {
             let graph: Graph = text.parse().unwrap();
             let mut inputs = Random(n as u64).inputs(&graph);
