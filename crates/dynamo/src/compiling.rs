@@ -7,7 +7,7 @@ use kiln_aot::trace::Variable;
 use kiln_inductor::{C, KernelSource, Lowered, Options, Target as _};
 use kiln_ir::{Graph, Op, Stage, Ty, Value};
 use kiln_prims::Rounding;
-use kiln_runtime::{Callable, warn};
+use kiln_runtime::{Callable, Machine, machine, warn};
 use kiln_tensor::hook::Scope;
 
 use crate::analysis::{self, Analysis};
@@ -81,8 +81,8 @@ pub(crate) fn variables(live: &LiveSet) -> Vec<Variable> {
 
 /// Whom kernels are made for.
 pub(crate) fn target(settings: &Settings, general: bool) -> C {
-    let isa = kernels::c_isa(settings.build().isa);
-    C { isa, stages: settings.stages, unroll: settings.unroll, general }
+    let machine = Machine { isa: settings.build().isa, ..*machine() };
+    C { machine, stages: settings.stages, unroll: settings.unroll, general }
 }
 
 /// How a graph with inputs like these is lowered.
@@ -230,7 +230,7 @@ impl Compiling<'_> {
                 layouts,
                 &gradients.as_ref(),
                 &recorded,
-                &self.general,
+                &target(&options.settings, self.general),
             ],
         ))
     }

@@ -2,7 +2,7 @@
 //! from the captured graph straight to its kernels.
 //!
 //! A plan is found by everything it was made from: the functional graph with the user's lines (they are in its
-//! report), how the inputs lie, which gradients leave, the options, the machine's instructions, and the very
+//! report), how the inputs lie, which gradients leave, the options, the target with its machine, and the very
 //! sources of the compiler. Modes that measure keep their own remarks and don't come here. What is found is
 //! [checked](Entry::check) before it is run.
 

@@ -7,7 +7,7 @@ use std::ops::{Add, Mul, Range};
 
 use gemm_common::Parallelism;
 
-use crate::cpu::{Isa, prefetch};
+use crate::cpu::{self, Isa, prefetch};
 use crate::gemm::{Matrix, Product, Shape};
 
 /// A type with kernels.
@@ -71,8 +71,8 @@ macro_rules! kernels {
                     // SAFETY: the caller's promise is passed on.
                     unsafe { row::<$type, true>(product) }
                 }
-                match Isa::best() {
-                    // SAFETY: `best` never names more than the machine has.
+                match cpu::isa() {
+                    // SAFETY: `isa` never names more than the machine has.
                     Isa::Avx512 => return unsafe { avx512(product) },
                     // SAFETY: as above.
                     Isa::Avx2 => return unsafe { avx2(product) },
@@ -95,7 +95,7 @@ impl Float for f32 {
 
     unsafe fn straighten(src: Matrix<f32>, dst: *mut f32, pitch: usize, rows: usize, columns: usize) {
         #[cfg(target_arch = "x86_64")]
-        if Isa::best() != Isa::Plain {
+        if cpu::isa() != Isa::Plain {
             // SAFETY: AVX2 is there; the caller's promise is passed on.
             return unsafe { straighten_avx2(src, dst, pitch, rows, columns) };
         }

@@ -6,7 +6,7 @@ use crate::support;
 
 use kiln_inductor::{C, Lowered, Options, lower};
 use kiln_ir::Graph;
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 use kiln_testkit::{Argument, Array, Data};
 use support::{Random, Run, best_isa, check_run, compile};
 
@@ -88,7 +88,7 @@ fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64
 
 #[test]
 fn several_vectors_give_the_bits_of_one() {
-    let isas = [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain];
+    let isas = [best_isa(), best_isa().max(Isa::Avx2), Isa::Plain];
     for (i, n) in [1, 16, 31, 71, 129, 1091].into_iter().enumerate() {
         for (text, &isa) in graphs(n).iter().zip(isas.iter().cycle().skip(i)) {
             let graph: Graph = text.parse().unwrap();

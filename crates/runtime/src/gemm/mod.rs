@@ -139,7 +139,7 @@ pub unsafe fn gemm_f64(shape: Shape, dst: Matrix<f64>, accumulate: bool, lhs: Ma
 pub unsafe fn gemm_i64(shape: Shape, dst: Matrix<i64>, accumulate: bool, lhs: Matrix<i64>, rhs: Matrix<i64>) {
     let Shape { m, n, k } = shape;
     let (dst, lhs, rhs) = (Shared(dst), Shared(lhs), Shared(rhs));
-    let grain = (1 << 16) / n.saturating_mul(k).max(1);
+    let grain = TASK / n.saturating_mul(k).max(1);
     parallel_for(m, grain, |begin, end| {
         for i in begin..end {
             // SAFETY: all indices are within the shape; rows of one region are disjoint.
@@ -313,6 +313,12 @@ pub(crate) unsafe fn batched<T: Float>(
             unsafe { gemm(Product { shape, dst, accumulate: false, lhs, rhs, straight: None }, None) };
         }
     };
+    each(count, shape, run);
+}
+
+/// Has `run` compute `count` products of one shape, from one to another: side by side if there are many of them, else
+/// each on all threads.
+pub fn each(count: usize, shape: Shape, run: impl Fn(usize, usize) + Sync) {
     let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
     if count >= 2 * threads::count() || work < LARGE {
         parallel_for(count, TASK.div_ceil(work.max(1)), run);

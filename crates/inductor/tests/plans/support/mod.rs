@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_inductor::{C, Interpreter, KernelSource, Layout, Lowered, Options, Target, lower};
-use kiln_ir::math::c::{CIsa, FLAGS};
+use kiln_ir::math::c::{FLAGS, Isa};
 use kiln_ir::{DType, Graph, Op, Scalar, Stage, Strides, TensorTy, Ty};
 use kiln_plan::{
     Arguments, Bands, BufferId, BufferRef, Call, Epilogue, Launch, OnPlanes, Place, Plan, ScalarRef, Step,
@@ -119,29 +119,29 @@ impl Memory {
 }
 
 /// The best instruction set of this machine, or the one that `KILN_ISA` asks for.
-pub fn best_isa() -> CIsa {
+pub fn best_isa() -> Isa {
     let best = detect();
     match std::env::var("KILN_ISA").as_deref() {
-        Ok("avx2") => best.max(CIsa::Avx2),
-        Ok("plain") => CIsa::Plain,
+        Ok("avx2") => best.max(Isa::Avx2),
+        Ok("plain") => Isa::Plain,
         _ => best,
     }
 }
 
-fn detect() -> CIsa {
+fn detect() -> Isa {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
         {
-            return CIsa::Avx512;
+            return Isa::Avx512;
         }
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return CIsa::Avx2;
+            return Isa::Avx2;
         }
     }
-    CIsa::Plain
+    Isa::Plain
 }
 
 pub type KernelFn = unsafe extern "C" fn(*const *mut u8, *const i64, *const u64, i64, i64, *mut u8) -> i32;
