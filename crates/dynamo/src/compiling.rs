@@ -223,6 +223,7 @@ impl Compiling<'_> {
         let recorded = gradients.as_ref().map(|_| &functional.recorded);
         Some(Key::new(
             &functional.graph,
+            target(&options.settings, self.general),
             &[
                 &options.settings,
                 &options.mode,
@@ -230,7 +231,6 @@ impl Compiling<'_> {
                 layouts,
                 &gradients.as_ref(),
                 &recorded,
-                &target(&options.settings, self.general),
             ],
         ))
     }

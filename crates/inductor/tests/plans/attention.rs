@@ -94,17 +94,17 @@ fn heads_are_read_where_they_lie() {
 
 /// Sizes of an attention: matrices, queries, keys, and the length of each and of values.
 #[derive(Copy, Clone, Debug)]
-struct Sizes {
-    b: usize,
-    t: usize,
-    s: usize,
-    d: usize,
-    v: usize,
+pub struct Sizes {
+    pub b: usize,
+    pub t: usize,
+    pub s: usize,
+    pub d: usize,
+    pub v: usize,
 }
 
 /// Which keys a query sees.
 #[derive(Copy, Clone, Debug, PartialEq)]
-enum Mask {
+pub enum Mask {
     None,
     Causal,
     Given,
@@ -112,7 +112,7 @@ enum Mask {
 }
 
 /// softmax(mask(q · kᵀ / 2)) · v in prims. Lines that come before the second product are `between`.
-fn attention(
+pub fn attention(
     dtype: &str,
     Sizes { b, t, s, d, v }: Sizes,
     mask: Mask,

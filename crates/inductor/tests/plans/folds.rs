@@ -21,7 +21,7 @@ fn has_parts(plan: &Plan) -> bool {
 }
 
 /// A softmax of rows, and sums over rows of what goes in and of what comes out.
-fn softmax(rows: usize, n: usize, dtype: DType) -> String {
+pub fn softmax(rows: usize, n: usize, dtype: DType) -> String {
     let (whole, each, columns) =
         (format!("{dtype}[{rows}, {n}]"), format!("{dtype}[{rows}]"), format!("{dtype}[{n}]"));
     format!(

@@ -8,7 +8,7 @@ use kiln_inductor::{C, Lowered, Options, lower};
 use kiln_ir::Graph;
 use kiln_ir::math::c::Isa;
 use kiln_testkit::{Argument, Array, Data};
-use support::{Random, Run, best_isa, check_run, compile};
+use support::{Random, best_isa, bits, check_run};
 
 /// Some graphs of an odd number of columns: pointwise in one loop and in stages, rows with sums of dear values, columns,
 /// loads by index, masks, narrow types and what is written back.
@@ -68,22 +68,6 @@ fn graphs(n: usize) -> Vec<String> {
 }}"
         ),
     ]
-}
-
-/// The bits of everything that a plan gives and writes back.
-fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64>> {
-    let lowered = lower(graph, options).unwrap();
-    let compiled = compile(&lowered.code, &*options.target)?;
-    let mut run = Run::new(&lowered, graph, options, inputs);
-    run.run(&compiled).unwrap();
-    let mut bits = Vec::new();
-    let values = graph.outputs.iter().zip(&run.outputs);
-    let written = graph.inputs.iter().zip(&run.inputs);
-    for (value, memory) in values.chain(written) {
-        let ty = graph.ty(*value).as_tensor().unwrap();
-        bits.extend((0..ty.shape.numel()).map(|at| memory.read(at, ty.dtype).to_bits()));
-    }
-    Some(bits)
 }
 
 #[test]

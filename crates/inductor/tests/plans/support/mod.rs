@@ -632,6 +632,22 @@ pub fn check_memory(plan: &Plan) {
     }
 }
 
+/// The bits of everything that a plan gives and writes back.
+pub fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64>> {
+    let lowered = lower(graph, options).unwrap();
+    let compiled = compile(&lowered.code, &*options.target)?;
+    let mut run = Run::new(&lowered, graph, options, inputs);
+    run.run(&compiled).unwrap();
+    let mut bits = Vec::new();
+    let values = graph.outputs.iter().zip(&run.outputs);
+    let written = graph.inputs.iter().zip(&run.inputs);
+    for (value, memory) in values.chain(written) {
+        let ty = graph.ty(*value).as_tensor().unwrap();
+        bits.extend((0..ty.shape.numel()).map(|at| memory.read(at, ty.dtype).to_bits()));
+    }
+    Some(bits)
+}
+
 /// Lowers a graph; runs its plan by definition, and compiled; and compares both with the reference evaluator.
 pub fn check_run(graph: &Graph, options: &Options, inputs: &[Argument]) -> Plan {
     graph.verify(Stage::Prims, "the test").unwrap();
