@@ -39,6 +39,15 @@ pub(crate) trait Float:
     fn fused(a: Self, b: Self, c: Self) -> Self;
 }
 
+/// How much of the inner dim the library is given at once. It takes no more than 512 steps between two visits of the
+/// result, in even stretches; but not if the result is small. Then it is given such stretches, so that a row has the
+/// same bits in a tile or a band of any height: both are cut as caches and threads like.
+fn stretch<T>(product: &Product<T>) -> usize {
+    let Product { shape: Shape { m, n, k }, rhs, .. } = product;
+    let is_small = (*m).max(*n) <= 64 && (*m).min(*n) > 1 && rhs.row != 1;
+    k.div_ceil(if is_small { k.div_ceil(512) } else { 1 }.max(1)).max(1)
+}
+
 #[rustfmt::skip]
 macro_rules! kernels {
     ($type:ty, $library:path) => {
@@ -46,15 +55,18 @@ macro_rules! kernels {
 
         unsafe fn panel(product: Product<Self>) {
             let Product { shape: Shape { m, n, k }, dst, accumulate, lhs, rhs, .. } = product;
-            let (dst_at, lhs_at, rhs_at) = (dst.pointer, lhs.pointer, rhs.pointer);
-            let no = false;
-            // The library's kernels are column-major: they are given the transposed product.
-            // SAFETY: the caller's promise is passed on.
-            unsafe {
-                $library()(
-                    n, m, k, dst_at, dst.row, dst.column, accumulate, rhs_at, rhs.row, rhs.column,
-                    lhs_at, lhs.row, lhs.column, 1.0, 1.0, no, no, no, Parallelism::None,
-                )
+            let (dst_at, stretch, no) = (dst.pointer, stretch(&product), false);
+            for p in (0..k).step_by(stretch) {
+                let (lhs_at, rhs_at) = (lhs.at(0, p).pointer, rhs.at(p, 0).pointer);
+                let (k, add) = (stretch.min(k - p), accumulate || p > 0);
+                // The library's kernels are column-major: they are given the transposed product.
+                // SAFETY: the caller's promise is passed on.
+                unsafe {
+                    $library()(
+                        n, m, k, dst_at, dst.row, dst.column, add, rhs_at, rhs.row, rhs.column,
+                        lhs_at, lhs.row, lhs.column, 1.0, 1.0, no, no, no, Parallelism::None,
+                    )
+                }
             }
         }
 

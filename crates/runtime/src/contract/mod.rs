@@ -265,7 +265,7 @@ mod tests {
             let dense = |rows: usize, columns: usize| -> [Vec<isize>; 2] {
                 [(0..rows).map(|i| (i * columns) as isize).collect(), (0..columns as isize).collect()]
             };
-            let mut random = |count: usize| -> Vec<f32> {
+            let random = |count: usize| -> Vec<f32> {
                 (0..count as u64).map(|i| crate::random::philox(i, count as u64)[0] as f32 - 2e9).collect()
             };
             let [of_lhs, of_rhs, of_dst] = [dense(m, k), dense(k, n), dense(m, n)];

@@ -536,4 +536,36 @@ mod tests {
         }
         assert!(handed > 0 || threads::count() == 1);
     }
+
+    /// How many rows a band has is decided by the machine's caches.
+    #[test]
+    fn rows_have_the_same_bits_in_bands_of_any_height() {
+        let mut words = Words(8);
+        for (n, k) in [(7, 600), (64, 1100), (64, 300), (65, 1100), (200, 513)] {
+            let m = 300;
+            for layouts in [[0, 0], [0, 1], [1, 0], [2, 3]] {
+                let mut value = || words.unit() as f32;
+                let mut lhs = Owned::new(m, k, layouts[0], &mut value);
+                let mut rhs = Owned::new(k, n, layouts[1], &mut value);
+                let (lhs, rhs) = (lhs.matrix(), rhs.matrix());
+                let bits = |rows: usize| -> Vec<u32> {
+                    let mut dst = Owned::new(m, n, 0, || f32::NAN);
+                    for from in (0..m / rows).map(|band| band * rows) {
+                        let height = if m - from < 2 * rows { m - from } else { rows };
+                        let (dst, lhs) = (dst.matrix().at(from, 0), lhs.at(from, 0));
+                        let shape = Shape { m: height, n, k };
+                        // SAFETY: matrices of these shapes in memory of their own.
+                        unsafe {
+                            serial(Product { shape, dst, accumulate: false, lhs, rhs, straight: None })
+                        };
+                    }
+                    dst.values.iter().map(|value| value.to_bits()).collect()
+                };
+                let whole = bits(m);
+                for rows in [32, 48, 64, 80, 128] {
+                    assert!(bits(rows) == whole, "{rows} rows of {n} x {k}, {layouts:?}");
+                }
+            }
+        }
+    }
 }
