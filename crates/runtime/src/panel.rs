@@ -39,13 +39,17 @@ pub(crate) trait Float:
     fn fused(a: Self, b: Self, c: Self) -> Self;
 }
 
-/// How much of the inner dim the library is given at once. It takes no more than 512 steps between two visits of the
-/// result, in even stretches; but not if the result is small. Then it is given such stretches, so that a row has the
-/// same bits in a tile or a band of any height: both are cut as caches and threads like.
+/// The most steps of the inner dim between two visits of the result, as the library has it: fixed, since no bit depends
+/// on the machine's caches.
+pub(crate) const STRETCH: usize = 512;
+
+/// How much of the inner dim the library is given at once. It cuts that into even stretches, but not if the result is
+/// small. Then it is given such stretches, so that a row has the same bits in a tile or a band of any height: both are
+/// cut as caches and threads like.
 fn stretch<T>(product: &Product<T>) -> usize {
     let Product { shape: Shape { m, n, k }, rhs, .. } = product;
     let is_small = (*m).max(*n) <= 64 && (*m).min(*n) > 1 && rhs.row != 1;
-    k.div_ceil(if is_small { k.div_ceil(512) } else { 1 }.max(1)).max(1)
+    k.div_ceil(if is_small { k.div_ceil(STRETCH) } else { 1 }.max(1)).max(1)
 }
 
 #[rustfmt::skip]
@@ -160,6 +164,7 @@ fn add_rows<T: Float, const FMA: bool, const N: usize>(
     factors: [T; N],
     ahead: isize,
 ) {
+    // A cache line of f32.
     const LINE: usize = 16;
     let add = |sum: T, row: T, factor: T| if FMA { T::fused(row, factor, sum) } else { sum + row * factor };
     let (lines, rest) = dst.as_chunks_mut::<LINE>();

@@ -30,6 +30,7 @@ use crate::tile::{self, DEPTH, Operands, PITCH, Tiles, even};
 
 /// Places of a transformed patch.
 const PLACES: usize = 16;
+
 // Which convolutions go this way decides their bits: these are fixed, since no bit depends on the machine's caches.
 
 /// The fewest positions of the output for which transforming kernels pays.

@@ -18,7 +18,7 @@ use crate::{Tensor, TensorList};
 
 /// Elements of a list that a thread's caches hold, together with those of a few other lists: of f32 they fill the core's
 /// own.
-fn piece() -> usize {
+fn longest() -> usize {
     machine().l2 / size_of::<f32>()
 }
 
@@ -61,13 +61,15 @@ pub fn each_piece(
     };
     let Some(shares) = shares(&sizes, threads::count()) else {
         // Each op is shared out instead.
-        return Some(cut(&sizes, 0..sizes.len(), piece() * threads::count()).iter().try_for_each(|p| run(p)));
+        return Some(
+            cut(&sizes, 0..sizes.len(), longest() * threads::count()).iter().try_for_each(|p| run(p)),
+        );
     };
     let failed = Mutex::new(None);
     parallel_for(shares.len(), 1, |begin, end| {
         let _off = no_grad();
         for share in &shares[begin..end] {
-            for piece in cut(&sizes, share.clone(), piece()) {
+            for piece in cut(&sizes, share.clone(), longest()) {
                 if failed.lock().is_some() {
                     return;
                 }
@@ -97,7 +99,7 @@ fn sizes(items: &[&[Tensor]]) -> Option<Vec<usize>> {
         }
         sizes.push(model.layout.shape.numel());
     }
-    if sizes.iter().sum::<usize>() <= piece() * threads::count() {
+    if sizes.iter().sum::<usize>() <= longest() * threads::count() {
         return None;
     }
     for items in items {
@@ -244,7 +246,7 @@ mod tests {
 
     /// Lists of a few tensors, of which some are cut and some share a piece.
     fn lists() -> Result<[TensorList; 2]> {
-        let large = 2 * piece() * threads::count() + 12345;
+        let large = 2 * longest() * threads::count() + 12345;
         let shapes: [&[usize]; 6] = [&[5], &[large], &[0, 3], &[7, 9001], &[], &[large / 3, 3]];
         let list = |step: usize| -> Result<TensorList> {
             let tensor = |shape: &&[usize]| {
@@ -272,7 +274,7 @@ mod tests {
             let [x, y] = piece else { panic!("as many lists as there were") };
             let total = |list: &TensorList| list.items().map(|items| items.iter().map(Tensor::numel).sum());
             let elements: usize = total(x)?;
-            assert!(elements > 0 && elements <= piece() * threads::count());
+            assert!(elements > 0 && elements <= longest() * threads::count());
             assert_eq!(elements, total(y)?);
             count.fetch_add(1, Ordering::Relaxed);
             ops([x, y])

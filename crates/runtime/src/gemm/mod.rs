@@ -169,7 +169,8 @@ const STEP: usize = 16;
 const NARROWEST: usize = 4 * STEP;
 /// What reading a turned operand costs, against one that lies right.
 const TURNED_COST: usize = 4;
-/// Up to so many rows or columns, a product of contiguous rows is best taken as dot products.
+/// Up to so many rows or columns, a product of contiguous rows is best taken as dot products, which are summed up in
+/// another order: fixed, since no bit depends on the machine's caches.
 const FEW: usize = 16;
 /// The most results the library computes as dot products in one call.
 const DOTS: usize = 256;

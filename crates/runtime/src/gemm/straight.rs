@@ -3,13 +3,13 @@
 
 use super::{FEW, Matrix, Product, Shape};
 use crate::cpu::machine;
-use crate::panel::Float;
+use crate::panel::{Float, STRETCH};
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
 
-/// The most of the inner dim that a copied block has, and of the rows of `lhs`: fixed, since no bit depends on the
-/// machine's caches. It is where the kernels would cut the inner dim, too.
-const BLOCK: usize = 512;
+/// The most of the inner dim that a copied block has, and of the rows of `lhs` (a last row alone is summed up in another
+/// order): fixed, since no bit depends on the machine's caches.
+const BLOCK: usize = STRETCH;
 
 /// The most columns of a copied block: of f32 it fills the core's own cache.
 fn most_columns() -> usize {
