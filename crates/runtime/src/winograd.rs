@@ -566,34 +566,28 @@ mod tests {
                 assert!(exact.iter().any(|x| x.is_nan()));
                 let ways = [(Isa::Avx512, AVX512), (Isa::Avx2, AVX2)];
                 for (isa, way) in ways.into_iter().filter(|(isa, _)| *isa >= cpu::best_isa()) {
-                    let mut out = vec![f32::NAN; to];
                     let task = convolution::minimal_task(&g, kernels).unwrap();
-                    let done = Mutex::new(vec![0; to]);
-                    let area = area(task.output);
+                    let (done, area) = (Mutex::new(vec![0; to]), area(task.output));
                     let count = |part: Finished| {
                         for plane in part.planes {
                             let places = plane * area + part.pixels.start..plane * area + part.pixels.end;
                             done.lock()[places].iter_mut().for_each(|times| *times += 1);
                         }
                     };
-                    // SAFETY: dense tensors of the task's sizes; the set is there.
-                    unsafe {
-                        let kernels = task.transformed_way(&way, weight.as_ptr()).unwrap();
-                        run_way(&task, (&way, 1 << 20), out.as_mut_ptr(), x.as_ptr(), &kernels, Some(&count))
-                            .unwrap();
-                        // No bit depends on the cache.
-                        let mut again = vec![f32::NAN; to];
-                        run_way(&task, (&way, 64 << 10), again.as_mut_ptr(), x.as_ptr(), &kernels, None)
-                            .unwrap();
-                        assert!(
-                            out.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())),
-                            "{g:?}"
-                        );
-                    }
-                    assert!(
-                        done.into_inner().iter().all(|times| *times == 1),
-                        "{g:?}: each is finished once"
-                    );
+                    let run = |l2: usize| {
+                        let (mut out, way) = (vec![f32::NAN; to], (&way, l2));
+                        // SAFETY: dense tensors of the task's sizes; the set is there.
+                        unsafe {
+                            let kernels = task.transformed_way(way.0, weight.as_ptr()).unwrap();
+                            run_way(&task, way, out.as_mut_ptr(), x.as_ptr(), &kernels, Some(&count))
+                                .unwrap();
+                        }
+                        out
+                    };
+                    let (out, small) = (run(1 << 20), run(64 << 10));
+                    let bits = |out: &[f32]| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert!(bits(&out) == bits(&small), "{g:?}: no bit depends on the cache");
+                    assert!(done.into_inner().iter().all(|times| *times == 2), "{g:?}: finished once a run");
                     for (i, (got, exact)) in out.iter().zip(&exact).enumerate() {
                         let error = (f64::from(*got) - exact).abs() / norm;
                         let is_right = error < 1e-5 || (got.is_nan() && exact.is_nan());
