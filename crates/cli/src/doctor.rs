@@ -107,7 +107,7 @@ fn features() -> Vec<&'static str> {
 }
 
 fn instructions() -> Finding {
-    let (chosen, best) = (cpu::isa(), cpu::best_isa());
+    let (chosen, best) = (cpu::isa(), Isa::detect());
     let features = features();
     let features = if features.is_empty() { "no vector extensions".into() } else { features.join(" ") };
     let found = format!("{}, {}-byte vectors ({features})", chosen.name(), chosen.register_bytes());

@@ -294,7 +294,7 @@ mod tests {
             adam_loop(isa, &mut p, &g, &mut m, &mut v);
             (p, m, v)
         };
-        let best = cpu::best_isa();
+        let best = Isa::detect();
         for isa in [Isa::Avx512, Isa::Avx2].into_iter().filter(|isa| *isa >= best) {
             assert_eq!(run(isa), run(Isa::Plain));
         }

@@ -1,13 +1,13 @@
 //! `kiln info`: what Kiln finds on this machine.
 
-use kiln_runtime::{Compiler, KernelCache, Machine, cpu, pool, threads};
+use kiln_runtime::{Compiler, Isa, KernelCache, Machine, machine, pool, threads};
 
 use crate::failure::Done;
 use crate::output::{self, bytes, count};
 
 /// Prints it.
 pub fn run() -> Done {
-    let (Machine { l1, l2, l3, cores, isa }, best) = (*cpu::machine(), cpu::best_isa());
+    let (Machine { l1, l2, l3, cores, isa }, best) = (*machine(), Isa::detect());
     let asked = if isa == best { String::new() } else { format!(", of {} found", best.name()) };
     let [l1, l2, l3] = [l1, l2, l3].map(|size| bytes(size as f64));
     let compiler = match Compiler::find() {

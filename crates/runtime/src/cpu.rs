@@ -23,7 +23,7 @@ pub fn prefetch<T>(place: *const T) {
 pub fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
     MACHINE.get_or_init(|| {
-        let found = best_isa();
+        let found = Isa::detect();
         let isa = match std::env::var("KILN_ISA") {
             Err(_) => found,
             Ok(name) => match Isa::named(&name) {
@@ -48,28 +48,6 @@ pub fn machine() -> &'static Machine {
 /// The instructions to use: [`machine`]'s.
 pub fn isa() -> Isa {
     machine().isa
-}
-
-/// The best instructions the CPU reports, whatever the environment says.
-pub fn best_isa() -> Isa {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let avx2 = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-            && is_x86_feature_detected!("bmi2");
-        let avx512 = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bw");
-        match (avx512, avx2) {
-            (true, true) => Isa::Avx512,
-            (false, true) => Isa::Avx2,
-            (_, false) => Isa::Plain,
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    Isa::Plain
 }
 
 /// The sizes of a core's caches for data, by level: `read` gives what Linux tells of its caches, by number and name.
@@ -122,7 +100,7 @@ mod tests {
         let Machine { l1, l2, l3, cores, isa } = *machine();
         assert!([l1, l2, l3].iter().all(|size| *size > 0 && size.is_multiple_of(4 << 10)), "{:?}", machine());
         assert!(l1 <= l2 && l2 <= l3 && cores >= 1, "{:?}", machine());
-        assert!(isa >= best_isa());
+        assert!(isa >= Isa::detect());
     }
 
     #[test]

@@ -120,19 +120,14 @@ vectorised! {
     }
 }
 
-/// Asks for elements that will be read soon; a wrong address does no harm. More than half of the first-level cache would
-/// push out what is being worked on.
+/// Asks for elements that will be read soon; any address will do. More than half of the first-level cache would push out
+/// what is being worked on.
 #[inline(always)]
 pub(super) fn prefetch(start: *const u8, bytes: usize) {
     const LINE: usize = 64;
-    #[cfg(target_arch = "x86_64")]
     for byte in (0..bytes.min(machine().l1 / 2)).step_by(LINE) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast::<i8>().wrapping_add(byte)) };
+        kiln_runtime::prefetch(start.wrapping_add(byte));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (start, bytes, LINE);
 }
 
 /// Calls `body` for every line along `dim`: the output's line and the input's, contiguous. Lines that are not

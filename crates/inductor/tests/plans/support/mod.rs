@@ -120,28 +120,8 @@ impl Memory {
 
 /// The best instruction set of this machine, or the one that `KILN_ISA` asks for.
 pub fn best_isa() -> Isa {
-    let best = detect();
-    match std::env::var("KILN_ISA").as_deref() {
-        Ok("avx2") => best.max(Isa::Avx2),
-        Ok("plain") => Isa::Plain,
-        _ => best,
-    }
-}
-
-fn detect() -> Isa {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-        {
-            return Isa::Avx512;
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Isa::Avx2;
-        }
-    }
-    Isa::Plain
+    let asked = std::env::var("KILN_ISA").ok().and_then(|name| Isa::named(&name));
+    asked.map_or(Isa::detect(), |asked| asked.max(Isa::detect()))
 }
 
 pub type KernelFn = unsafe extern "C" fn(*const *mut u8, *const i64, *const u64, i64, i64, *mut u8) -> i32;

@@ -45,6 +45,28 @@ impl Isa {
     /// All of them.
     pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Plain];
 
+    /// The best set that this CPU has.
+    pub fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+                && is_x86_feature_detected!("bmi2");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512bw");
+            match (avx512, avx2) {
+                (true, true) => Isa::Avx512,
+                (false, true) => Isa::Avx2,
+                (_, false) => Isa::Plain,
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Plain
+    }
+
     /// The name that options and `KILN_ISA` take.
     pub const fn name(self) -> &'static str {
         match self {

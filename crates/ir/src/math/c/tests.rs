@@ -42,21 +42,6 @@ fn decode(bytes: &[u8], width: Width) -> Vec<f64> {
     }
 }
 
-fn supported(isa: Isa) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return match isa {
-        Isa::Avx512 => {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-        }
-        Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-        Isa::Plain => true,
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    return isa == Isa::Plain;
-}
-
 /// A program that applies every function to arrays of arguments from its input.
 fn program(isa: Isa, lanes: usize, width: Width) -> String {
     let Names { suffix, .. } = names(width);
@@ -95,7 +80,7 @@ fn compilers() -> Vec<String> {
 }
 
 fn check(isa: Isa, lanes: usize, width: Width, level: &str) {
-    if !supported(isa) {
+    if isa < Isa::detect() {
         return;
     }
     let compilers = compilers();
