@@ -9,7 +9,7 @@ use crate::output::{self, bytes, count};
 pub fn run() -> Done {
     let (Machine { l1, l2, l3, cores, isa }, best) = (*machine(), Isa::detect());
     let asked = if isa == best { String::new() } else { format!(", of {} found", best.name()) };
-    let [l1, l2, l3] = [l1, l2, l3].map(|size| bytes(size as f64));
+    let [l1, l2, l3] = [l1, l2, l3].map(|size| size >> 10);
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler.program().display().to_string(),
         Err(error) => format!("none: {error}; programs run eagerly"),
@@ -29,7 +29,7 @@ pub fn run() -> Done {
     let facts = [
         ("kiln", env!("CARGO_PKG_VERSION").to_owned()),
         ("instructions", format!("{}, {}-byte vectors{asked}", isa.name(), isa.register_bytes())),
-        ("caches of a core", format!("{l1}, {l2}, {l3} of what is shared")),
+        ("caches of a core", format!("{l1} KiB, {l2} KiB, {l3} KiB of what is shared")),
         ("threads", format!("{} on {}", threads::count(), count(cores, "core"))),
         ("memory", bytes(pool::machine_bytes() as f64)),
         ("C compiler", compiler),
