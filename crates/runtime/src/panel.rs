@@ -43,13 +43,13 @@ pub(crate) trait Float:
 /// on the machine's caches.
 pub(crate) const STRETCH: usize = 512;
 
-/// How much of the inner dim the library is given at once. It cuts that into even stretches, but not if the result is
-/// small. Then it is given such stretches, so that a row has the same bits in a tile or a band of any height: both are
-/// cut as caches and threads like.
-fn stretch<T>(product: &Product<T>) -> usize {
-    let Product { shape: Shape { m, n, k }, rhs, .. } = product;
-    let is_small = (*m).max(*n) <= 64 && (*m).min(*n) > 1 && rhs.row != 1;
-    k.div_ceil(if is_small { k.div_ceil(STRETCH) } else { 1 }.max(1)).max(1)
+/// How much of the inner dim the library is given at once. It cuts that into even stretches, but where the result is
+/// small the last one is what is left. Such products (but single rows and dot products, which are other kernels') are
+/// given to it in even stretches, so that a row has the same bits in a band of any height.
+fn stretch<T: Copy>(product: &Product<T>) -> usize {
+    let Product { shape: Shape { m, n, k }, rhs, .. } = *product;
+    let is_small = m.max(n) <= 64 && m.min(n) > 1 && rhs.row != 1;
+    if is_small && k > STRETCH { k.div_ceil(k.div_ceil(STRETCH)) } else { k.max(1) }
 }
 
 #[rustfmt::skip]
