@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use kiln_runtime::{CcError, Compiler, Isa, KernelCache, Source, pool, threads};
+use kiln_runtime::{CcError, Compiler, Isa, KernelCache, Source, cpu, pool, threads};
 
 use crate::failure::{Done, Failure};
 use crate::output::{self, bytes, count, time};
@@ -107,10 +107,10 @@ fn features() -> Vec<&'static str> {
 }
 
 fn instructions() -> Finding {
-    let (chosen, best) = (Isa::best(), Isa::detect());
+    let (chosen, best) = (cpu::isa(), Isa::detect());
     let features = features();
     let features = if features.is_empty() { "no vector extensions".into() } else { features.join(" ") };
-    let found = format!("{}, {}-byte vectors ({features})", chosen.name(), chosen.vector_bytes());
+    let found = format!("{}, {}-byte vectors ({features})", chosen.name(), chosen.register_bytes());
     match (chosen == best, chosen) {
         (false, _) => Finding::note(
             "instructions",
@@ -127,7 +127,7 @@ fn instructions() -> Finding {
 }
 
 fn thread_count() -> Finding {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = cpu::machine().cores;
     let used = threads::count();
     let found = format!("{used} of {}", count(cores, "core"));
     match used < cores {
@@ -182,7 +182,7 @@ fn version(program: &Path) -> Option<String> {
 fn try_kernel() -> Result<Duration, String> {
     let place = KernelCache::global().directory().map_or_else(|_| std::env::temp_dir(), PathBuf::from);
     let folder = place.join(format!("doctor-{}", std::process::id()));
-    let source = Source::new("void kiln_doctor(void) {}\n", Isa::best().compiler_flags());
+    let source = Source::new("void kiln_doctor(void) {}\n", &[]);
     let start = Instant::now();
     let loaded = KernelCache::at(&folder).load(&source).map(|_| start.elapsed());
     // What is left behind is small and would be cleared with the cache.

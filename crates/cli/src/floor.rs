@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use kiln_runtime::gemm::{Matrix, Shape, gemm_f32};
-use kiln_runtime::{AllocError, Buffer, Isa, parallel_for};
+use kiln_runtime::{AllocError, Buffer, Isa, cpu, parallel_for};
 
 use crate::cases::{Case, MATRIX, OptimizerKind};
 
@@ -165,7 +165,7 @@ vectorised! {
 /// Reads x.
 fn read(length: usize) -> Result<Floor, AllocError> {
     let x = Stream::new(&[length], 0.1)?;
-    let (pieces, isa) = (pieces(&[length]), Isa::best());
+    let (pieces, isa) = (pieces(&[length]), cpu::isa());
     Ok(Box::new(move || {
         parallel_for(pieces.len(), 1, |begin, end| {
             for piece in &pieces[begin..end] {
@@ -185,7 +185,7 @@ fn adam(lengths: Vec<usize>) -> Result<Floor, AllocError> {
 fn adam_of(p: Arc<Stream>, lengths: Vec<usize>) -> Result<Floor, AllocError> {
     let new = |value: f32| Stream::new(&lengths, value);
     let (g, m, v) = (new(1e-3)?, new(1e-3)?, new(1e-6)?);
-    let (pieces, isa) = (pieces(&lengths), Isa::best());
+    let (pieces, isa) = (pieces(&lengths), cpu::isa());
     Ok(Box::new(move || {
         parallel_for(pieces.len(), 1, |begin, end| {
             for piece in &pieces[begin..end] {
@@ -205,7 +205,7 @@ fn sgd(lengths: Vec<usize>) -> Result<Floor, AllocError> {
 fn sgd_of(p: Arc<Stream>, lengths: Vec<usize>) -> Result<Floor, AllocError> {
     let new = |value: f32| Stream::new(&lengths, value);
     let (g, buf) = (new(1e-3)?, new(1e-3)?);
-    let (pieces, isa) = (pieces(&lengths), Isa::best());
+    let (pieces, isa) = (pieces(&lengths), cpu::isa());
     Ok(Box::new(move || {
         parallel_for(pieces.len(), 1, |begin, end| {
             for piece in &pieces[begin..end] {
@@ -223,7 +223,7 @@ fn copy(length: usize) -> Result<Floor, AllocError> {
 
 fn copy_to(y: Arc<Stream>, length: usize) -> Result<Floor, AllocError> {
     let x = Stream::new(&[length], 0.1)?;
-    let (pieces, isa) = (pieces(&[length]), Isa::best());
+    let (pieces, isa) = (pieces(&[length]), cpu::isa());
     Ok(Box::new(move || {
         parallel_for(pieces.len(), 1, |begin, end| {
             for piece in &pieces[begin..end] {

@@ -12,6 +12,7 @@ use kiln_runtime::{Callable, KernelCache, threads};
 use kiln_tensor::internal::TensorState;
 use kiln_tensor::{Device, Tensor};
 
+use crate::compiling::target;
 use crate::graph_cache::Outline;
 use crate::kernels::{self, Build};
 use crate::options::Mode;
@@ -297,11 +298,11 @@ fn steps(
 
 /// What a choice is remembered by: everything that it may depend on.
 fn key(usual: &Lowered, forms: &[Form], settings: &Settings) -> String {
-    let Build { isa, level, sanitize } = settings.build();
+    let Build { level, sanitize, .. } = settings.build();
     let mut key = format!(
-        "autotune 3: {} threads, {}, {}, {}",
+        "autotune 4: {} threads, {:?}, {}, {}",
         threads::count(),
-        isa.name(),
+        target(settings, false).machine,
         level.flag(),
         sanitize.name(),
     );

@@ -7,7 +7,7 @@ use kiln_aot::trace::Variable;
 use kiln_inductor::{C, KernelSource, Lowered, Options, Target};
 use kiln_ir::{Device, Graph, Op, Stage, Ty, Value};
 use kiln_prims::Rounding;
-use kiln_runtime::{Callable, warn};
+use kiln_runtime::{Callable, Machine, machine, warn};
 use kiln_tensor::hook::Scope;
 
 use crate::analysis::{self, Analysis};
@@ -82,8 +82,8 @@ pub(crate) fn variables(live: &LiveSet) -> Vec<Variable> {
 
 /// Whom kernels are made for.
 pub(crate) fn target(settings: &Settings, general: bool) -> C {
-    let isa = kernels::c_isa(settings.build().isa);
-    C { isa, stages: settings.stages, unroll: settings.unroll, general }
+    let machine = Machine { isa: settings.build().isa, ..*machine() };
+    C { machine, stages: settings.stages, unroll: settings.unroll, general }
 }
 
 /// How a graph with inputs like these is lowered.
@@ -226,6 +226,7 @@ impl Compiling<'_> {
         let recorded = gradients.as_ref().map(|_| &functional.recorded);
         Some(Key::new(
             &functional.graph,
+            target(&options.settings, self.general),
             &[
                 &options.settings,
                 &options.mode,
@@ -233,7 +234,6 @@ impl Compiling<'_> {
                 layouts,
                 &gradients.as_ref(),
                 &recorded,
-                &self.general,
             ],
         ))
     }

@@ -2,12 +2,12 @@
 //! from the captured graph straight to its kernels.
 //!
 //! A plan is found by everything it was made from: the functional graph with the user's lines (they are in its
-//! report), how the inputs lie, which gradients leave, the options, the machine's instructions, and the very
+//! report), how the inputs lie, which gradients leave, the options, the target with its machine, and the very
 //! sources of the compiler. Modes that measure keep their own remarks and don't come here. What is found is
 //! [checked](Entry::check) before it is run.
 
 use kiln_aot::{BackwardPart, Report, Source};
-use kiln_inductor::Options;
+use kiln_inductor::{C, Options};
 use kiln_ir::{Def, Graph, Loc, Stage, TensorTy};
 use kiln_plan::codec::{Code as _, Reader, Writer};
 use kiln_plan::{Given, Plan, Surroundings};
@@ -184,9 +184,9 @@ pub(crate) struct Key<'a> {
 }
 
 impl<'a> Key<'a> {
-    /// The key of a functional graph; `facts` are what else its plan depends on.
-    pub(crate) fn new(graph: &'a Graph, facts: &[&dyn std::fmt::Debug]) -> Key<'a> {
-        let mut text = format!("kiln plan {}\n", env!("KILN_FINGERPRINT"));
+    /// The key of a functional graph, to be run on a target with its machine; `facts` are what else its plan depends on.
+    pub(crate) fn new(graph: &'a Graph, target: C, facts: &[&dyn std::fmt::Debug]) -> Key<'a> {
+        let mut text = format!("kiln plan {}\n{target:?}\n", env!("KILN_FINGERPRINT"));
         facts.iter().for_each(|fact| text += &format!("{fact:?}\n"));
         text += &graph.to_string();
         Key { text, graph }
@@ -274,5 +274,27 @@ fn source((kind, i): (usize, usize)) -> Option<Source> {
         1 => Some(Source::Output(i)),
         2 => Some(Source::Fresh(i)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_plan::Machine;
+    use kiln_runtime::Isa;
+
+    #[test]
+    fn machines_that_share_a_directory_share_no_plans() {
+        let graph = Graph::default();
+        let usual = Machine::with(Isa::Avx2);
+        let others = [
+            Machine { l1: 48 << 10, ..usual },
+            Machine { l2: 2 << 20, ..usual },
+            Machine { l3: 32 << 20, ..usual },
+            Machine { isa: Isa::Plain, ..usual },
+        ];
+        let key = |machine: Machine| Key::new(&graph, C { machine, ..C::new(machine.isa) }, &[]).text;
+        assert_eq!(key(usual), Key::new(&graph, C::new(Isa::Avx2), &[]).text);
+        assert!(others.into_iter().all(|other| key(other) != key(usual)));
     }
 }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_inductor::{C, KernelSource, Target as _};
-use kiln_ir::math::c::{self, CIsa};
+use kiln_ir::math::c;
 use kiln_plan::Plan;
 use kiln_runtime::{Callable, Isa, Kernel, KernelCache, Origin, Sanitize, Source, WeakKernel, threads, warn};
 use kiln_tensor::program::Executable;
@@ -17,15 +17,6 @@ use crate::options::Mode;
 use crate::progress;
 use crate::segment::Program;
 use crate::settings::OptLevel;
-
-/// The instruction set as C text knows it.
-pub(crate) fn c_isa(isa: Isa) -> CIsa {
-    match isa {
-        Isa::Avx512 => CIsa::Avx512,
-        Isa::Avx2 => CIsa::Avx2,
-        Isa::Plain => CIsa::Plain,
-    }
-}
 
 /// How kernels are built from their text.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
@@ -192,7 +183,7 @@ fn source(kernels: &[&KernelSource], build: Build) -> Source {
     if kernels.iter().any(|k| k.needs_libm()) {
         flags.push("-lm");
     }
-    let source = Source { isa: build.isa, ..Source::new(C::new(c_isa(build.isa)).source(kernels), &flags) };
+    let source = Source { isa: build.isa, ..Source::new(C::new(build.isa).source(kernels), &flags) };
     source.with_symbols(kernels.iter().map(|kernel| kernel.name.clone()))
 }
 

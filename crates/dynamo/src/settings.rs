@@ -5,7 +5,7 @@ use std::fmt;
 
 use kiln_inductor::Tuning;
 use kiln_ir::{Error, Result};
-use kiln_runtime::{Isa, Sanitize};
+use kiln_runtime::{Isa, Sanitize, machine};
 
 use crate::kernels::Build;
 
@@ -203,8 +203,7 @@ const OPTIONS: &[OptionInfo] = &[
         doc: "vector instructions to generate; capped at what the machine has",
         get: |settings| settings.isa.map_or("best", Isa::name).to_string(),
         set: |settings, text| {
-            let isas = [Isa::Avx512, Isa::Avx2, Isa::Plain];
-            let found = isas.into_iter().find(|isa| isa.name() == text);
+            let found = Isa::ALL.into_iter().find(|isa| isa.name() == text);
             settings.isa = found;
             found.is_some() || text == "best"
         },
@@ -289,7 +288,7 @@ impl Settings {
     /// How kernels are built.
     pub(crate) fn build(&self) -> Build {
         // Of two sets the later in order is the smaller.
-        let isa = self.isa.map_or(Isa::best(), |wanted| wanted.max(Isa::best()));
+        let isa = self.isa.map_or(machine().isa, |wanted| wanted.max(machine().isa));
         let sanitize = if self.sanitize == Sanitize::Off { Sanitize::asked() } else { self.sanitize };
         Build { isa, level: self.opt_level, sanitize }
     }

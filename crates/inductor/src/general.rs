@@ -130,7 +130,8 @@ impl General {
         }
         if options.target.runs_together() {
             epilogue::connect(&mut plan.steps, loops);
-            (plan.bands, _) = bands::connect(&mut plan.steps, loops, &mut plan.buffers, in_place);
+            let machine = options.target.machine();
+            (plan.bands, _) = bands::connect(&mut plan.steps, loops, &mut plan.buffers, in_place, machine);
         }
         let Plan { buffers, steps, bands, outputs, .. } = plan;
         (plan.arena_bytes, _) = place_temporaries(buffers, steps, bands, outputs.len(), in_place);

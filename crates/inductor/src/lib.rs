@@ -17,13 +17,13 @@
 //!
 //! ```
 //! use kiln_inductor::{C, Options, lower};
-//! use kiln_ir::{Graph, math::c::CIsa};
+//! use kiln_ir::{Graph, math::c::Isa};
 //! let graph: Graph = "graph(%0: f32[4, 3]) {
 //!   %1 = exp(%0) : f32[4, 3]
 //!   %2 = sum(%1) {dims: [1], keepdim: false} : f32[4]
 //!   return %2
 //! }".parse()?;
-//! let lowered = lower(&graph, &Options::dense(&graph, C::new(CIsa::Avx2))).expect("prims");
+//! let lowered = lower(&graph, &Options::dense(&graph, C::new(Isa::Avx2))).expect("prims");
 //! assert_eq!(lowered.plan.steps.len(), 1);
 //! # Ok::<(), kiln_ir::Error>(())
 //! ```
@@ -191,9 +191,7 @@ impl<'a> Prepared<'a> {
     fn fused(&self) -> Fused<'_> {
         let fuse = |windows: FxHashMap<Value, usize>| {
             let Prepared { graph, options, elements, scatters, .. } = self;
-            let layouts = &options.input_layouts;
-            let fusion =
-                fuse::fuse(graph, layouts, elements.clone(), windows, scatters.clone(), options.tuning);
+            let fusion = fuse::fuse(graph, options, elements.clone(), windows, scatters.clone());
             let order = order::order(&fusion);
             Fused { fusion, order }
         };

@@ -7,8 +7,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use kiln_ir::DType;
-use kiln_plan::Signature;
+use kiln_ir::math::c::Isa;
 use kiln_plan::loops::Kernel;
+use kiln_plan::{Machine, Signature};
 
 use crate::c::{KernelSource, name_of};
 use crate::schedule::{self, Scheduled};
@@ -24,6 +25,9 @@ pub struct Schedule {
 
 /// See the [module](self).
 pub trait Target: Debug + Send + Sync {
+    /// The machine it is for.
+    fn machine(&self) -> &Machine;
+
     /// How a kernel's loops run.
     fn schedule(&self, kernel: Kernel) -> Schedule;
 
@@ -45,6 +49,10 @@ pub trait Target: Debug + Send + Sync {
 pub struct Interpreter;
 
 impl Target for Interpreter {
+    fn machine(&self) -> &Machine {
+        const { &Machine::with(Isa::Plain) }
+    }
+
     fn schedule(&self, kernel: Kernel) -> Schedule {
         schedule::whole(kernel)
     }

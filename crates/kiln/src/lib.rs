@@ -82,7 +82,7 @@ pub mod tensor {
 
 /// The machine that Kiln runs on: its instructions, C compiler, threads and memory.
 pub mod runtime {
-    pub use kiln_runtime::{CcError, Compiler, Isa, Sanitize};
+    pub use kiln_runtime::{CcError, Compiler, Isa, Machine, Sanitize, machine};
 
     /// The memory behind tensors: blocks that are kept and handed out again.
     pub mod pool {

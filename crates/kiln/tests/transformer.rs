@@ -9,7 +9,7 @@ use std::time::Duration;
 use kiln::prelude::*;
 use kiln::{Attention, CompiledGraph, CustomBackend, Explanation, GraphContext, Level, Region, Result};
 use kiln_inductor::{C, Options, lower};
-use kiln_ir::{Graph, math::c::CIsa};
+use kiln_ir::{Graph, math::c::Isa};
 
 const WIDTH: usize = 32;
 const HEADS: usize = 4;
@@ -183,7 +183,7 @@ impl CustomBackend for Planner {
     }
 
     fn compile(&self, graph: &Graph, _: &GraphContext<'_>) -> Result<CompiledGraph> {
-        let lowered = lower(graph, &Options::dense(graph, C::new(CIsa::Avx2))).expect("prims");
+        let lowered = lower(graph, &Options::dense(graph, C::new(Isa::Avx2))).expect("prims");
         let mut names: Vec<String> = lowered.code.iter().map(|kernel| kernel.name.clone()).collect();
         names.sort();
         *self.0.lock().unwrap() = names;

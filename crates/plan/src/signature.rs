@@ -5,8 +5,10 @@ use crate::index::AxisId;
 use crate::loops::{Kernel, Mode};
 use crate::plan::Launch;
 
-/// Elements per item of a kernel without rows, and of a table.
+/// Elements per item of a kernel without rows, and of a table: half of what a thread is worth waking for.
 pub const CHUNK: i64 = 16384;
+/// The most columns of an item: their accumulators take half of the smallest first-level cache there is.
+const WIDEST: i64 = 2048;
 /// Rows that a fold adds to its accumulators at one go.
 pub const GROUP: usize = 4;
 /// Bytes of an element in scratch: none is wider.
@@ -235,5 +237,5 @@ fn column_block(n: i64, others: i64, lanes: i64, threads: usize) -> i64 {
     } else {
         (n * others.max(1) + threads as i64 - 1) / threads.max(1) as i64
     };
-    round_up(share.clamp(1, 2048), 4 * lanes).min(round_up(n.max(1), lanes))
+    round_up(share.clamp(1, WIDEST), 4 * lanes).min(round_up(n.max(1), lanes))
 }

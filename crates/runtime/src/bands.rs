@@ -50,7 +50,7 @@ struct Turned {
 /// Copies of right operands that are kept, by product.
 type KeptCopies = SmallVec<[(usize, Arc<Made>); MOST_TURNED]>;
 
-/// The most of them.
+/// The most of them; others are turned round by every band.
 const MOST_TURNED: usize = 4;
 
 /// A product, of which there are some rows to compute.

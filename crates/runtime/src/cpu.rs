@@ -1,6 +1,9 @@
-//! CPU features: which vector instructions this machine has, found once; asking for memory ahead.
+//! The machine: its caches, cores and vector instructions, found once; asking for memory ahead.
 
 use std::sync::OnceLock;
+
+pub use kiln_ir::math::c::Isa;
+pub use kiln_plan::Machine;
 
 /// Asks for a cache line that will be read soon; any address will do.
 #[inline(always)]
@@ -14,107 +17,78 @@ pub fn prefetch<T>(place: *const T) {
     let _ = place;
 }
 
-/// The instruction sets Kiln writes code for, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Isa {
-    /// AVX-512 F, VL, DQ and BW: 64-byte vectors.
-    Avx512,
-    /// AVX2 with FMA and F16C: 32-byte vectors.
-    Avx2,
-    /// What every CPU of the architecture has: 16-byte vectors.
-    Plain,
+/// This machine, found once; its instructions are the best it has, or those `KILN_ISA` (avx512, avx2, plain) asks for.
+///
+/// Asking for more than the machine has gives what it has.
+pub fn machine() -> &'static Machine {
+    static MACHINE: OnceLock<Machine> = OnceLock::new();
+    MACHINE.get_or_init(|| {
+        let found = Isa::detect();
+        let isa = match std::env::var("KILN_ISA") {
+            Err(_) => found,
+            Ok(name) => match Isa::named(&name) {
+                Some(wanted) => wanted.max(found),
+                None => {
+                    crate::warn::once("KILN_ISA", || {
+                        format!("KILN_ISA={name} is not avx512, avx2 or plain; using {}", found.name())
+                    });
+                    found
+                }
+            },
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let caches = caches(&|number, name| {
+            let path = format!("/sys/devices/system/cpu/cpu0/cache/index{number}/{name}");
+            std::fs::read_to_string(path).ok().map(|text| text.trim().to_string())
+        });
+        Machine { cores, ..Machine::with(isa).caches(caches) }
+    })
 }
 
-impl Isa {
-    /// The best set of this machine, or the one `KILN_ISA` (avx512, avx2, plain) asks for.
-    ///
-    /// Asking for more than the machine has gives what it has.
-    pub fn best() -> Isa {
-        static BEST: OnceLock<Isa> = OnceLock::new();
-        *BEST.get_or_init(|| {
-            let found = Isa::detect();
-            match std::env::var("KILN_ISA") {
-                Err(_) => found,
-                Ok(name) => match Isa::parse(&name) {
-                    Some(wanted) => wanted.max(found),
-                    None => {
-                        crate::warn::once("KILN_ISA", || {
-                            format!("KILN_ISA={name} is not avx512, avx2 or plain; using {}", found.name())
-                        });
-                        found
-                    }
-                },
-            }
-        })
-    }
+/// The instructions to use: [`machine`]'s.
+pub fn isa() -> Isa {
+    machine().isa
+}
 
-    /// What the CPU reports, whatever the environment says.
-    pub fn detect() -> Isa {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let avx2 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-                && is_x86_feature_detected!("bmi2");
-            let avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512bw");
-            match (avx512, avx2) {
-                (true, true) => Isa::Avx512,
-                (false, true) => Isa::Avx2,
-                (_, false) => Isa::Plain,
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Plain
-    }
-
-    /// The name `KILN_ISA` takes.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Isa::Avx512 => "avx512",
-            Isa::Avx2 => "avx2",
-            Isa::Plain => "plain",
+/// The sizes of a core's caches for data, by level: `read` gives what Linux tells of its caches, by number and name.
+/// Of a second level that several cores share each has its part. Elsewhere nothing is known.
+fn caches(read: &dyn Fn(usize, &str) -> Option<String>) -> [Option<usize>; 3] {
+    let mut sizes = [None; 3];
+    let mut threads = 1;
+    for number in 0.. {
+        let facts = ["level", "type", "size", "shared_cpu_list"].map(|name| read(number, name));
+        let [Some(level), Some(kind), Some(size), Some(list)] = facts else { break };
+        let (sharing, size) = (sharing(&list), bytes(&size));
+        match (level.as_str(), kind.as_str()) {
+            (_, "Instruction") => {}
+            ("1", _) => (threads, sizes[0]) = (sharing, size),
+            ("2", _) => sizes[1] = size.map(|size| size / (sharing / threads).max(1)),
+            ("3", _) => sizes[2] = size,
+            _ => {}
         }
     }
+    sizes
+}
 
-    /// Bytes in one vector register.
-    pub const fn vector_bytes(self) -> usize {
-        match self {
-            Isa::Avx512 => 64,
-            Isa::Avx2 => 32,
-            Isa::Plain => 16,
-        }
-    }
+/// How many processors a list like `0-3,8` has.
+fn sharing(list: &str) -> usize {
+    let count = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    list.split(',').filter_map(count).sum::<usize>().max(1)
+}
 
-    /// Flags that let GCC and Clang use the set.
-    ///
-    /// Named features rather than `-march=native`: the flags are part of a kernel's identity, so they
-    /// must say what they mean on every machine that shares a cache directory.
-    pub const fn compiler_flags(self) -> &'static [&'static str] {
-        match self {
-            Isa::Avx512 => &[
-                "-mavx512f",
-                "-mavx512vl",
-                "-mavx512dq",
-                "-mavx512bw",
-                "-mavx2",
-                "-mfma",
-                "-mf16c",
-                "-mbmi2",
-                "-mprefer-vector-width=512",
-            ],
-            Isa::Avx2 => &["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
-            Isa::Plain => &[],
-        }
-    }
-
-    fn parse(name: &str) -> Option<Isa> {
-        [Isa::Avx512, Isa::Avx2, Isa::Plain]
-            .into_iter()
-            .find(|isa| isa.name().eq_ignore_ascii_case(name.trim()))
-    }
+/// The bytes of a size like `32K`.
+fn bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
 #[cfg(test)]
@@ -122,12 +96,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_machine_is_a_sane_one() {
+        let Machine { l1, l2, l3, cores, isa } = *machine();
+        assert!([l1, l2, l3].iter().all(|size| *size > 0 && size.is_multiple_of(4 << 10)), "{:?}", machine());
+        assert!(l1 <= l2 && l2 <= l3 && cores >= 1, "{:?}", machine());
+        assert!(isa >= Isa::detect());
+    }
+
+    #[test]
+    fn caches_are_read_as_linux_tells_them() {
+        let found = |text: &str| {
+            let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+            caches(&|number, name| {
+                let names = ["level", "type", "size", "shared_cpu_list"];
+                let at = names.iter().position(|known| *known == name)?;
+                Some(lines.get(number)?[at].to_string())
+            })
+        };
+        let two_threads = "1 Data 48K 0,8\n1 Instruction 32K 0,8\n2 Unified 2048K 0,8\n3 Unified 105M 0-15";
+        assert_eq!(found(two_threads), [Some(48 << 10), Some(2 << 20), Some(105 << 20)]);
+        let four_cores = "1 Data 32K 0\n1 Instruction 64K 0\n2 Unified 4096K 0-3";
+        assert_eq!(found(four_cores), [Some(32 << 10), Some(1 << 20), None]);
+        assert_eq!(found(""), [None; 3]);
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let sizes = ["32K", "1024K", "105M", "4096", "", "K", "12 parsecs"].map(bytes);
+        let expected = [Some(32 << 10), Some(1 << 20), Some(105 << 20), Some(4096), None, None, None];
+        assert_eq!(sizes, expected);
+    }
+
+    #[test]
     fn names_parse_back() {
-        for isa in [Isa::Avx512, Isa::Avx2, Isa::Plain] {
-            assert_eq!(Isa::parse(isa.name()), Some(isa));
-            assert!(isa.vector_bytes().is_power_of_two());
-        }
-        assert_eq!(Isa::parse("sse9"), None);
-        assert!(Isa::best() >= Isa::detect());
+        assert!(Isa::ALL.into_iter().all(|isa| Isa::named(isa.name()) == Some(isa)));
+        assert_eq!(Isa::named("sse9"), None);
     }
 }

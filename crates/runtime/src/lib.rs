@@ -5,7 +5,7 @@
 //! | [`pool`]    | the caching storage pool: [`Buffer`]                              |
 //! | [`threads`] | the one thread pool: [`parallel_for`]                             |
 //! | [`scratch`] | memory a thread keeps for itself                                  |
-//! | [`cpu`]     | the machine's vector instructions: [`Isa`]                        |
+//! | [`cpu`]     | caches, cores and vector instructions: [`machine`]                |
 //! | [`gemm`]    | matrix products over strided memory                               |
 //! | [`contract`] | products of matrices that lie at sums of offsets                 |
 //! | [`convolution`] | convolution and its two gradients                             |
@@ -84,7 +84,7 @@ mod winograd;
 pub use bind::Callable;
 pub use cache::{CacheError, KernelCache, Library, Loaded, Origin, Source};
 pub use cc::{CcError, Compiler, Sanitize};
-pub use cpu::{Isa, prefetch};
+pub use cpu::{Isa, Machine, machine, prefetch};
 pub use kernel::{Args, Kernel, KernelFn, WeakKernel};
 pub use pool::{AllocError, Buffer};
 pub use threads::parallel_for;

@@ -7,7 +7,7 @@ use std::ops::{Add, Mul, Range};
 
 use gemm_common::Parallelism;
 
-use crate::cpu::{Isa, prefetch};
+use crate::cpu::{self, Isa, prefetch};
 use crate::gemm::{Matrix, Product, Shape};
 
 /// A type with kernels.
@@ -39,6 +39,19 @@ pub(crate) trait Float:
     fn fused(a: Self, b: Self, c: Self) -> Self;
 }
 
+/// The most steps of the inner dim between two visits of the result, as the library has it: fixed, since no bit depends
+/// on the machine's caches.
+pub(crate) const STRETCH: usize = 512;
+
+/// How much of the inner dim the library is given at once. It cuts that into even stretches, but where the result is
+/// small the last one is what is left. Such products (but single rows and dot products, which are other kernels') are
+/// given to it in even stretches, so that a row has the same bits in a band of any height.
+fn stretch<T: Copy>(product: &Product<T>) -> usize {
+    let Product { shape: Shape { m, n, k }, rhs, .. } = *product;
+    let is_small = m.max(n) <= 64 && m.min(n) > 1 && rhs.row != 1;
+    if is_small && k > STRETCH { k.div_ceil(k.div_ceil(STRETCH)) } else { k.max(1) }
+}
+
 #[rustfmt::skip]
 macro_rules! kernels {
     ($type:ty, $library:path) => {
@@ -46,15 +59,18 @@ macro_rules! kernels {
 
         unsafe fn panel(product: Product<Self>) {
             let Product { shape: Shape { m, n, k }, dst, accumulate, lhs, rhs, .. } = product;
-            let (dst_at, lhs_at, rhs_at) = (dst.pointer, lhs.pointer, rhs.pointer);
-            let no = false;
-            // The library's kernels are column-major: they are given the transposed product.
-            // SAFETY: the caller's promise is passed on.
-            unsafe {
-                $library()(
-                    n, m, k, dst_at, dst.row, dst.column, accumulate, rhs_at, rhs.row, rhs.column,
-                    lhs_at, lhs.row, lhs.column, 1.0, 1.0, no, no, no, Parallelism::None,
-                )
+            let (dst_at, stretch, no) = (dst.pointer, stretch(&product), false);
+            for p in (0..k).step_by(stretch) {
+                let (lhs_at, rhs_at) = (lhs.at(0, p).pointer, rhs.at(p, 0).pointer);
+                let (k, add) = (stretch.min(k - p), accumulate || p > 0);
+                // The library's kernels are column-major: they are given the transposed product.
+                // SAFETY: the caller's promise is passed on.
+                unsafe {
+                    $library()(
+                        n, m, k, dst_at, dst.row, dst.column, add, rhs_at, rhs.row, rhs.column,
+                        lhs_at, lhs.row, lhs.column, 1.0, 1.0, no, no, no, Parallelism::None,
+                    )
+                }
             }
         }
 
@@ -71,8 +87,8 @@ macro_rules! kernels {
                     // SAFETY: the caller's promise is passed on.
                     unsafe { row::<$type, true>(product) }
                 }
-                match Isa::best() {
-                    // SAFETY: `best` never names more than the machine has.
+                match cpu::isa() {
+                    // SAFETY: `isa` never names more than the machine has.
                     Isa::Avx512 => return unsafe { avx512(product) },
                     // SAFETY: as above.
                     Isa::Avx2 => return unsafe { avx2(product) },
@@ -95,7 +111,7 @@ impl Float for f32 {
 
     unsafe fn straighten(src: Matrix<f32>, dst: *mut f32, pitch: usize, rows: usize, columns: usize) {
         #[cfg(target_arch = "x86_64")]
-        if Isa::best() != Isa::Plain {
+        if cpu::isa() != Isa::Plain {
             // SAFETY: AVX2 is there; the caller's promise is passed on.
             return unsafe { straighten_avx2(src, dst, pitch, rows, columns) };
         }
@@ -148,6 +164,7 @@ fn add_rows<T: Float, const FMA: bool, const N: usize>(
     factors: [T; N],
     ahead: isize,
 ) {
+    // A cache line of f32.
     const LINE: usize = 16;
     let add = |sum: T, row: T, factor: T| if FMA { T::fused(row, factor, sum) } else { sum + row * factor };
     let (lines, rest) = dst.as_chunks_mut::<LINE>();

@@ -19,16 +19,14 @@
 //! and cosine are the polynomials below in plain single-precision operations without fma, so that any
 //! backend can reproduce every bit; f64 uses the system's functions.
 
-use crate::cpu::Isa;
-use crate::threads::{Shared, parallel_for};
+use crate::cpu::{self, Isa};
+use crate::threads::{GRAIN, Shared, parallel_for};
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// Counters computed side by side, so that the rounds become vector instructions.
 const LANES: usize = 64;
-/// Elements a thread takes at least; a multiple of every block.
-const GRAIN: usize = 1 << 14;
 
 /// Four random words for a counter and a key.
 ///
@@ -183,13 +181,14 @@ impl<T, F: Fn(&[[u32; LANES]; 4], &mut [T]) + Sync> Convert<T> for F {}
 /// Runs `convert` over blocks of `LANES` counters, on all threads, with the widest vectors there are.
 fn fill<T: Copy + Default + Send>(dst: &mut [T], seed: u64, offset: u64, convert: impl Convert<T>) {
     let base = Shared(dst.as_mut_ptr());
+    // A multiple of every block.
     parallel_for(dst.len(), GRAIN, |begin, end| {
         // SAFETY: ranges of one region are disjoint and within `dst`.
         let range = unsafe { std::slice::from_raw_parts_mut(base.get().add(begin), end - begin) };
         let first = offset.wrapping_add((begin * size_of::<T>() / 16) as u64);
         #[cfg(target_arch = "x86_64")]
-        match Isa::best() {
-            // SAFETY: `best` never names more than the machine has.
+        match cpu::isa() {
+            // SAFETY: `isa` never names more than the machine has.
             Isa::Avx512 => return unsafe { fill_avx512(range, seed, first, &convert) },
             // SAFETY: as above.
             Isa::Avx2 => return unsafe { fill_avx2(range, seed, first, &convert) },

@@ -27,8 +27,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::cpu::machine;
+
 /// The most threads a region may use.
 pub const MAX_THREADS: usize = 256;
+
+/// Elements worth a thread's while, where each is loaded, computed with a few operations and stored: with fewer, waking
+/// the thread takes longer than the work. Half of them are where they take more. No result depends on it.
+pub const GRAIN: usize = 1 << 14;
 
 /// Chunks per thread: enough to even out a load, few enough to keep claiming cheap.
 const CHUNKS_PER_THREAD: usize = 4;
@@ -51,15 +57,15 @@ pub fn set_count(threads: usize) -> usize {
 }
 
 fn default_count() -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-    let Ok(text) = std::env::var("KILN_NUM_THREADS") else { return cores() };
+    let cores = machine().cores;
+    let Ok(text) = std::env::var("KILN_NUM_THREADS") else { return cores };
     match text.trim().parse::<usize>() {
         Ok(threads) if threads > 0 => threads,
         _ => {
             crate::warn::once("KILN_NUM_THREADS", || {
                 format!("KILN_NUM_THREADS={text} is not a positive number; using one thread per core")
             });
-            cores()
+            cores
         }
     }
 }

@@ -13,7 +13,7 @@ use std::arch::x86_64::{__m256, __m512};
 use crate::cpu::prefetch;
 use crate::lanes::Numbers;
 
-/// The most steps of the inner dim a block of `lhs` has.
+/// The most steps of the inner dim a block of `lhs` has: fixed, since no bit depends on the machine's caches.
 pub(crate) const DEPTH: usize = 256;
 /// Elements from one row of `lhs` to the next: not a power of two, or rows would compete for the same places in the
 /// cache.

@@ -21,17 +21,18 @@ use std::arch::x86_64::{__m256, __m512};
 use parking_lot::Mutex;
 
 use crate::convolution::{Finished, Then};
-use crate::cpu::Isa;
+use crate::cpu::{self, Isa};
 use crate::lanes::{Lanes, Numbers};
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
-use crate::threads::{self, Shared, parallel_for};
+use crate::threads::{self, GRAIN, Shared, parallel_for};
 use crate::tile::{self, DEPTH, Operands, PITCH, Tiles, even};
 
 /// Places of a transformed patch.
 const PLACES: usize = 16;
-/// Bytes of a block's V and M.
-const BLOCK: usize = 3 << 19;
+
+// Which convolutions go this way decides their bits: these are fixed, since no bit depends on the machine's caches.
+
 /// The fewest positions of the output for which transforming kernels pays.
 const FEW_POSITIONS: usize = 512;
 /// The fewest positions where that was done before.
@@ -66,7 +67,7 @@ impl Task {
     pub fn pays(&self, kept: bool) -> bool {
         let positions = self.batch * self.output[0] * self.output[1];
         let narrow = self.channels.min(self.filters);
-        Isa::best() != Isa::Plain
+        cpu::isa() != Isa::Plain
             && narrow >= FEW_CHANNELS
             && positions >= if kept { FEW_POSITIONS_KEPT } else { FEW_POSITIONS }
             && self.output.iter().all(|size| *size >= 4)
@@ -87,7 +88,7 @@ impl Task {
         let elements = self.stretches() * PLACES * self.filters * PITCH;
         let kernels = Buffer::alloc(elements * size_of::<f32>())?;
         let shared = Shared((weight.cast_mut(), kernels.as_ptr().cast::<f32>()));
-        parallel_for(self.filters, 8192usize.div_ceil(self.channels * 9), |begin, end| {
+        parallel_for(self.filters, (GRAIN / 2).div_ceil(self.channels * 9), |begin, end| {
             let (weight, kernels) = shared.get();
             // SAFETY: room for all kernels; these filters are no other item's.
             unsafe { (way.transform)(self, weight, kernels, [begin, end]) };
@@ -124,14 +125,14 @@ pub(crate) unsafe fn run(
     then: Option<Then<'_>>,
 ) -> Result<(), AllocError> {
     // SAFETY: `best` never names more than the machine has; the caller's promise is passed on.
-    unsafe { run_way(task, &Way::best(), out, x, kernels, then) }
+    unsafe { run_way(task, (&Way::best(), cpu::machine().l2), out, x, kernels, then) }
 }
 
 /// # Safety
-/// That of [`run`]; the machine has the way's instruction set.
+/// That of [`run`]; the machine has the way's instruction set (and about so much of a second-level cache).
 unsafe fn run_way(
     task: &Task,
-    &Way { block, width, .. }: &Way,
+    (&Way { block, width, .. }, l2): (&Way, usize),
     out: *mut f32,
     x: *const f32,
     kernels: &Buffer,
@@ -146,7 +147,7 @@ unsafe fn run_way(
     // SAFETY: room for all planes.
     unsafe { pad(task, x, &all) };
     let rows = task.batch * down;
-    let together = rows_together(task, width);
+    let together = rows_together(task, width, l2);
     let pitch = (together * across).next_multiple_of(width) + 16;
     let elements = PLACES * (distance(task.channels, pitch) + distance(task.filters, pitch));
     let bytes = elements * size_of::<f32>();
@@ -184,19 +185,20 @@ impl Task {
     }
 }
 
-/// How many rows of patches a block has: what fits the cache, and leaves little of its last tile empty and no thread
-/// without a block.
-fn rows_together(task: &Task, width: usize) -> usize {
+/// How many rows of patches a block has: its V and M are one and a half of the second-level cache at most, little of its
+/// last tile is empty, and no thread is without a block.
+fn rows_together(task: &Task, width: usize, l2: usize) -> usize {
     let [down, across] = task.patches();
     let rows = task.batch * down;
     let column = (task.channels + task.filters) * PLACES * size_of::<f32>();
-    let columns = (BLOCK / column).max(2 * width);
+    let columns = (l2 / 2 * 3 / column).max(2 * width);
     let cost = |together: usize| {
         let blocks = rows.div_ceil(together).div_ceil(threads::count());
         blocks * ((together * across).next_multiple_of(width) + width / 4)
     };
     (1..=(columns / across).clamp(1, rows)).min_by_key(|rows| (cost(*rows), usize::MAX - rows)).unwrap_or(1)
 }
+
 /// Elements from one place's matrix to the next: a line more than the matrix, or all of them would compete for the
 /// same places in the cache.
 fn distance(rows: usize, pitch: usize) -> usize {
@@ -214,7 +216,7 @@ struct Way {
 
 impl Way {
     fn best() -> Way {
-        match Isa::best() {
+        match cpu::isa() {
             Isa::Avx512 => AVX512,
             Isa::Avx2 | Isa::Plain => AVX2,
         }
@@ -259,7 +261,7 @@ struct Memory {
 unsafe fn pad(task: &Task, x: *const f32, all: &Memory) {
     let (size, [height, width], area) = (all.size, task.input, all.size[0] * all.size[1]);
     let shared = Shared((x.cast_mut(), all.padded));
-    parallel_for(task.batch * task.channels, (1usize << 14).div_ceil(area), |begin, end| {
+    parallel_for(task.batch * task.channels, GRAIN.div_ceil(area), |begin, end| {
         let (x, padded) = shared.get();
         for plane in begin..end {
             // SAFETY: a plane of each, which no other thread touches.
@@ -564,25 +566,28 @@ mod tests {
                 assert!(exact.iter().any(|x| x.is_nan()));
                 let ways = [(Isa::Avx512, AVX512), (Isa::Avx2, AVX2)];
                 for (isa, way) in ways.into_iter().filter(|(isa, _)| *isa >= Isa::detect()) {
-                    let mut out = vec![f32::NAN; to];
                     let task = convolution::minimal_task(&g, kernels).unwrap();
-                    let done = Mutex::new(vec![0; to]);
-                    let area = area(task.output);
+                    let (done, area) = (Mutex::new(vec![0; to]), area(task.output));
                     let count = |part: Finished| {
                         for plane in part.planes {
                             let places = plane * area + part.pixels.start..plane * area + part.pixels.end;
                             done.lock()[places].iter_mut().for_each(|times| *times += 1);
                         }
                     };
-                    // SAFETY: dense tensors of the task's sizes; the set is there.
-                    unsafe {
-                        let kernels = task.transformed_way(&way, weight.as_ptr()).unwrap();
-                        run_way(&task, &way, out.as_mut_ptr(), x.as_ptr(), &kernels, Some(&count)).unwrap();
-                    }
-                    assert!(
-                        done.into_inner().iter().all(|times| *times == 1),
-                        "{g:?}: each is finished once"
-                    );
+                    let run = |l2: usize| {
+                        let (mut out, way) = (vec![f32::NAN; to], (&way, l2));
+                        // SAFETY: dense tensors of the task's sizes; the set is there.
+                        unsafe {
+                            let kernels = task.transformed_way(way.0, weight.as_ptr()).unwrap();
+                            run_way(&task, way, out.as_mut_ptr(), x.as_ptr(), &kernels, Some(&count))
+                                .unwrap();
+                        }
+                        out
+                    };
+                    let (out, small) = (run(1 << 20), run(64 << 10));
+                    let bits = |out: &[f32]| out.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert!(bits(&out) == bits(&small), "{g:?}: no bit depends on the cache");
+                    assert!(done.into_inner().iter().all(|times| *times == 2), "{g:?}: finished once a run");
                     for (i, (got, exact)) in out.iter().zip(&exact).enumerate() {
                         let error = (f64::from(*got) - exact).abs() / norm;
                         let is_right = error < 1e-5 || (got.is_nan() && exact.is_nan());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use kiln_ir::{Layout, Loc, Result, Shape, TensorTy};
-use kiln_runtime::{parallel_for, threads};
+use kiln_runtime::{machine, parallel_for, threads};
 
 use crate::autograd::{grad_enabled, no_grad, run_backward};
 use crate::dense::HeldCall;
@@ -16,8 +16,12 @@ use crate::hook::{self, Access, Arg, Call, GradRequest, Output, Recorder};
 use crate::tensor::Ready;
 use crate::{Tensor, TensorList};
 
-/// Elements of a list that a thread's caches hold, together with those of a few other lists.
-const PIECE: usize = 1 << 18;
+/// Elements of a list that a thread's caches hold, together with those of a few other lists: of f32 they fill the core's
+/// own.
+fn longest() -> usize {
+    machine().l2 / size_of::<f32>()
+}
+
 /// Tensors are cut at multiples of this many elements.
 const CUT: usize = 1 << 12;
 
@@ -57,13 +61,15 @@ pub fn each_piece(
     };
     let Some(shares) = shares(&sizes, threads::count()) else {
         // Each op is shared out instead.
-        return Some(cut(&sizes, 0..sizes.len(), PIECE * threads::count()).iter().try_for_each(|p| run(p)));
+        return Some(
+            cut(&sizes, 0..sizes.len(), longest() * threads::count()).iter().try_for_each(|p| run(p)),
+        );
     };
     let failed = Mutex::new(None);
     parallel_for(shares.len(), 1, |begin, end| {
         let _off = no_grad();
         for share in &shares[begin..end] {
-            for piece in cut(&sizes, share.clone(), PIECE) {
+            for piece in cut(&sizes, share.clone(), longest()) {
                 if failed.lock().is_some() {
                     return;
                 }
@@ -93,7 +99,7 @@ fn sizes(items: &[&[Tensor]]) -> Option<Vec<usize>> {
         }
         sizes.push(model.layout.shape.numel());
     }
-    if sizes.iter().sum::<usize>() <= PIECE * threads::count() {
+    if sizes.iter().sum::<usize>() <= longest() * threads::count() {
         return None;
     }
     for items in items {
@@ -240,7 +246,7 @@ mod tests {
 
     /// Lists of a few tensors, of which some are cut and some share a piece.
     fn lists() -> Result<[TensorList; 2]> {
-        let large = 2 * PIECE * threads::count() + 12345;
+        let large = 2 * longest() * threads::count() + 12345;
         let shapes: [&[usize]; 6] = [&[5], &[large], &[0, 3], &[7, 9001], &[], &[large / 3, 3]];
         let list = |step: usize| -> Result<TensorList> {
             let tensor = |shape: &&[usize]| {
@@ -268,7 +274,7 @@ mod tests {
             let [x, y] = piece else { panic!("as many lists as there were") };
             let total = |list: &TensorList| list.items().map(|items| items.iter().map(Tensor::numel).sum());
             let elements: usize = total(x)?;
-            assert!(elements > 0 && elements <= PIECE * threads::count());
+            assert!(elements > 0 && elements <= longest() * threads::count());
             assert_eq!(elements, total(y)?);
             count.fetch_add(1, Ordering::Relaxed);
             ops([x, y])

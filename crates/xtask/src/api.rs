@@ -21,6 +21,7 @@ use names::{Module, Modules, Target, attributes, is_public, named};
 /// The libraries that `kiln` may hand on something of.
 const LIBRARIES: &[(&str, &str)] = &[
     ("kiln_ir", "ir"),
+    ("kiln_plan", "plan"),
     ("kiln_runtime", "runtime"),
     ("kiln_tensor", "tensor"),
     ("kiln_inductor", "inductor"),

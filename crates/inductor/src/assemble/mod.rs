@@ -538,16 +538,17 @@ impl<'f, 'g> Assembler<'f, 'g> {
         let (mut bands, mut why_not) = (Vec::new(), self.fusion.why_not.clone());
         why_not.extend(self.order.why_not.iter().cloned());
         if self.options.target.runs_together() {
-            let mut from = 0;
+            let (mut from, machine) = (0, self.options.target.machine());
             while let Some((order, next)) =
-                bands::gather(&self.steps, &self.loops, &self.buffers, &self.in_place, from)
+                bands::gather(&self.steps, &self.loops, &self.buffers, &self.in_place, machine, from)
             {
                 self.reorder(&order);
                 from = next;
             }
             why_not.extend(epilogue::connect(&mut self.steps, &self.loops));
             let apart;
-            (bands, apart) = bands::connect(&mut self.steps, &self.loops, &mut self.buffers, &self.in_place);
+            (bands, apart) =
+                bands::connect(&mut self.steps, &self.loops, &mut self.buffers, &self.in_place, machine);
             why_not.extend(apart);
         }
         let (arena_bytes, taken_back) =

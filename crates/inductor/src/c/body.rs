@@ -8,9 +8,6 @@ use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
 use kiln_plan::index::{ExprId, Index};
 use kiln_plan::loops::{ExprKind, Reduction};
 
-/// Rows of more elements are not asked for ahead of their turn.
-const LONGEST_AHEAD: usize = 16384;
-
 /// A function written for a pass: its name and what it is called with beside position and count.
 pub(super) struct Body {
     name: String,
@@ -198,15 +195,14 @@ impl Emitter<'_> {
             differs && inner == 1 && kernel.chunk.is_none()
         });
         let last = self.kernel.axes.len() - 1;
+        // Elements of the longest such row: of f32, a sixteenth of the cache.
+        let longest = self.machine.l2 / 64;
         let mut out = String::new();
         for &id in &read {
             let ExprKind::Load { buffer, .. } = kernel.exprs[id].kind else { continue };
             let ty = memory_type(kernel.buffers[buffer]);
             self.outer_names.insert(format!("ahead{id}"), format!("{ty} *"));
-            let _ = writeln!(
-                out,
-                "        {ty} *ahead{id} = p{id} + (n{last} <= {LONGEST_AHEAD} ? n{last} : 0);"
-            );
+            let _ = writeln!(out, "        {ty} *ahead{id} = p{id} + (n{last} <= {longest} ? n{last} : 0);");
         }
         self.ahead = read;
         out

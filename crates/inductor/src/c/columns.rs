@@ -9,8 +9,8 @@ use super::{Emitter, Level, Piece, memory_type, vector_type};
 use kiln_plan::index::ExprId;
 use kiln_plan::loops::Reduction;
 
-/// Rows whose sum is formed before it is added to the total.
-const ROWS: usize = 256;
+/// Rows whose sum is formed before it is added to the total: fixed, since no bit depends on the machine's caches.
+pub(super) const ROWS: usize = 256;
 
 impl Emitter<'_> {
     /// Declares an array with one element per column.

@@ -15,8 +15,8 @@ use super::{Argument, Emitter, Level, Piece, memory_type, suffix, vector_type};
 use kiln_plan::index::ExprId;
 use kiln_plan::loops::{ExprKind, Reduction};
 
-/// Rows whose sum is formed before it is added to the part's.
-const BLOCK: usize = 256;
+/// Rows whose sum is formed before it is added to the part's: fixed, since no bit depends on the machine's caches.
+const BLOCK: usize = super::columns::ROWS;
 
 /// A fold as it is stored.
 #[derive(Copy, Clone)]

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use kiln_ir::math::Width;
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 
 use super::KernelSource;
 
 /// The helpers that the kernels use, for vectors of `lanes` elements.
-pub(super) fn helpers(lanes: usize, isa: CIsa, kernels: &[&KernelSource]) -> String {
+pub(super) fn helpers(lanes: usize, isa: Isa, kernels: &[&KernelSource]) -> String {
     let uses = |name: &str| kernels.iter().any(|k| k.code.contains(name));
     let mut out = String::new();
     if uses("kiln_turn") || uses("kiln_second") || uses("kiln_border") || uses("kiln_repeat") {
@@ -162,8 +162,8 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
         let elements: Vec<String> = (0..lanes).map(|lane| format!("x[{lane}]")).collect();
         let text = match isa {
             // A conversion of whole vectors wider than the registers, selected from, is more than GCC 12 can take.
-            CIsa::Plain => format!("(f64v){{{}}}", elements.join(", ")),
-            CIsa::Avx512 | CIsa::Avx2 => "__builtin_convertvector(x, f64v)".into(),
+            Isa::Plain => format!("(f64v){{{}}}", elements.join(", ")),
+            Isa::Avx512 | Isa::Avx2 => "__builtin_convertvector(x, f64v)".into(),
         };
         let _ = writeln!(out, "KILN_INLINE f64v kiln_f64_from_f32(f32v x) {{ return {text}; }}");
     }
@@ -171,7 +171,7 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
 }
 
 /// Loads and stores of `count` elements. With a constant full count only the plain access remains.
-pub(super) fn partial(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+pub(super) fn partial(vector: &str, scalar: &str, suffix: &str, isa: Isa, lanes: usize) -> String {
     let bytes = lanes
         * match suffix {
             "f32" => 4,
@@ -179,9 +179,9 @@ pub(super) fn partial(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes
             _ => 8,
         };
     let masked = match (isa, suffix) {
-        (CIsa::Avx512, "f32") if bytes >= 16 => Some("vmovups"),
-        (CIsa::Avx512, "f64" | "i64") if bytes <= 64 => Some("vmovupd"),
-        (CIsa::Avx512, "bool") if bytes >= 16 => Some("vmovdqu8"),
+        (Isa::Avx512, "f32") if bytes >= 16 => Some("vmovups"),
+        (Isa::Avx512, "f64" | "i64") if bytes <= 64 => Some("vmovupd"),
+        (Isa::Avx512, "bool") if bytes >= 16 => Some("vmovdqu8"),
         _ => None,
     };
     let (load, store) = match masked {

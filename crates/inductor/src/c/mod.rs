@@ -37,11 +37,8 @@ use indices::Last;
 pub(crate) use source::name_of;
 pub use source::{C, KernelSource};
 
-use kiln_plan::Signature;
 use kiln_plan::signature::{self, Argument, Piece, row_bytes};
-
-/// Rows saved for a later pass may take this much of a thread's scratch.
-const MOST_SCRATCH: i64 = 512 << 10;
+use kiln_plan::{Machine, Signature};
 
 /// Where an expression is computed.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -58,6 +55,7 @@ enum Level {
 
 struct Emitter<'k> {
     kernel: &'k Kernel,
+    machine: &'k Machine,
     lanes: usize,
     /// Whether long bodies are cut into stages.
     staged: bool,
@@ -146,15 +144,16 @@ fn runs_by_elements(kernel: &Kernel) -> bool {
         && kernel.buffers.iter().all(|&dtype| is_plain(dtype))
 }
 
-fn emit(kernel: &Kernel, target: &C) -> KernelSource {
+fn emit<'k>(kernel: &'k Kernel, target: &'k C) -> KernelSource {
     let lanes = match runs_by_elements(kernel) {
         true => 1,
-        false => target.isa.lanes(kernel.widest().max(4)),
+        false => target.machine.isa.lanes(kernel.widest().max(4)),
     };
     let has_f32 = kernel.exprs.iter().any(|e| e.dtype == DType::F32) || kernel.buffers.contains(&DType::F32);
     let wide = kernel.exprs.iter().any(|e| e.dtype.size() == 8);
     let mut this = Emitter {
         kernel,
+        machine: &target.machine,
         lanes,
         staged: target.stages,
         vectors: target.unroll,
@@ -345,7 +344,8 @@ impl<'k> Emitter<'k> {
         }
         let row = |&id: &ExprId| row_bytes(self.kernel, self.lanes as i64, self.element_bytes(id));
         let rows = if self.kernel.parts.is_some() { signature::GROUP as i64 } else { 1 };
-        if rows * self.saved.keys().map(row).sum::<i64>() > MOST_SCRATCH {
+        // They stay in the core's own cache, beside what later passes read.
+        if rows * self.saved.keys().map(row).sum::<i64>() > self.machine.l2 as i64 / 2 {
             self.saved.clear();
         }
         if rows > 1 && !self.saved.is_empty() {

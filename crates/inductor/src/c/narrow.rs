@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use kiln_ir::DType;
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 
 use super::helpers::partial;
 use super::memory_type;
@@ -37,7 +37,7 @@ pub(super) fn narrowed(dtype: DType, value: &str) -> String {
 }
 
 /// The helpers of the narrow dtypes that are used.
-pub(super) fn helpers(lanes: usize, isa: CIsa, uses: &dyn Fn(&str) -> bool) -> String {
+pub(super) fn helpers(lanes: usize, isa: Isa, uses: &dyn Fn(&str) -> bool) -> String {
     let mut out = String::new();
     for dtype in DType::ALL.into_iter().filter(|d| d.is_narrow() && uses(&format!("_{d}("))) {
         let (vector, scalar, name) = (memory_vector(dtype), memory_type(dtype), dtype.name());
@@ -64,10 +64,10 @@ KILN_INLINE void kiln_store_{name}(void *p, {vector} v) {{ *({vector}_memory *)p
     out
 }
 
-fn conversions(dtype: DType, isa: CIsa, lanes: usize) -> String {
+fn conversions(dtype: DType, isa: Isa, lanes: usize) -> String {
     let (vector, name) = (memory_vector(dtype), dtype.name());
     // Registers of 256 bits and more: a smaller half is no vector register of its own.
-    let has_instructions = isa != CIsa::Plain && lanes >= 8;
+    let has_instructions = isa != Isa::Plain && lanes >= 8;
     match dtype {
         DType::F16 if has_instructions => format!("{HALF_INSTRUCTIONS}{}", one(dtype)),
         DType::F16 => format!("{HALF}{}", one(dtype)),

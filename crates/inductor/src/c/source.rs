@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use rustc_hash::FxHasher;
 
-use kiln_ir::math::c::{self, CIsa};
+use kiln_ir::math::c::{self, Isa};
 use kiln_ir::math::{Function, Width};
-use kiln_plan::Signature;
 use kiln_plan::loops::Kernel;
+use kiln_plan::{Machine, Signature};
 
 use super::emit;
 use super::helpers::helpers;
@@ -42,10 +42,10 @@ impl KernelSource {
         format!("/*\n{ops} */\n{}", self.code)
     }
 
-    fn shard(kernels: &[&KernelSource], isa: CIsa) -> String {
+    fn shard(kernels: &[&KernelSource], isa: Isa) -> String {
         let lanes = kernels.first().map_or(4, |k| k.lanes);
         // No instruction written out works on vectors of one lane.
-        let isa = if lanes == 1 { CIsa::Plain } else { isa };
+        let isa = if lanes == 1 { Isa::Plain } else { isa };
         let mut out = c::prelude(lanes, isa);
         out.push_str(&helpers(lanes, isa, kernels));
         let mut functions: Vec<(Function, Width)> =
@@ -74,8 +74,8 @@ pub(crate) fn name_of(code: &str) -> String {
 /// C for a CPU, compiled by GCC or Clang.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
 pub struct C {
-    /// The instruction set to write for.
-    pub isa: CIsa,
+    /// The machine to write for.
+    pub machine: Machine,
     /// Whether long bodies are cut into stages over a block.
     pub stages: bool,
     /// How many vectors loops over independent elements take at a time.
@@ -85,13 +85,17 @@ pub struct C {
 }
 
 impl C {
-    /// For an instruction set, in the usual forms.
-    pub const fn new(isa: CIsa) -> C {
-        C { isa, stages: true, unroll: 1, general: false }
+    /// For a machine of which only the instructions are known, in the usual forms.
+    pub const fn new(isa: Isa) -> C {
+        C { machine: Machine::with(isa), stages: true, unroll: 1, general: false }
     }
 }
 
 impl Target for C {
+    fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
     fn schedule(&self, kernel: Kernel) -> Schedule {
         schedule::in_parallel(kernel)
     }
@@ -105,10 +109,10 @@ impl Target for C {
     }
 
     fn source(&self, kernels: &[&KernelSource]) -> String {
-        KernelSource::shard(kernels, self.isa)
+        KernelSource::shard(kernels, self.machine.isa)
     }
 
     fn flags(&self) -> &'static [&'static str] {
-        self.isa.flags()
+        self.machine.isa.flags()
     }
 }

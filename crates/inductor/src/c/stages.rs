@@ -17,8 +17,6 @@ use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
 use kiln_plan::index::ExprId;
 use kiln_plan::loops::ExprKind;
 
-/// Elements of a block: with a few values each they stay in the first-level cache.
-const BLOCK: i64 = 1024;
 /// Bodies of fewer instructions are left whole.
 const LONG: usize = 56;
 /// A stage has at least this many instructions.
@@ -36,12 +34,14 @@ impl Emitter<'_> {
         let kept = self.crossing(&all, &results);
         let stages = kept.values().max().map_or(1, |last| last + 2);
 
+        // Elements of a block: with a few values each, of eight bytes at most, they stay in the first-level cache.
+        let length = self.machine.l1 as i64 / 32;
         let mut out = self.item_statements(0);
         let mut declared = BTreeSet::new();
         let mut rows = String::new();
         for &id in kept.keys() {
             let ty = memory_type(self.kernel.exprs[id].dtype);
-            let at = self.scratch(format!("kept{id}"), Piece::Bytes(BLOCK * self.element_bytes(id)));
+            let at = self.scratch(format!("kept{id}"), Piece::Bytes(length * self.element_bytes(id)));
             let _ = writeln!(rows, "        {ty} *r{id} = ({ty} *)(scratch + {at});");
             self.outer_names.insert(format!("r{id}"), format!("{ty} *"));
         }
@@ -105,8 +105,8 @@ impl Emitter<'_> {
             1 => write!(out, "        const long block = lo, stop = hi;\n{loops}"),
             _ => write!(
                 out,
-                "        for (long block = lo; block < hi; block += {BLOCK}) {{
-        const long stop = block + {BLOCK} < hi ? block + {BLOCK} : hi;
+                "        for (long block = lo; block < hi; block += {length}) {{
+        const long stop = block + {length} < hi ? block + {length} : hi;
 {loops}        }}
 "
             ),

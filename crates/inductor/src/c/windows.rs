@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use kiln_ir::DType;
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 
 use super::narrow::memory_vector;
 use super::{Emitter, suffix};
@@ -108,18 +108,18 @@ impl<'k> Emitter<'k> {
 }
 
 /// Loads every second of the elements from `p` on; those beyond the last one wanted are not touched.
-pub(super) fn second(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+pub(super) fn second(vector: &str, scalar: &str, suffix: &str, isa: Isa, lanes: usize) -> String {
     let list = |lane: &dyn Fn(usize) -> usize| {
         (0..lanes).map(|l| lane(l).to_string()).collect::<Vec<_>>().join(", ")
     };
     let whole = list(&|l| if 2 * l < lanes { 2 * l } else { 2 * l + 1 });
     let part = list(&|l| 2 * l);
     let masked = match isa {
-        CIsa::Avx512 => format!(
+        Isa::Avx512 => format!(
             "const long all = 2 * count - 1, low = all < KILN_LANES ? all : KILN_LANES;
     return KILN_SHUFFLE(kiln_read_{suffix}(p, low), kiln_read_{suffix}(p + KILN_LANES, all - low), {part});"
         ),
-        CIsa::Avx2 | CIsa::Plain => {
+        Isa::Avx2 | Isa::Plain => {
             format!(
                 "{vector} v = {{0}};\n    for (long i = 0; i < count; i++) v[i] = p[2 * i];\n    return v;"
             )
@@ -141,7 +141,7 @@ pub(super) fn second(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
 }
 
 /// Elements of a vector, or of two, in an order that is known at run time only.
-pub(super) fn permute(vector: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+pub(super) fn permute(vector: &str, suffix: &str, isa: Isa, lanes: usize) -> String {
     let (lane, packed, bytes) = match suffix {
         "f32" => ("i32v", "ps", 4 * lanes),
         _ => ("i64v", "pd", 8 * lanes),
@@ -152,7 +152,7 @@ pub(super) fn permute(vector: &str, suffix: &str, isa: CIsa, lanes: usize) -> St
         )
     };
     match isa {
-        CIsa::Avx512 if (16..=64).contains(&bytes) => {
+        Isa::Avx512 if (16..=64).contains(&bytes) => {
             // The smallest registers have an instruction of their own.
             let order = if bytes == 16 { "vpermil" } else { "vperm" };
             let operands = if bytes == 16 { "%2, %1, %0" } else { "%1, %2, %0" };
@@ -166,19 +166,19 @@ pub(super) fn permute(vector: &str, suffix: &str, isa: CIsa, lanes: usize) -> St
             );
             format!("{}{two}", one(&text))
         }
-        CIsa::Avx2 if bytes == 32 && suffix == "f32" => {
+        Isa::Avx2 if bytes == 32 && suffix == "f32" => {
             one("__asm__(\"vpermps %1, %2, %0\" : \"=x\"(v) : \"x\"(x), \"x\"(at));")
         }
-        CIsa::Avx2 if bytes == 32 => one(
+        Isa::Avx2 if bytes == 32 => one(
             "\n#ifdef __clang__\n    for (int i = 0; i < KILN_LANES; i++) v[i] = x[at[i]];\n#else\n    v = __builtin_shuffle(x, at);\n#endif\n   ",
         ),
-        CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => String::new(),
+        Isa::Avx512 | Isa::Avx2 | Isa::Plain => String::new(),
     }
 }
 
 /// Loads elements whose positions are clamped to `most`, one or two apart. Where vectors can be permuted there is no
 /// branch: all elements lie within one or two vectors, and which is where is the same for all lines of a window.
-pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: Isa, lanes: usize) -> String {
     let iota: Vec<String> = (0..lanes).map(|lane| lane.to_string()).collect();
     let (lane, int, instruction, masked) = match suffix {
         "f32" => ("i32v", "int", "vmovups", "vmaskmovps"),
@@ -203,7 +203,7 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
     );
     let iota = iota.join(", ");
     let text = match isa {
-        CIsa::Avx2 if bytes == 32 => format!(
+        Isa::Avx2 if bytes == 32 => format!(
             "    if (step == 1) {{
         const long base = kiln_clamp(first, most), there = most + 1 - base;
         const int last = there - 1;
@@ -218,7 +218,7 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
 {branching}",
             8 * bytes / lanes
         ),
-        CIsa::Avx512 if (16..=64).contains(&bytes) => format!(
+        Isa::Avx512 if (16..=64).contains(&bytes) => format!(
             "    const long base = kiln_clamp(first, most), there = most + 1 - base;
     const long low = there < KILN_LANES ? there : KILN_LANES, high = there - low < KILN_LANES ? there - low : KILN_LANES;
     const {int} last = there - 1;
@@ -232,7 +232,7 @@ pub(super) fn border(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
     return kiln_permute2_{suffix}(x, y, at);
 "
         ),
-        CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => branching,
+        Isa::Avx512 | Isa::Avx2 | Isa::Plain => branching,
     };
     format!(
         "KILN_INLINE {vector} kiln_border_{suffix}(const {scalar} *p, long first, long step, long most, long count) {{
@@ -262,20 +262,20 @@ KILN_INLINE f32v kiln_quotient_f32(long first, long by) {{
 
 /// Loads elements at `(first + lane) / by + shift`, clamped to `most`. There are fewer of them than lanes, so that one
 /// vector has them all.
-pub(super) fn repeat(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes: usize) -> String {
+pub(super) fn repeat(vector: &str, scalar: &str, suffix: &str, isa: Isa, lanes: usize) -> String {
     let (instruction, masked, lane, bytes) = match suffix {
         "f32" => ("vmovups", "vmaskmovps", "i32v", 4 * lanes),
         _ => ("vmovupd", "vmaskmovpd", "i64v", 8 * lanes),
     };
     let load = match isa {
-        CIsa::Avx512 if (16..=64).contains(&bytes) => Some(format!(
+        Isa::Avx512 if (16..=64).contains(&bytes) => Some(format!(
             "    const long base = kiln_clamp(from + shift, most), there = most + 1 - base;
     const long low = there < KILN_LANES ? there : KILN_LANES;
     {vector} x;
     __asm__(\"{instruction} (%1), %0%{{%2%}}%{{z%}}\" : \"=v\"(x) : \"r\"(p + base), \"Yk\"((unsigned short)((1u << low) - 1)), \"m\"(*(const {vector}_memory *)(p + base)));
 "
         )),
-        CIsa::Avx2 if bytes == 32 => Some(format!(
+        Isa::Avx2 if bytes == 32 => Some(format!(
             "    const long base = kiln_clamp(from + shift, most), there = most + 1 - base;
     const {lane} live = kiln_live{}(there < KILN_LANES ? there : KILN_LANES);
     {vector} x;
@@ -283,7 +283,7 @@ pub(super) fn repeat(vector: &str, scalar: &str, suffix: &str, isa: CIsa, lanes:
 ",
             8 * bytes / lanes
         )),
-        CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => None,
+        Isa::Avx512 | Isa::Avx2 | Isa::Plain => None,
     };
     let [even, odd] = [0, 1]
         .map(|over| (0..lanes).map(|lane| ((lane + over) / 2).to_string()).collect::<Vec<_>>().join(", "));

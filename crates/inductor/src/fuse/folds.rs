@@ -18,7 +18,10 @@ use crate::lower::{LoweredRoot, Space};
 use crate::schedule::goes_along_rows;
 use kiln_plan::loops::{ExprKind, Kernel};
 
-/// Operands of fewer bytes are still in the cache when they are read again, which costs less than sums for every
+// Whether columns are folded, and in how many parts, decides in which order their elements are added: these are fixed,
+// since no bit depends on the machine's caches.
+
+/// Operands of fewer bytes are still in the caches when they are read again, which costs less than sums for every
 /// part.
 const CACHED: i64 = 4 << 20;
 /// Fewer rows are not worth sums of their own for every part.

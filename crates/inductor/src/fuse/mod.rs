@@ -22,7 +22,8 @@ use crate::lower::views::{BatchView, View, batch_of, is_row_major, view_of};
 use crate::lower::{Context, Lowered, Lowering, Refusal, is_inlined, is_library, lower_group};
 use crate::rewrite::elements::Elements;
 use crate::rewrite::scatters::Scatters;
-use crate::{Layout, Tuning, WhyNot};
+use crate::{Layout, Options, Tuning, WhyNot};
+use kiln_plan::Machine;
 
 /// Where a value goes.
 #[derive(Clone, PartialEq, Debug)]
@@ -69,6 +70,7 @@ pub(crate) struct Fusion<'g> {
     pub windows: FxHashMap<Value, usize>,
     pub scatters: Scatters,
     tuning: Tuning,
+    machine: &'g Machine,
     /// Values with a buffer of their own.
     pub stored: FxHashSet<Value>,
     /// Where roots go.
@@ -96,19 +98,19 @@ pub(crate) fn behind_reshapes(graph: &Graph, mut value: Value) -> Value {
 /// Decides what is stored and what is fused.
 pub(crate) fn fuse<'g>(
     graph: &'g Graph,
-    layouts: &'g [Layout],
+    options: &'g Options,
     elements: Elements,
     windows: FxHashMap<Value, usize>,
     scatters: Scatters,
-    tuning: Tuning,
 ) -> Fusion<'g> {
     let mut this = Fusion {
         graph,
-        layouts,
+        layouts: &options.input_layouts,
         elements,
         windows,
         scatters,
-        tuning,
+        tuning: options.tuning,
+        machine: options.target.machine(),
         stored: FxHashSet::default(),
         targets: FxHashMap::default(),
         groups: Vec::new(),

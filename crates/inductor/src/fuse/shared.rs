@@ -12,13 +12,12 @@ use smallvec::SmallVec;
 use crate::WhyNot;
 use crate::fuse::Fusion;
 
-/// From so many kernels on it makes no difference how many there are.
+/// From so many kernels on it makes no difference how many there are: layers are treated like their neighbours.
 const MANY: usize = 4;
 
-/// Bytes of the smallest mask that is worth a kernel of its own, and how often it must be repeated.
+/// Bytes of the smallest mask that is worth a kernel of its own, and how often it must be repeated: with less the
+/// kernel's start costs more than the mask.
 const SMALLEST_MASK: i64 = 1024;
-/// More than this is no longer in the caches when it is read again, and would be there for nothing else.
-const LARGEST_MASK: i64 = 1 << 20;
 const REPEATED: i64 = 8;
 
 /// The stored values that a value goes into, as far as they are counted.
@@ -59,6 +58,8 @@ impl Fusion<'_> {
     /// share: arithmetic of 64-bit integers, half as many to a vector as what it is for.
     pub fn store_masks(&mut self) {
         let graph = self.graph;
+        // More is no longer in a core's cache when it is read again, and would be there for nothing else.
+        let largest = self.machine.l2 as i64;
         // By node: whether it is made of positions and numbers alone, and whether there is a position in it.
         let mut made: Vec<Option<bool>> = Vec::with_capacity(graph.nodes.len());
         for node in &graph.nodes {
@@ -89,7 +90,7 @@ impl Fusion<'_> {
             if self.live[n]
                 && made[from as usize] == Some(true)
                 && pointwise
-                && (SMALLEST_MASK..=LARGEST_MASK).contains(&once)
+                && (SMALLEST_MASK..=largest).contains(&once)
                 && all >= REPEATED * once
                 && !self.stored.contains(&mask)
             {

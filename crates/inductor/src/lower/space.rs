@@ -3,6 +3,8 @@
 use kiln_ir::Shape;
 use kiln_plan::loops::Axis;
 
+use crate::schedule::is_tall;
+
 /// A run of dims, all kept or all reduced.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Segment {
@@ -60,9 +62,9 @@ impl Space {
         self.count(|_| true)
     }
 
-    /// Few kept elements over many reduced ones: such a reduction is cut into chunks, or it has no parallelism.
+    /// Whether its reductions are cut into chunks.
     pub fn is_tall(&self) -> bool {
-        self.has_inner() && self.outer() <= 16 && self.inner() >= 32768
+        self.has_inner() && is_tall(self.outer(), self.inner())
     }
 
     /// The space that serves kernels of both spaces, if there is one.

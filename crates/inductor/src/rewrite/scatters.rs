@@ -35,10 +35,11 @@ use crate::rewrite::windows::into_inputs;
 use crate::{Layout, WhyNot};
 use kiln_plan::index::Index;
 use kiln_plan::loops::ExprKind;
+use kiln_plan::signature;
 use kiln_prims::forms::replace;
 
-/// Of so many elements a thread is worth its start.
-const LARGE: usize = 32768;
+/// Of so many elements a second thread is worth its start.
+const LARGE: usize = 2 * signature::CHUNK as usize;
 /// With fewer pieces than this threads would be without work.
 const FEWEST_PIECES: usize = 4;
 /// Columns of a piece.

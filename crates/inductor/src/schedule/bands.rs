@@ -15,32 +15,44 @@ use crate::assemble::Loops;
 use crate::memory::temporaries::InPlace;
 use crate::schedule::epilogue;
 use kiln_plan::{
-    Bands, BufferId, BufferPlan, BufferRef, Epilogue, Launch, Place, Product, Step, ViewRef, signature,
+    Bands, BufferId, BufferPlan, BufferRef, Epilogue, Launch, Machine, Place, Product, Step, ViewRef,
+    signature,
 };
 
-/// Less than this between the products stays in the caches anyhow.
-const SMALLEST: usize = 1 << 20;
-/// The bytes of a band: half of a core's own cache at most, beside what the products read.
-const BAND: usize = 512 << 10;
 /// Rows of a band: with fewer of them products are slow, with more there are no more savings.
 const FEWEST: usize = 32;
 const MOST: usize = 128;
 /// So many rows too many go into the last band: products of so few are computed in another way.
 const FEW: usize = 16;
-/// What stays in a core's own cache from band to band.
-const KEPT: usize = 1 << 20;
-/// The same where there is no batch: what all rows are multiplied with is a layer's weights, mostly, for which one large
-/// product is best.
-const KEPT_WEIGHTS: usize = 256 << 10;
 /// There are so many bands at least, if that leaves enough rows to each: every core gets some.
 const BANDS: usize = 32;
 /// How often what lies between would go through memory otherwise (it is written, read, written in place and read), and
 /// how much more it is worth that it takes no memory.
 const PASSES: usize = 8;
-/// Rows so long that a band of them would not stay in any cache, and that every thread would need this much.
-const LARGEST: usize = 8 << 20;
-/// So many steps are looked at for one group.
+/// So many steps are looked at for one group, so that the search takes no longer in long programs.
 const WINDOW: usize = 64;
+
+/// What bands are measured by, in bytes.
+struct Sizes {
+    /// Less than this between the products stays in the caches anyhow.
+    smallest: usize,
+    /// A band: half of a core's own cache at most, beside what the products read.
+    band: usize,
+    /// What stays in a core's own cache from band to band.
+    kept: usize,
+    /// The same where there is no batch: what all rows are multiplied with is a layer's weights, mostly, for which one
+    /// large product is best.
+    kept_weights: usize,
+    /// Rows so long that a band of them would not stay in any cache, and that every thread would need this much.
+    largest: usize,
+}
+
+impl Sizes {
+    fn of(machine: &Machine) -> Sizes {
+        let Machine { l2, l3, .. } = *machine;
+        Sizes { smallest: l2, band: l2 / 2, kept: l2, kept_weights: l2 / 4, largest: l3 / 2 }
+    }
+}
 
 fn refusal(reason: &'static str) -> WhyNot {
     WhyNot::Bands { reason }
@@ -252,12 +264,18 @@ struct Judge<'a> {
     steps: &'a [Step],
     buffers: &'a [BufferPlan],
     in_place: &'a [InPlace],
+    sizes: Sizes,
     /// By buffer, the steps that touch it.
     users: Vec<Vec<usize>>,
 }
 
 impl<'a> Judge<'a> {
-    fn new(steps: &'a [Step], buffers: &'a [BufferPlan], in_place: &'a [InPlace]) -> Judge<'a> {
+    fn new(
+        steps: &'a [Step],
+        buffers: &'a [BufferPlan],
+        in_place: &'a [InPlace],
+        machine: &Machine,
+    ) -> Judge<'a> {
         let mut users = vec![Vec::new(); buffers.len()];
         for (s, step) in steps.iter().enumerate() {
             step.touched(&mut |buffer| {
@@ -266,7 +284,7 @@ impl<'a> Judge<'a> {
                 }
             });
         }
-        Judge { steps, buffers, in_place, users }
+        Judge { steps, buffers, in_place, sizes: Sizes::of(machine), users }
     }
 
     /// The longest part of a group, from its beginning, that is better run in bands; or what speaks against the whole
@@ -320,7 +338,7 @@ impl<'a> Judge<'a> {
             scratch.push((buffer, place));
         }
         let row: usize = places.iter().sum();
-        if row * group.batch * group.m < SMALLEST {
+        if row * group.batch * group.m < self.sizes.smallest {
             return Err(refusal("what lies between is small enough for the caches"));
         }
         let kernels: Vec<Epilogue> =
@@ -330,14 +348,14 @@ impl<'a> Judge<'a> {
             return Err(refusal("the items of a kernel end in the next matrix"));
         }
         let share = (group.batch * group.m / BANDS).max(FEWEST);
-        let rows = (BAND / row.max(1)).min(share).clamp(FEWEST, MOST) / FEW * FEW;
+        let rows = (self.sizes.band / row.max(1)).min(share).clamp(FEWEST, MOST) / FEW * FEW;
         let rows = rows.next_multiple_of(unit);
         let count = match group.m / rows {
             0 => 1,
             whole => whole + usize::from(group.m % rows > FEW),
         };
         let most = if count == 1 { group.m } else { rows.max(group.m - (count - 1) * rows) };
-        if most * row > LARGEST {
+        if most * row > self.sizes.largest {
             return Err(refusal("the rows are too long for a core's cache"));
         }
         let operands: usize = members
@@ -346,7 +364,7 @@ impl<'a> Judge<'a> {
             .map(|product| product.k * product.n * product.out.ty.dtype.size())
             .sum();
         let is_batched = is_batched(&self.steps[members[0]]);
-        let is_kept = operands <= if is_batched { KEPT } else { KEPT_WEIGHTS };
+        let is_kept = operands <= if is_batched { self.sizes.kept } else { self.sizes.kept_weights };
         if !(is_kept || is_batched && operands <= PASSES * rows * row) {
             return Err(refusal("the right operands are large, and would be read again for each band"));
         }
@@ -378,9 +396,10 @@ pub(crate) fn gather(
     loops: &[Option<Loops>],
     buffers: &[BufferPlan],
     in_place: &[InPlace],
+    machine: &Machine,
     from: usize,
 ) -> Option<(Vec<usize>, usize)> {
-    let judge = Judge::new(steps, buffers, in_place);
+    let judge = Judge::new(steps, buffers, in_place, machine);
     let mut s = from;
     while s < steps.len() {
         let found = Group::grow(steps, loops, s, true).and_then(|group| {
@@ -409,13 +428,14 @@ pub(crate) fn connect(
     loops: &[Option<Loops>],
     buffers: &mut [BufferPlan],
     in_place: &[InPlace],
+    machine: &Machine,
 ) -> (Vec<Bands>, Vec<WhyNot>) {
     for buffer in buffers.iter_mut() {
         if let Place::Band { .. } = buffer.place {
             buffer.place = Place::Arena { offset: 0 };
         }
     }
-    let judge = Judge::new(steps, buffers, in_place);
+    let judge = Judge::new(steps, buffers, in_place, machine);
     let (mut found, mut why_not) = (Vec::new(), Vec::new());
     let mut s = 0;
     while s < steps.len() {

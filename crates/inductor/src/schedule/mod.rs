@@ -13,15 +13,22 @@ use crate::target::Schedule;
 use kiln_plan::index::{AxisId, ExprId, Index};
 use kiln_plan::loops::{Axis, Expr, ExprKind, Kernel, Mode, Store};
 
-/// Elements of a chunk of a tall reduction. Fixed, so that results don't depend on the number of threads.
-const CHUNK: i64 = 65536;
+// What is cut, and into which chunks, decides in which order elements are added: these are fixed, since no bit depends on
+// the machine's caches or on the number of threads.
 
+/// Elements of a chunk of a tall reduction.
+const CHUNK: i64 = 65536;
 /// Reductions to so few elements, over so many, would run on one core.
 const FEW: i64 = 16;
 const LONG: i64 = 32768;
 /// Sums of columns of a matrix with so many elements, and no more columns than that, are sums of chunks of its rows.
 const LARGE: i64 = 1 << 21;
 const WIDEST: i64 = 8192;
+
+/// Few kept elements over many reduced ones: such a reduction is cut into chunks, or it has no parallelism.
+pub(crate) fn is_tall(outer: i64, inner: i64) -> bool {
+    outer <= FEW && inner >= LONG
+}
 
 /// Orders and joins the loops of a lowered kernel.
 fn schedule(mut kernel: Kernel) -> Kernel {
@@ -283,7 +290,7 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     let has_inner = kernel.axes.iter().any(|a| a.inner);
     let one_pass = depths.iter().all(|&d| d <= 1)
         && kernel.stores.iter().all(|s| depths[s.value] == 0 || !is_whole(kernel, s));
-    let is_tall = outer <= FEW && inner >= LONG;
+    let is_tall = is_tall(outer, inner);
     // Columns that threads shared would be narrow strips of far-apart lines: rows are shared instead.
     let is_wide = outer > FEW && outer <= WIDEST && inner >= outer && outer * inner >= LARGE;
     if !has_inner || !(is_tall || is_wide) || !one_pass || kernel.is_ordered() {

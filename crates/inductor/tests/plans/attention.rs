@@ -94,17 +94,17 @@ fn heads_are_read_where_they_lie() {
 
 /// Sizes of an attention: matrices, queries, keys, and the length of each and of values.
 #[derive(Copy, Clone, Debug)]
-struct Sizes {
-    b: usize,
-    t: usize,
-    s: usize,
-    d: usize,
-    v: usize,
+pub struct Sizes {
+    pub b: usize,
+    pub t: usize,
+    pub s: usize,
+    pub d: usize,
+    pub v: usize,
 }
 
 /// Which keys a query sees.
 #[derive(Copy, Clone, Debug, PartialEq)]
-enum Mask {
+pub enum Mask {
     None,
     Causal,
     Given,
@@ -112,7 +112,7 @@ enum Mask {
 }
 
 /// softmax(mask(q · kᵀ / 2)) · v in prims. Lines that come before the second product are `between`.
-fn attention(
+pub fn attention(
     dtype: &str,
     Sizes { b, t, s, d, v }: Sizes,
     mask: Mask,
@@ -217,7 +217,7 @@ fn scores_are_never_there_as_a_whole() {
     for mask in [Mask::None, Mask::Causal, Mask::Given] {
         let graph: kiln_ir::Graph = attention("f32", sizes, mask, "", "%90").parse().unwrap();
         let options =
-            kiln_inductor::Options::dense(&graph, kiln_inductor::C::new(kiln_ir::math::c::CIsa::Avx512));
+            kiln_inductor::Options::dense(&graph, kiln_inductor::C::new(kiln_ir::math::c::Isa::Avx512));
         let plan = kiln_inductor::lower(&graph, &options).unwrap().plan;
         assert!(plan.arena_bytes < sizes.t * sizes.s, "{mask:?}: {} bytes", plan.arena_bytes);
         assert!(plan.bands[0].bytes <= 512 << 10, "{} bytes", plan.bands[0].bytes);
@@ -329,7 +329,6 @@ fn products_of_products_run_in_bands() {
   return %5
 }";
     let graph: kiln_ir::Graph = wide.replace("8]", "400]").replace("[8,", "[400,").parse().unwrap();
-    let options =
-        kiln_inductor::Options::dense(&graph, kiln_inductor::C::new(kiln_ir::math::c::CIsa::Avx512));
+    let options = kiln_inductor::Options::dense(&graph, kiln_inductor::C::new(kiln_ir::math::c::Isa::Avx512));
     assert!(kiln_inductor::lower(&graph, &options).unwrap().plan.bands.is_empty());
 }

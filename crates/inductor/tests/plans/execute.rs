@@ -5,7 +5,7 @@
 use crate::support;
 
 use kiln_inductor::{C, KernelSource, Options, lower};
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 use kiln_ir::{DType, Graph, Op, Scalar};
 use kiln_plan::{BufferId, BufferRef, Call, Epilogue, Launch, Place, Step, Then};
 use kiln_testkit::{Argument, Array, Data};
@@ -114,7 +114,7 @@ fn singles_among_doubles() {
 }}"
         );
         let graph: Graph = text.parse().unwrap();
-        for isa in [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain] {
+        for isa in [best_isa(), best_isa().max(Isa::Avx2), Isa::Plain] {
             check_run(&graph, &Options::dense(&graph, C::new(isa)), &Random(4).inputs(&graph));
         }
     }
@@ -124,7 +124,7 @@ fn singles_among_doubles() {
 #[test]
 fn golden_graphs() {
     let best = best_isa();
-    let isas = [best, best.max(CIsa::Avx2), CIsa::Plain];
+    let isas = [best, best.max(Isa::Avx2), Isa::Plain];
     for (number, isa) in isas.into_iter().enumerate() {
         let size = |graph: &Graph| -> usize {
             graph.inputs.iter().filter_map(|&v| graph.ty(v).as_tensor()).map(|t| t.shape.numel()).sum()
@@ -398,8 +398,8 @@ fn narrow_dtypes() {
             "graph(%0: {dtype}[133], %1: {dtype}[133]) {{ %2 = mul(%0, %1) : {dtype}[133] return %2 }}"
         );
         let graph: Graph = text.parse().unwrap();
-        for isa in [CIsa::Plain, CIsa::Avx2] {
-            if isa == CIsa::Plain || best_isa() != CIsa::Plain {
+        for isa in [Isa::Plain, Isa::Avx2] {
+            if isa == Isa::Plain || best_isa() != Isa::Plain {
                 check_run(&graph, &Options::dense(&graph, C::new(isa)), &Random(5).inputs(&graph));
             }
         }
@@ -486,8 +486,8 @@ fn conversions() {
         let text = format!("graph(%0: {from}[{n}]) {{\n{nodes}return {}\n}}", results.join(", "));
         let graph: Graph = text.parse().unwrap();
         // Halves are converted by instructions or by arithmetic on bits.
-        for isa in [best_isa(), CIsa::Avx2, CIsa::Plain] {
-            if isa == CIsa::Avx2 && best_isa() == CIsa::Plain {
+        for isa in [best_isa(), Isa::Avx2, Isa::Plain] {
+            if isa == Isa::Avx2 && best_isa() == Isa::Plain {
                 continue;
             }
             let options = Options::dense(&graph, C::new(isa));
@@ -730,7 +730,7 @@ fn places_of_extremes() {
                 false => Array::ints(x.dtype, x.shape.clone(), |n| (n % 11 % 4) as i64),
             };
         }
-        for isa in [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain] {
+        for isa in [best_isa(), best_isa().max(Isa::Avx2), Isa::Plain] {
             check_run(&graph, &Options::dense(&graph, C::new(isa)), &inputs);
         }
     }

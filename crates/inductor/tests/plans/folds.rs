@@ -5,12 +5,12 @@
 use crate::support;
 
 use kiln_inductor::{C, Options, lower};
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 use kiln_ir::{DType, Graph};
 use kiln_plan::Plan;
 use support::{Random, best_isa, check_run};
 
-fn check(text: &str, isa: CIsa) -> Plan {
+fn check(text: &str, isa: Isa) -> Plan {
     let graph: Graph = text.parse().unwrap();
     let inputs = Random(7).inputs(&graph);
     check_run(&graph, &Options::dense(&graph, C::new(isa)), &inputs)
@@ -21,7 +21,7 @@ fn has_parts(plan: &Plan) -> bool {
 }
 
 /// A softmax of rows, and sums over rows of what goes in and of what comes out.
-fn softmax(rows: usize, n: usize, dtype: DType) -> String {
+pub fn softmax(rows: usize, n: usize, dtype: DType) -> String {
     let (whole, each, columns) =
         (format!("{dtype}[{rows}, {n}]"), format!("{dtype}[{rows}]"), format!("{dtype}[{n}]"));
     format!(
@@ -48,10 +48,10 @@ fn softmax(rows: usize, n: usize, dtype: DType) -> String {
 fn rows_and_columns_of_a_matrix_are_one_kernel() {
     let best = best_isa();
     for (rows, n, dtype, isa) in [
-        (1400, 513, DType::F32, CIsa::Plain),
+        (1400, 513, DType::F32, Isa::Plain),
         (1400, 300, DType::F64, best),
         (8400, 140, DType::F16, best),
-        (8200, 131, DType::BF16, best.max(CIsa::Avx2)),
+        (8200, 131, DType::BF16, best.max(Isa::Avx2)),
     ] {
         let plan = check(&softmax(rows, n, dtype), isa);
         assert!(has_parts(&plan), "{rows} x {n}");

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::process::Command;
 
 use kiln_inductor::{C, KernelSource, LowerError, Lowered, Target as _, WhyNot, lower};
-use kiln_ir::math::c::{CIsa, FLAGS};
+use kiln_ir::math::c::{FLAGS, Isa};
 use kiln_ir::{Class, Op, Row};
 use kiln_plan::Plan;
 use kiln_plan::codec::{Code, Reader, Writer};
@@ -52,7 +52,7 @@ fn show(Lowered { plan, code }: &Lowered, with_c: bool) -> String {
 #[test]
 fn golden() {
     let stage = |header: &str, input: &str| -> Result<String, LowerError> {
-        let (graph, options) = parse(header, input, CIsa::Avx512);
+        let (graph, options) = parse(header, input, Isa::Avx512);
         let lowered = lower(&graph, &options)?;
         check_bytes(&lowered.plan);
         Ok(show(&lowered, header.split(' ').any(|word| word == "c")))
@@ -69,7 +69,7 @@ fn clang_compiles_every_text() {
     };
     let folder = std::env::temp_dir().join(format!("kiln-clang-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    for isa in [CIsa::Avx512, CIsa::Avx2, CIsa::Plain] {
+    for isa in [Isa::Avx512, Isa::Avx2, Isa::Plain] {
         let mut by_lanes: BTreeMap<usize, BTreeMap<String, KernelSource>> = BTreeMap::new();
         for (_, graph, options) in all(isa) {
             for kernel in lower(&graph, &options).unwrap().code {
@@ -81,7 +81,7 @@ fn clang_compiles_every_text() {
             let kernels: Vec<&KernelSource> = kernels.values().collect();
             std::fs::write(&source, C::new(isa).source(&kernels)).unwrap();
             let mut command = Command::new(&clang);
-            command.args(FLAGS).args(isa.flags()).args(["-mf16c", "-O0", "-c", "-o"]);
+            command.args(FLAGS).args(isa.flags()).args(["-O0", "-c", "-o"]);
             let output = command.arg(source.with_extension("o")).arg(&source).output().unwrap();
             let text = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{clang} {isa:?}, {lanes} lanes\n{text}");
@@ -94,7 +94,7 @@ fn clang_compiles_every_text() {
 #[test]
 fn every_prim_is_shown() {
     let mut shown = vec![false; Op::ROWS.len()];
-    for (_, graph, _) in all(CIsa::Avx512) {
+    for (_, graph, _) in all(Isa::Avx512) {
         graph.nodes.iter().for_each(|node| shown[node.op.index()] = true);
     }
     let is_prim = |row: &&Row| row.class != Class::Custom && (row.decompose.is_none() || row.prim.is_some());

@@ -7,6 +7,7 @@ mod attention;
 mod execute;
 mod folds;
 mod golden;
+mod machines;
 mod mutations;
 mod random;
 mod scatters;

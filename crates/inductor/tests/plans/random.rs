@@ -5,7 +5,7 @@
 use crate::support;
 
 use kiln_inductor::{C, Layout, Options, Tuning};
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 use kiln_ir::{DType, Device, Dims, EmitExt, Graph, Scalar, Shape, Strides, Ty, Value};
 use support::{Random, best_isa, check_run};
 
@@ -324,7 +324,7 @@ fn layout(random: &mut Random, shape: &Shape) -> Strides {
     }
 }
 
-fn check_seed(seed: u64, isa: CIsa) {
+fn check_seed(seed: u64, isa: Isa) {
     let mut g = Generator { random: Random(seed * 7919 + 13), graph: Graph::new(), tensors: Vec::new() };
     let inputs = 2 + g.random.below(3);
     for _ in 0..inputs {
@@ -391,7 +391,7 @@ fn random_graphs() {
 #[test]
 fn random_graphs_avx2_and_plain() {
     for seed in seeds().step_by(3) {
-        let isa = if seed % 2 == 0 && best_isa() != CIsa::Plain { CIsa::Avx2 } else { CIsa::Plain };
+        let isa = if seed % 2 == 0 && best_isa() != Isa::Plain { Isa::Avx2 } else { Isa::Plain };
         let result = std::panic::catch_unwind(|| check_seed(seed + 10_000, isa));
         assert!(result.is_ok(), "seed {} on {isa:?}", seed + 10_000);
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use kiln_inductor::{C, Options, lower, lower_without};
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 use kiln_ir::{Graph, Op};
 use kiln_plan::{Plan, Step};
 
@@ -25,7 +25,7 @@ fn a_refused_kernel_that_scatters_is_a_library_step() {
 }"
     .parse()
     .unwrap();
-    let options = Options::dense(&graph, C::new(CIsa::Avx2));
+    let options = Options::dense(&graph, C::new(Isa::Avx2));
     let lowered = lower(&graph, &options).unwrap();
     let plan = &lowered.plan;
     assert_eq!(library(plan), Vec::<&str>::new());
@@ -47,7 +47,7 @@ fn many_elements_in_few_columns_stay_with_the_library() {
 }"
     .parse()
     .unwrap();
-    let plan = lower(&graph, &Options::dense(&graph, C::new(CIsa::Avx2))).unwrap().plan;
+    let plan = lower(&graph, &Options::dense(&graph, C::new(Isa::Avx2))).unwrap().plan;
     assert_eq!(library(&plan), ["index_add"]);
     let why: Vec<String> = plan.report.why_not.iter().map(ToString::to_string).collect();
     assert!(why.iter().any(|why| why.contains("too few for threads to share")), "{why:?}");

@@ -6,9 +6,9 @@ use crate::support;
 
 use kiln_inductor::{C, Lowered, Options, lower};
 use kiln_ir::Graph;
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 use kiln_testkit::{Argument, Array, Data};
-use support::{Random, Run, best_isa, check_run, compile};
+use support::{Random, best_isa, bits, check_run};
 
 /// Some graphs of an odd number of columns: pointwise in one loop and in stages, rows with sums of dear values, columns,
 /// loads by index, masks, narrow types and what is written back.
@@ -70,25 +70,9 @@ fn graphs(n: usize) -> Vec<String> {
     ]
 }
 
-/// The bits of everything that a plan gives and writes back.
-fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64>> {
-    let lowered = lower(graph, options).unwrap();
-    let compiled = compile(&lowered.code, &*options.target)?;
-    let mut run = Run::new(&lowered, graph, options, inputs);
-    run.run(&compiled).unwrap();
-    let mut bits = Vec::new();
-    let values = graph.outputs.iter().zip(&run.outputs);
-    let written = graph.inputs.iter().zip(&run.inputs);
-    for (value, memory) in values.chain(written) {
-        let ty = graph.ty(*value).as_tensor().unwrap();
-        bits.extend((0..ty.shape.numel()).map(|at| memory.read(at, ty.dtype).to_bits()));
-    }
-    Some(bits)
-}
-
 #[test]
 fn several_vectors_give_the_bits_of_one() {
-    let isas = [best_isa(), best_isa().max(CIsa::Avx2), CIsa::Plain];
+    let isas = [best_isa(), best_isa().max(Isa::Avx2), Isa::Plain];
     for (i, n) in [1, 31, 1091].into_iter().enumerate() {
         for (text, &isa) in graphs(n).iter().zip(isas.iter().cycle().skip(i)) {
             let graph: Graph = text.parse().unwrap();

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::cpu::Isa;
+use crate::cpu::{self, Isa};
 use crate::seal::MARK;
 
 /// C text and how to compile it.
@@ -24,7 +24,7 @@ impl Source {
         Source {
             text: text.into(),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
-            isa: Isa::best(),
+            isa: cpu::isa(),
             symbols: Vec::new(),
         }
     }
@@ -35,7 +35,7 @@ impl Source {
     }
 
     pub(super) fn all_flags(&self) -> Vec<&str> {
-        self.isa.compiler_flags().iter().copied().chain(self.flags.iter().map(String::as_str)).collect()
+        self.isa.flags().iter().copied().chain(self.flags.iter().map(String::as_str)).collect()
     }
 }
 

@@ -17,6 +17,7 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 
+use crate::cpu::machine;
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
@@ -42,16 +43,13 @@ impl<T> Lattice<'_, T> {
     }
 }
 
-/// Steps of the inner dim between two visits of the result: a panel's stretch is 32 KiB.
+/// Steps of the inner dim between two visits of the result: fixed, since no bit depends on the machine's caches. A
+/// panel's stretch is 32 KiB.
 const STRETCH: usize = 256;
-/// Rows of a block: its part of the operand that is read in place stays in the second-level cache.
-const BLOCK: usize = 256;
-/// Panels of a group.
+/// Panels of a group: so often a block's rows are read again while they are in the second-level cache.
 const GROUP: usize = 4;
 /// What packing an element costs, in multiply-adds.
 const PACKING: usize = 64;
-/// Bytes of panels packed at a time: they stay in the second-level caches until they are used.
-const MOST_PACKED: usize = 3 << 20;
 /// Items for each thread, so that a slower core gets fewer.
 const BALANCE: usize = 4;
 
@@ -79,6 +77,21 @@ pub unsafe fn contract<T: Real>(
     rhs: Lattice<'_, T>,
     then: Option<Then<'_>>,
 ) -> Result<(), AllocError> {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { contract_in(machine().l2, dst, lhs, rhs, then) }
+}
+
+/// The same for a second-level cache of so many bytes.
+///
+/// # Safety
+/// That of [`contract`].
+unsafe fn contract_in<T: Real>(
+    l2: usize,
+    dst: Lattice<'_, T>,
+    lhs: Lattice<'_, T>,
+    rhs: Lattice<'_, T>,
+    then: Option<Then<'_>>,
+) -> Result<(), AllocError> {
     debug_assert_eq!((dst.rows.len(), dst.columns.len()), (lhs.rows.len(), rhs.columns.len()));
     debug_assert_eq!(lhs.columns.len(), rhs.rows.len());
     if dst.rows.is_empty() || dst.columns.is_empty() {
@@ -94,11 +107,13 @@ pub unsafe fn contract<T: Real>(
     let (dst, lhs, rhs) =
         if is_turned { (dst.transposed(), rhs.transposed(), lhs.transposed()) } else { (dst, lhs, rhs) };
     let tile = T::tile(dst.columns.len());
-    // As many columns at a time as fit a packed buffer of modest size.
-    let most = (MOST_PACKED / (lhs.columns.len() * size_of::<T>()).max(1)).max(GROUP * tile.width);
+    // As many columns at a time as stay in the caches of a few cores until they are used.
+    let most = (3 * l2 / (lhs.columns.len() * size_of::<T>()).max(1)).max(GROUP * tile.width);
     let chunk = most.next_multiple_of(GROUP * tile.width).min(dst.columns.len());
     let panels = chunk.div_ceil(tile.width);
     let packed = Buffer::alloc((panels * lhs.columns.len() * tile.width * size_of::<T>()).max(1))?;
+    // Rows of a block: its part of the operand that is read in place is a quarter of the cache, of f32.
+    let height = 1 << (l2 / (4 * STRETCH * size_of::<f32>())).max(1).ilog2();
     for (number, (columns, wide)) in dst.columns.chunks(chunk).zip(rhs.columns.chunks(chunk)).enumerate() {
         let (dst, rhs) = (Lattice { columns, ..dst }, Lattice { columns: wide, ..rhs });
         let first = number * chunk;
@@ -111,7 +126,7 @@ pub unsafe fn contract<T: Real>(
             }
         };
         // SAFETY: a part of the product; the buffer has room for every panel.
-        unsafe { contract_packed(dst, lhs, rhs, packed.as_ptr().cast(), tile, &told)? };
+        unsafe { contract_packed(dst, lhs, rhs, packed.as_ptr().cast(), (tile, height), &told)? };
     }
     Ok(())
 }
@@ -123,14 +138,14 @@ unsafe fn contract_packed<T: Real>(
     lhs: Lattice<'_, T>,
     rhs: Lattice<'_, T>,
     panels: *mut T,
-    tile: Tile<T>,
+    (tile, height): (Tile<T>, usize),
     then: Then<'_>,
 ) -> Result<(), AllocError> {
     let count = dst.columns.len().div_ceil(tile.width);
     // SAFETY: the buffer has room for every panel, and the operand's elements are valid.
     unsafe { pack(rhs, panels, tile.width) };
 
-    let (height, group) = blocks(dst.rows.len(), count, tile.rows);
+    let (height, group) = blocks(height, dst.rows.len(), count, tile.rows);
     let (row_blocks, groups) = (dst.rows.len().div_ceil(height), count.div_ceil(group));
     let task = Shared(Task { dst, lhs, panels, tile });
     let failure = Mutex::new(None);
@@ -154,9 +169,9 @@ unsafe fn contract_packed<T: Real>(
 }
 
 /// Rows of a block and panels of a group: as large as the caches like, but enough of them for all threads.
-fn blocks(rows: usize, panels: usize, tile: usize) -> (usize, usize) {
+fn blocks(mut height: usize, rows: usize, panels: usize, tile: usize) -> (usize, usize) {
     let wanted = if threads::count() == 1 { 1 } else { BALANCE * threads::count() };
-    let (mut height, mut group) = (BLOCK, GROUP.min(panels));
+    let mut group = GROUP.min(panels);
     while rows.div_ceil(height) * panels.div_ceil(group) < wanted && (height > 4 * tile || group > 1) {
         if group > 1 { group /= 2 } else { height /= 2 }
     }
@@ -243,6 +258,31 @@ fn is_run(offsets: &[isize]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_bit_depends_on_the_cache() {
+        for (m, n, k) in [(300, 290, 600), (70, 1100, 300), (513, 40, 257)] {
+            let dense = |rows: usize, columns: usize| -> [Vec<isize>; 2] {
+                [(0..rows).map(|i| (i * columns) as isize).collect(), (0..columns as isize).collect()]
+            };
+            let random = |count: usize| -> Vec<f32> {
+                (0..count as u64).map(|i| crate::random::philox(i, count as u64)[0] as f32 - 2e9).collect()
+            };
+            let [of_lhs, of_rhs, of_dst] = [dense(m, k), dense(k, n), dense(m, n)];
+            let (mut lhs, mut rhs) = (random(m * k), random(k * n));
+            let mut bits = |l2: usize| -> Vec<u32> {
+                let mut dst = vec![f32::NAN; m * n];
+                let dst_at = Lattice { base: dst.as_mut_ptr(), rows: &of_dst[0], columns: &of_dst[1] };
+                let lhs = Lattice { base: lhs.as_mut_ptr(), rows: &of_lhs[0], columns: &of_lhs[1] };
+                let rhs = Lattice { base: rhs.as_mut_ptr(), rows: &of_rhs[0], columns: &of_rhs[1] };
+                // SAFETY: dense matrices of these sizes.
+                unsafe { contract_in(l2, dst_at, lhs, rhs, None) }.unwrap();
+                dst.iter().map(|x| x.to_bits()).collect()
+            };
+            let usual = bits(1 << 20);
+            assert!([4 << 10, 60 << 10, 256 << 10, 9 << 20].into_iter().all(|l2| bits(l2) == usual));
+        }
+    }
 
     /// Any placement of rows and columns, small and large sizes, both orientations.
     #[test]

@@ -3,7 +3,7 @@
 use super::tile::Real;
 use super::{Lattice, STRETCH};
 use crate::lanes::Lanes;
-use crate::threads::{Shared, parallel_for};
+use crate::threads::{GRAIN, Shared, parallel_for};
 
 /// Packs a matrix into panels of `width` columns, each row of a panel contiguous, the last panel filled up
 /// with zeros.
@@ -15,7 +15,7 @@ pub(super) unsafe fn pack<T: Real>(rhs: Lattice<'_, T>, panels: *mut T, width: u
     let count = rhs.columns.len().div_ceil(width);
     let chunks = depth.div_ceil(STRETCH);
     let shared = Shared((rhs, panels));
-    let grain = (1usize << 14).div_ceil(STRETCH * width);
+    let grain = GRAIN.div_ceil(STRETCH * width);
     parallel_for(count * chunks, grain, |begin, end| {
         let (rhs, panels) = shared.get();
         for item in begin..end {

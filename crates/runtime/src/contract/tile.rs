@@ -4,7 +4,7 @@
 use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
 
 use super::pack::{Run, pack_runs};
-use crate::cpu::{Isa, prefetch};
+use crate::cpu::{self, Isa, prefetch};
 use crate::gemm::Matrix;
 use crate::lanes::Plain;
 use crate::panel::Float;
@@ -142,8 +142,8 @@ macro_rules! real {
                         // SAFETY: the caller's promise is passed on.
                         unsafe { stripe::<$ty, 4, W, true>(task) }
                     }
-                    // `best` never names more than the machine has.
-                    match Isa::best() {
+                    // `isa` never names more than the machine has.
+                    match cpu::isa() {
                         Isa::Avx512 if columns <= $avx512_half => {
                             return Tile { rows: 8, width: $avx512_half, run: avx512::<$avx512_half> };
                         }
@@ -184,8 +184,8 @@ macro_rules! real {
                         // SAFETY: the caller's promise is passed on.
                         unsafe { pack_runs::<$avx2_lanes>(b, r, runs, to, width) }
                     }
-                    match Isa::best() {
-                        // SAFETY: `best` never names more than the machine has.
+                    match cpu::isa() {
+                        // SAFETY: `isa` never names more than the machine has.
                         Isa::Avx512 => return unsafe { avx512(base, rows, runs, to, width) },
                         // SAFETY: as above.
                         Isa::Avx2 => return unsafe { avx2(base, rows, runs, to, width) },

@@ -2,7 +2,7 @@
 
 use super::{Finished, Geometry, Then};
 use crate::contract::Real;
-use crate::threads::{Shared, parallel_for};
+use crate::threads::{GRAIN, Shared, parallel_for};
 
 /// The positions along one dim at which a tap lies inside the input.
 fn inside(g: &Geometry, d: usize, tap: usize) -> std::ops::Range<usize> {
@@ -47,7 +47,7 @@ fn spread(g: &Geometry) -> usize {
 
 fn grain(g: &Geometry) -> usize {
     let [_, pixels, taps] = areas(g);
-    (1usize << 15).div_ceil((pixels * taps).max(1))
+    (2 * GRAIN).div_ceil((pixels * taps).max(1))
 }
 
 /// # Safety

@@ -16,7 +16,7 @@ use std::ops::Range;
 use crate::contract::{Lattice, Real, contract};
 use crate::list::List;
 use crate::pool::{AllocError, Buffer};
-use crate::threads::{Shared, parallel_for};
+use crate::threads::{GRAIN, Shared, parallel_for};
 #[cfg(target_arch = "x86_64")]
 use crate::winograd::{self, Kernels, Task};
 
@@ -75,7 +75,7 @@ impl<T: Real> Planes<T> {
         let area = wide[0] * wide[1];
         let base = copy.as_ptr().cast::<T>();
         let shared = Shared((planes, base));
-        parallel_for(count, (1usize << 14).div_ceil(area.max(1)), |begin, end| {
+        parallel_for(count, GRAIN.div_ceil(area.max(1)), |begin, end| {
             let (planes, base) = shared.get();
             for plane in begin..end {
                 // SAFETY: a plane of each, which no other thread touches.

@@ -139,7 +139,7 @@ pub unsafe fn gemm_f64(shape: Shape, dst: Matrix<f64>, accumulate: bool, lhs: Ma
 pub unsafe fn gemm_i64(shape: Shape, dst: Matrix<i64>, accumulate: bool, lhs: Matrix<i64>, rhs: Matrix<i64>) {
     let Shape { m, n, k } = shape;
     let (dst, lhs, rhs) = (Shared(dst), Shared(lhs), Shared(rhs));
-    let grain = (1 << 16) / n.saturating_mul(k).max(1);
+    let grain = TASK / n.saturating_mul(k).max(1);
     parallel_for(m, grain, |begin, end| {
         for i in begin..end {
             // SAFETY: all indices are within the shape; rows of one region are disjoint.
@@ -169,7 +169,8 @@ const STEP: usize = 16;
 const NARROWEST: usize = 4 * STEP;
 /// What reading a turned operand costs, against one that lies right.
 const TURNED_COST: usize = 4;
-/// Up to so many rows or columns, a product of contiguous rows is best taken as dot products.
+/// Up to so many rows or columns, a product of contiguous rows is best taken as dot products, which are summed up in
+/// another order: fixed, since no bit depends on the machine's caches.
 const FEW: usize = 16;
 /// The most results the library computes as dot products in one call.
 const DOTS: usize = 256;
@@ -313,6 +314,12 @@ pub(crate) unsafe fn batched<T: Float>(
             unsafe { gemm(Product { shape, dst, accumulate: false, lhs, rhs, straight: None }, None) };
         }
     };
+    each(count, shape, run);
+}
+
+/// Has `run` compute `count` products of one shape, from one to another: side by side if there are many of them, else
+/// each on all threads.
+pub fn each(count: usize, shape: Shape, run: impl Fn(usize, usize) + Sync) {
     let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
     if count >= 2 * threads::count() || work < LARGE {
         parallel_for(count, TASK.div_ceil(work.max(1)), run);
@@ -529,5 +536,37 @@ mod tests {
             }
         }
         assert!(handed > 0 || threads::count() == 1);
+    }
+
+    /// How many rows a band has is decided by the machine's caches.
+    #[test]
+    fn rows_have_the_same_bits_in_bands_of_any_height() {
+        let mut words = Words(8);
+        for (n, k) in [(7, 600), (64, 1100), (64, 300), (65, 1100), (200, 513)] {
+            let m = 300;
+            for layouts in [[0, 0], [0, 1], [1, 0], [2, 3]] {
+                let mut value = || words.unit() as f32;
+                let mut lhs = Owned::new(m, k, layouts[0], &mut value);
+                let mut rhs = Owned::new(k, n, layouts[1], &mut value);
+                let (lhs, rhs) = (lhs.matrix(), rhs.matrix());
+                let bits = |rows: usize| -> Vec<u32> {
+                    let mut dst = Owned::new(m, n, 0, || f32::NAN);
+                    for from in (0..m / rows).map(|band| band * rows) {
+                        let height = if m - from < 2 * rows { m - from } else { rows };
+                        let (dst, lhs) = (dst.matrix().at(from, 0), lhs.at(from, 0));
+                        let shape = Shape { m: height, n, k };
+                        // SAFETY: matrices of these shapes in memory of their own.
+                        unsafe {
+                            serial(Product { shape, dst, accumulate: false, lhs, rhs, straight: None })
+                        };
+                    }
+                    dst.values.iter().map(|value| value.to_bits()).collect()
+                };
+                let whole = bits(m);
+                for rows in [32, 48, 64, 80, 128] {
+                    assert!(bits(rows) == whole, "{rows} rows of {n} x {k}, {layouts:?}");
+                }
+            }
+        }
     }
 }

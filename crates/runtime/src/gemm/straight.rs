@@ -2,12 +2,19 @@
 //! whole where a copy is kept for several.
 
 use super::{FEW, Matrix, Product, Shape};
-use crate::panel::Float;
+use crate::cpu::machine;
+use crate::panel::{Float, STRETCH};
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
 
-/// The most a copied block spans each way: 1 MiB of f32, so that it stays in the core's own cache.
-const BLOCK: usize = 512;
+/// The most of the inner dim that a copied block has, and of the rows of `lhs` (a last row alone is summed up in another
+/// order): fixed, since no bit depends on the machine's caches.
+const BLOCK: usize = STRETCH;
+
+/// The most columns of a copied block: of f32 it fills the core's own cache.
+fn most_columns() -> usize {
+    machine().l2 / (BLOCK * size_of::<f32>())
+}
 
 /// A product whose `rhs` lies the wrong way: block by block it is copied the right way round.
 pub(super) unsafe fn straight_rhs<T: Float>(product: Product<T>) {
@@ -22,7 +29,7 @@ pub(super) unsafe fn straight_rhs<T: Float>(product: Product<T>) {
         }
         return;
     }
-    let (width, depth) = (n.min(BLOCK), k.min(BLOCK));
+    let (width, depth) = (n.min(most_columns()), k.min(BLOCK));
     let copied = scratch::with(depth * width.max(2) * size_of::<T>(), |copy| {
         let copy = copy.cast::<T>();
         for p in (0..k).step_by(depth) {
@@ -102,16 +109,14 @@ pub(crate) unsafe fn straightened<T: Float>(shape: Shape, rhs: Matrix<T>) -> Res
     Ok(copy)
 }
 
-/// The most bytes of an operand that is turned round once for several products: they stay in the core's own cache.
-const TURNED_ONCE: usize = 1 << 20;
-
 /// The bytes of a copy of `rhs` that serves several products of this shape and fewer rows, if they would each turn it
 /// round themselves: how it lies in memory is `row` and `column`.
 pub(crate) fn turned_once<T>(shape: Shape, row: isize, column: isize) -> Option<usize> {
     let Shape { m, n, k } = shape;
     let bytes = n.saturating_mul(k).saturating_mul(size_of::<T>());
     let is_turned = row == 1 && column != 1;
-    let fits = k <= BLOCK && bytes <= TURNED_ONCE;
+    // In one stretch of the inner dim, so that no bit is another; and it stays in the core's own cache.
+    let fits = k <= BLOCK && bytes <= machine().l2;
     (fits && is_turned && k > 0 && m.min(n) > FEW).then_some(bytes)
 }
 

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use kiln_ir::{DType, Result, Shape, Why};
 use kiln_runtime::parallel_for;
+use kiln_runtime::threads::GRAIN;
 
 use super::{Input, Job, elements, operand};
 use crate::kernels::{self, Shared};
@@ -60,7 +61,7 @@ impl Job<'_> {
                 if has_lines && n > 0 {
                     let (wide, narrow) = (shape[dim], taken[dim]);
                     let to = Shared::new(out.pointer());
-                    parallel_for(n / narrow, (1usize << 13).div_ceil(narrow), |begin, end| {
+                    parallel_for(n / narrow, (GRAIN / 2).div_ceil(narrow), |begin, end| {
                         for line in begin..end {
                             // SAFETY: `out` is dense and fresh; the line belongs to this item.
                             let to = unsafe {

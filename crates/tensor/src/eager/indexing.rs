@@ -1,7 +1,7 @@
 //! Picking and placing elements by index. Every index is checked before anything is written.
 
 use kiln_ir::{DType, Layout, Op, Result, ScatterReduce, Shape, TensorTy, Why};
-use kiln_runtime::parallel_for;
+use kiln_runtime::{parallel_for, threads};
 
 use super::gather::Coordinates;
 use super::{Input, Job, elements, elements_mut, operand};
@@ -10,7 +10,7 @@ use crate::kernels::{self, Shared};
 use crate::tensor::Ready;
 
 /// Bytes below which a copy is not worth a thread.
-const GRAIN: usize = 1 << 16;
+const GRAIN: usize = 4 * threads::GRAIN;
 
 /// Whether an op changes some elements of its first operand and leaves the others, so that in place it needs
 /// to touch only those.

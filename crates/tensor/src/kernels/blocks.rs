@@ -14,7 +14,7 @@ use super::softmax::prefetch;
 use super::strided::gather;
 
 /// Bytes of an operand in a block. The less, the more evenly the operands are asked for from memory; the more,
-/// the less it costs to go from one step to the next.
+/// the less it costs to go from one step to the next. A block is an array on the stack.
 const BLOCK_BYTES: usize = 1024;
 
 /// How many bytes ahead of their turn elements are asked for: the processor does not see that blocks go on. A

@@ -8,6 +8,7 @@ use super::pointwise::{Map, map_loop};
 use super::strided::scatter;
 use kiln_ir::{DType, Scalar};
 use kiln_runtime::parallel_for;
+use kiln_runtime::threads::GRAIN;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
@@ -130,7 +131,7 @@ unsafe fn transpose(out: &Operand, input: &Operand) -> bool {
             }
         }
     };
-    if row.0 * column.0 < 32768 {
+    if row.0 * column.0 < 2 * GRAIN {
         body(0, tiles)
     } else {
         parallel_for(tiles, 1, body)

@@ -12,6 +12,7 @@ use super::operand::{Operand, Shared};
 use super::strided::{gather, scatter};
 use kiln_ir::DType;
 use kiln_runtime::parallel_for;
+use kiln_runtime::threads::GRAIN;
 use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 
@@ -39,7 +40,8 @@ impl From<Loop> for Loops {
     }
 }
 
-/// Elements in a block; of the widest dtype they are 4 KiB.
+/// Elements in a block, which is an array on the stack; of the widest dtype they are 4 KiB, so that the blocks of all
+/// operands stay in any first-level cache.
 const BLOCK: usize = 512;
 
 /// Inner dims shorter than this are gathered across rows.
@@ -58,8 +60,8 @@ impl Cost {
     /// The least number of elements worth a thread's while.
     pub(super) fn grain(self) -> usize {
         match self {
-            Cost::Cheap => 16384,
-            Cost::Costly => 4096,
+            Cost::Cheap => GRAIN,
+            Cost::Costly => GRAIN / 4,
         }
     }
 }

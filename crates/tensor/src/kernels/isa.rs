@@ -26,7 +26,7 @@ macro_rules! vectorised {
                 unsafe { body::<$($names)*>($($arg),*) }
             }
 
-            match kiln_runtime::Isa::best() {
+            match kiln_runtime::machine().isa {
                 // SAFETY: the machine has the instructions, and the caller's promise is passed on.
                 #[cfg(target_arch = "x86_64")]
                 kiln_runtime::Isa::Avx512 => unsafe { avx512::<$($names)*>($($arg),*) },

@@ -4,6 +4,7 @@
 use super::isa::vectorised;
 use super::operand::Shared;
 use kiln_runtime::parallel_for;
+use kiln_runtime::threads::GRAIN;
 use std::ops::{Add, Mul, Range, Sub};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -82,13 +83,14 @@ impl Groups {
     }
 
     fn each(&self, body: impl Fn(Range<usize>) + Sync) {
-        let grain = 8192usize.div_ceil(self.numel().max(1));
+        let grain = (GRAIN / 2).div_ceil(self.numel().max(1));
         parallel_for(self.count, grain, |begin, end| body(begin..end));
     }
 }
 
+/// Sums side by side, and elements that they take before they are added in f64: fixed, since no bit depends on the
+/// machine.
 const LANES: usize = 16;
-/// Elements whose sums run in lanes before they are added in f64.
 const STRETCH: usize = 1024;
 
 /// Σ of a term over equally long slices.

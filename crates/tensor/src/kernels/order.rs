@@ -5,7 +5,7 @@
 use super::element::{Bool, Element};
 use super::operand::Shared;
 use kiln_ir::DType;
-use kiln_runtime::parallel_for;
+use kiln_runtime::{parallel_for, threads};
 use std::cmp::Ordering;
 
 /// How the lines of a dense operand lie: `outer` × `size` × `inner` elements, the lines across the middle.
@@ -99,8 +99,8 @@ fn extreme<T: Element>(line: impl Iterator<Item = T>, beats: impl Fn(T, T) -> bo
     at
 }
 
-/// Elements of lines worth a thread's while.
-const GRAIN: usize = 8192;
+/// Elements of lines worth a thread's while: they are compared with branches.
+const GRAIN: usize = threads::GRAIN / 2;
 
 /// The positions in each line of x.
 ///

@@ -2,11 +2,7 @@
 
 use super::operand::{Operand, Shared};
 use kiln_ir::DType;
-use kiln_runtime::gemm::{Matrix, Shape, gemm_f32, gemm_f64, gemm_i64};
-use kiln_runtime::{parallel_for, threads};
-
-/// Multiply-adds of one product from which it is worth all threads' while.
-const LARGE: usize = 1 << 22;
+use kiln_runtime::gemm::{self, Matrix, Shape, gemm_f32, gemm_f64, gemm_i64};
 
 /// `out[b] = x[b] · y[b]`; `None` if the dtype has no products.
 ///
@@ -46,10 +42,5 @@ unsafe fn each<T>(
             product(shape, out, x, y);
         }
     };
-    let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
-    if count >= 2 * threads::count() || work < LARGE {
-        parallel_for(count, (1usize << 16).div_ceil(work.max(1)), run);
-    } else {
-        (0..count).for_each(|b| run(b, b + 1));
-    }
+    gemm::each(count, shape, run);
 }

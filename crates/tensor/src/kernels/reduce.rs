@@ -14,6 +14,7 @@ use super::operand::{Operand, Shared};
 use super::strided::gather;
 use kiln_ir::DType;
 use kiln_runtime::parallel_for;
+use kiln_runtime::threads::GRAIN;
 use smallvec::SmallVec;
 use std::slice::from_raw_parts;
 
@@ -163,10 +164,17 @@ reducer!(LargestF32: f32, f32, f32, f32; f32::NEG_INFINITY, f32::NEG_INFINITY; |
 reducer!(LargestF64: f64, f64, f64, f64; f64::NEG_INFINITY, f64::NEG_INFINITY; |x| x;
     |a, b| if b > a { b } else { a });
 
+// Lanes, stretches, pieces and tiles decide in which order elements are added: they are fixed, since no bit depends on the
+// machine or on the number of threads.
+
 /// Lanes of a contiguous reduction: four registers of sixteen.
 const LANES: usize = 64;
 /// Elements that one lane takes before it is widened.
 const STRETCH: usize = 32;
+/// Elements of a long reduction that a thread takes.
+const PIECE: usize = 65536;
+/// Columns that are accumulated together.
+const TILE: usize = 1024;
 
 vectorised! {
     /// The total of contiguous elements.
@@ -319,9 +327,6 @@ impl Source {
     }
 }
 
-/// Elements of a reduction worth a thread's while.
-const GRAIN: usize = 16384;
-
 /// # Safety
 /// That of [`reduce`].
 unsafe fn run<R: Reducer>(out: &Operand, input: &Operand, dims: &[usize]) {
@@ -360,8 +365,6 @@ unsafe fn run<R: Reducer>(out: &Operand, input: &Operand, dims: &[usize]) {
 /// # Safety
 /// That of [`reduce`].
 unsafe fn reduce_rows<R: Reducer>(out: *mut R::Out, input: Source, kept: &[Dim], reduced: &[Dim]) {
-    /// Elements of a piece.
-    const PIECE: usize = 65536;
     let (outputs, length) = (count(kept), count(reduced));
     let pieces = length.div_ceil(PIECE);
     let shared = Shared::new((out, input));
@@ -460,13 +463,11 @@ unsafe fn strided_total<R: Reducer>(start: Source, stride: isize, n: usize) -> R
 /// # Safety
 /// That of [`reduce`].
 unsafe fn reduce_columns<R: Reducer>(out: *mut R::Out, input: Source, kept: &[Dim], reduced: &[Dim]) {
-    /// Columns that are accumulated together.
-    const TILE: usize = 1024;
     let Some((inner, outer)) = kept.split_last() else { return };
     let rows = count(reduced);
     let (groups, tiles) = (count(outer), inner.size.div_ceil(TILE));
     // Few columns: rows are split too, into pieces that the shape alone decides.
-    let pieces = if groups * tiles >= 8 { 1 } else { (rows * inner.size.min(TILE) / 65536).clamp(1, 16) };
+    let pieces = if groups * tiles >= 8 { 1 } else { (rows * inner.size.min(TILE) / PIECE).clamp(1, 16) };
     let piece_rows = rows.div_ceil(pieces);
     let tasks = groups * tiles * pieces;
     let mut partials = if pieces > 1 { vec![R::TOTAL; tasks * TILE] } else { Vec::new() };

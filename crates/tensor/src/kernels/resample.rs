@@ -8,6 +8,7 @@ use super::norm::Real;
 use super::operand::Shared;
 use kiln_ir::table::resample::Axis;
 use kiln_runtime::parallel_for;
+use kiln_runtime::threads::GRAIN;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// An axis with its weights in the elements' type, one after the other.
@@ -37,7 +38,7 @@ impl<T: Real> Taps<T> {
 }
 
 fn grain(area: usize) -> usize {
-    8192usize.div_ceil(area.max(1))
+    (GRAIN / 2).div_ceil(area.max(1))
 }
 
 /// `out` = weighted sums of neighbours in `x`, plane by plane.

@@ -12,7 +12,8 @@ use super::reduce::{LargestF32, LargestF64, Reducer, SumF32, SumF64, total};
 use super::strided::{gather, scatter};
 use kiln_ir::DType;
 use kiln_ir::math::Function;
-use kiln_runtime::parallel_for;
+use kiln_runtime::threads::GRAIN;
+use kiln_runtime::{machine, parallel_for};
 use smallvec::SmallVec;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -71,7 +72,8 @@ fn sum<T: Float>(x: &[T]) -> <T::Sum as Reducer>::Total {
     unsafe { total::<T::Sum>(x) }
 }
 
-/// Elements that are computed and then summed while in the first-level cache.
+/// Elements that are computed and then summed while in the first-level cache: fixed, since no bit depends on the
+/// machine's caches.
 const BLOCK: usize = 2048;
 
 fn forward<T: Float>(out: &mut [T], x: &[T], logarithm: bool) {
@@ -118,20 +120,14 @@ vectorised! {
     }
 }
 
-/// Asks for elements that will be read soon; a wrong address does no harm.
+/// Asks for elements that will be read soon; any address will do. More than half of the first-level cache would push out
+/// what is being worked on.
 #[inline(always)]
 pub(super) fn prefetch(start: *const u8, bytes: usize) {
     const LINE: usize = 64;
-    /// More than this would push out what is being worked on.
-    const MOST: usize = 16384;
-    #[cfg(target_arch = "x86_64")]
-    for byte in (0..bytes.min(MOST)).step_by(LINE) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast::<i8>().wrapping_add(byte)) };
+    for byte in (0..bytes.min(machine().l1 / 2)).step_by(LINE) {
+        kiln_runtime::prefetch(start.wrapping_add(byte));
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (start, bytes, LINE, MOST);
 }
 
 /// Calls `body` for every line along `dim`: the output's line and the input's, contiguous. Lines that are not
@@ -215,9 +211,9 @@ unsafe fn lines<T: Float>(operands: [&Operand; 2], dim: usize, body: impl Fn(&mu
         }
     };
     let count = numel / length;
-    if numel < 8192 {
+    if numel < GRAIN / 2 {
         work(0, count);
     } else {
-        parallel_for(count, 4096usize.div_ceil(length), work);
+        parallel_for(count, (GRAIN / 4).div_ceil(length), work);
     }
 }

@@ -15,7 +15,7 @@ use kiln_ir::{DType, Graph, Node, Op, Sizes};
 use kiln_plan::index::{ExprId, Index};
 use kiln_plan::loops::{ExprKind, Operation};
 
-/// Elements get something from no more windows than this.
+/// Elements get something from no more windows than this: each is written out, and compilers take their time.
 const MOST_HOLDERS: usize = 25;
 
 /// Whether a gradient is computed at its consumers' index. The library is as quick or quicker where lines are short,

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use kiln_inductor::{C, Layout, Options};
-use kiln_ir::math::c::CIsa;
+use kiln_ir::math::c::Isa;
 use kiln_ir::{Graph, Stage, Strides};
 use kiln_testkit::golden::{Golden, files};
 
@@ -20,7 +20,7 @@ use kiln_testkit::golden::{Golden, files};
 pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
 
 /// Every golden file that has a plan, with its graph and its options, those for `isa`.
-pub fn all(isa: CIsa) -> Vec<(Golden, Graph, Options)> {
+pub fn all(isa: Isa) -> Vec<(Golden, Graph, Options)> {
     let read = |file: Golden| {
         let (graph, options) = parse(&file.header, &file.input, isa);
         graph.verify(Stage::Prims, "the golden file").unwrap_or_else(|e| panic!("{e}\n{}", file.input));
@@ -31,7 +31,7 @@ pub fn all(isa: CIsa) -> Vec<(Golden, Graph, Options)> {
 }
 
 /// The graph of an input, and the options that it asks for.
-pub fn parse(header: &str, input: &str, isa: CIsa) -> (Graph, Options) {
+pub fn parse(header: &str, input: &str, isa: Isa) -> (Graph, Options) {
     let graph: Graph = input.parse().unwrap_or_else(|e| panic!("{e}\n{input}"));
     let mut target = C::new(isa);
     let mut options = Options::dense(&graph, target);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_inductor::{C, Interpreter, KernelSource, Layout, Lowered, Options, Target, lower};
-use kiln_ir::math::c::{CIsa, FLAGS};
+use kiln_ir::math::c::{FLAGS, Isa};
 use kiln_ir::{DType, Graph, Op, Scalar, Stage, Strides, TensorTy, Ty};
 use kiln_plan::{
     Arguments, Bands, BufferId, BufferRef, Call, Epilogue, Launch, OnPlanes, Place, Plan, ScalarRef, Step,
@@ -119,29 +119,9 @@ impl Memory {
 }
 
 /// The best instruction set of this machine, or the one that `KILN_ISA` asks for.
-pub fn best_isa() -> CIsa {
-    let best = detect();
-    match std::env::var("KILN_ISA").as_deref() {
-        Ok("avx2") => best.max(CIsa::Avx2),
-        Ok("plain") => CIsa::Plain,
-        _ => best,
-    }
-}
-
-fn detect() -> CIsa {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-        {
-            return CIsa::Avx512;
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return CIsa::Avx2;
-        }
-    }
-    CIsa::Plain
+pub fn best_isa() -> Isa {
+    let asked = std::env::var("KILN_ISA").ok().and_then(|name| Isa::named(&name));
+    asked.map_or(Isa::detect(), |asked| asked.max(Isa::detect()))
 }
 
 pub type KernelFn = unsafe extern "C" fn(*const *mut u8, *const i64, *const u64, i64, i64, *mut u8) -> i32;
@@ -630,6 +610,22 @@ pub fn check_memory(plan: &Plan) {
             );
         }
     }
+}
+
+/// The bits of everything that a plan gives and writes back.
+pub fn bits(graph: &Graph, options: &Options, inputs: &[Argument]) -> Option<Vec<u64>> {
+    let lowered = lower(graph, options).unwrap();
+    let compiled = compile(&lowered.code, &*options.target)?;
+    let mut run = Run::new(&lowered, graph, options, inputs);
+    run.run(&compiled).unwrap();
+    let mut bits = Vec::new();
+    let values = graph.outputs.iter().zip(&run.outputs);
+    let written = graph.inputs.iter().zip(&run.inputs);
+    for (value, memory) in values.chain(written) {
+        let ty = graph.ty(*value).as_tensor().unwrap();
+        bits.extend((0..ty.shape.numel()).map(|at| memory.read(at, ty.dtype).to_bits()));
+    }
+    Some(bits)
 }
 
 /// Lowers a graph; runs its plan by definition, and compiled; and compares both with the reference evaluator.

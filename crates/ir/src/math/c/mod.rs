@@ -26,57 +26,107 @@ use super::lane::{Lane, Width};
 use std::fmt::Write;
 
 /// Compiler flags under which the text means what [`Lane`] says, beside the optimisation level and the
-/// [`CIsa::flags`].
+/// [`Isa::flags`].
 pub const FLAGS: &[&str] =
     &["-ffp-contract=off", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"];
 
-/// The instruction set that a source is written for.
+/// The instruction sets Kiln writes code for, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CIsa {
-    /// x86-64 with AVX-512 F, DQ, BW and VL: 64-byte registers.
+pub enum Isa {
+    /// x86-64 with AVX-512 F, VL, DQ and BW, and all of AVX2: 64-byte registers.
     Avx512,
-    /// x86-64 with AVX2 and FMA: 32-byte registers.
+    /// x86-64 with AVX2, FMA, F16C and BMI2: 32-byte registers.
     Avx2,
-    /// Portable C: per-lane builtins.
+    /// What every CPU of the architecture has, and portable C: per-lane builtins.
     Plain,
 }
 
-impl CIsa {
-    /// The compiler flags that allow its instructions.
+impl Isa {
+    /// All of them.
+    pub const ALL: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Plain];
+
+    /// The best set that this CPU has.
+    pub fn detect() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+                && is_x86_feature_detected!("bmi2");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512bw");
+            match (avx512, avx2) {
+                (true, true) => Isa::Avx512,
+                (false, true) => Isa::Avx2,
+                (_, false) => Isa::Plain,
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Isa::Plain
+    }
+
+    /// The name that options and `KILN_ISA` take.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Plain => "plain",
+        }
+    }
+
+    /// The set of this name.
+    pub fn named(name: &str) -> Option<Isa> {
+        Isa::ALL.into_iter().find(|isa| isa.name().eq_ignore_ascii_case(name.trim()))
+    }
+
+    /// Flags that let GCC and Clang use the set.
+    ///
+    /// Named features rather than `-march=native`: the flags are part of a kernel's identity, so they
+    /// must say what they mean on every machine that shares a cache directory.
     pub const fn flags(self) -> &'static [&'static str] {
         match self {
-            CIsa::Avx512 => {
-                &["-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mbmi2"]
-            }
-            CIsa::Avx2 => &["-mavx2", "-mfma", "-mbmi2"],
-            CIsa::Plain => &[],
+            Isa::Avx512 => &[
+                "-mavx512f",
+                "-mavx512vl",
+                "-mavx512dq",
+                "-mavx512bw",
+                "-mavx2",
+                "-mfma",
+                "-mf16c",
+                "-mbmi2",
+                "-mprefer-vector-width=512",
+            ],
+            Isa::Avx2 => &["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
+            Isa::Plain => &[],
         }
     }
 
     /// Size of a vector register in bytes; plain C has vectors of 4 floats.
     pub const fn register_bytes(self) -> usize {
         match self {
-            CIsa::Avx512 => 64,
-            CIsa::Avx2 => 32,
-            CIsa::Plain => 16,
+            Isa::Avx512 => 64,
+            Isa::Avx2 => 32,
+            Isa::Plain => 16,
         }
     }
 
     /// The lane count for a kernel whose widest element has this many bytes.
     pub const fn lanes(self, widest_bytes: usize) -> usize {
         match self {
-            CIsa::Avx512 if widest_bytes <= 4 => 16,
-            CIsa::Avx512 => 8,
-            CIsa::Avx2 if widest_bytes <= 4 => 8,
-            CIsa::Avx2 | CIsa::Plain => 4,
+            Isa::Avx512 if widest_bytes <= 4 => 16,
+            Isa::Avx512 => 8,
+            Isa::Avx2 if widest_bytes <= 4 => 8,
+            Isa::Avx2 | Isa::Plain => 4,
         }
     }
 
     /// Whether the prelude for this lane count has helpers for the format.
     pub const fn has_helpers(self, lanes: usize, width: Width) -> bool {
         match self {
-            CIsa::Plain => true,
-            CIsa::Avx512 | CIsa::Avx2 => lanes * width.bytes() <= self.register_bytes(),
+            Isa::Plain => true,
+            Isa::Avx512 | Isa::Avx2 => lanes * width.bytes() <= self.register_bytes(),
         }
     }
 }

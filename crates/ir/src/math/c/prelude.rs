@@ -1,7 +1,7 @@
 //! What every C source begins with: vector types and the operations C has no operator for.
 
 use super::super::lane::Width;
-use super::{CIsa, Names, names};
+use super::{Isa, Names, names};
 use std::fmt::Write;
 
 /// The opening of a C source for vectors of `lanes` elements.
@@ -12,7 +12,7 @@ use std::fmt::Write;
 /// `kiln_min_f32`/`kiln_max_f32` (of the unordered the second operand), `kiln_round_even_f32`,
 /// `kiln_round_down_f32`, `kiln_select_f32(mask, a, b)` and `kiln_scale_f32`; load, store and splat also
 /// for `i64` and (as `u8v`) `bool`.
-pub fn prelude(lanes: usize, isa: CIsa) -> String {
+pub fn prelude(lanes: usize, isa: Isa) -> String {
     let mut out = types(lanes, isa);
     for width in [Width::F32, Width::F64] {
         if isa.has_helpers(lanes, width) {
@@ -22,7 +22,7 @@ pub fn prelude(lanes: usize, isa: CIsa) -> String {
     out
 }
 
-fn types(lanes: usize, isa: CIsa) -> String {
+fn types(lanes: usize, isa: Isa) -> String {
     let mut out = format!("enum {{ KILN_LANES = {lanes} }};\n");
     out.push_str("#define KILN_INLINE static inline __attribute__((always_inline, unused))\n");
     let elements = [
@@ -64,11 +64,11 @@ KILN_INLINE void kiln_store_part_{suffix}(void *p, {vector} v, long n) {{
     // GCC widens a vector that it knows to come from memory byte by byte: here it doesn't know. Clang does not, and has no
     // registers for the smallest vectors.
     let known = match isa {
-        CIsa::Avx512 | CIsa::Avx2 => {
+        Isa::Avx512 | Isa::Avx2 => {
             out.push_str("#ifdef __clang__\n#define KILN_HIDE(b)\n#else\n#define KILN_HIDE(b) __asm__(\"\" : \"+v\"(b))\n#endif\n");
             "KILN_HIDE(b); "
         }
-        CIsa::Plain => "",
+        Isa::Plain => "",
     };
     for (suffix, mask) in [("f32", "i32v"), ("f64", "i64v")] {
         let _ = writeln!(
@@ -77,8 +77,8 @@ KILN_INLINE void kiln_store_part_{suffix}(void *p, {vector} v, long n) {{
         );
     }
     let apart = match isa {
-        CIsa::Avx512 if lanes <= 8 => format!("\n#ifdef __clang__\n    {APART}\n#endif\n   "),
-        CIsa::Avx512 | CIsa::Avx2 | CIsa::Plain => String::new(),
+        Isa::Avx512 if lanes <= 8 => format!("\n#ifdef __clang__\n    {APART}\n#endif\n   "),
+        Isa::Avx512 | Isa::Avx2 | Isa::Plain => String::new(),
     };
     let _ = writeln!(
         out,
@@ -100,7 +100,7 @@ KILN_INLINE u8v kiln_bool_from_mask_f64(i64v m) { return __builtin_convertvector
     out
 }
 
-fn helpers(isa: CIsa, width: Width, lanes: usize) -> String {
+fn helpers(isa: Isa, width: Width, lanes: usize) -> String {
     let Names { vector, int, suffix, .. } = names(width);
     let magnitude_mask = match width {
         Width::F32 => "0x7fffffff",
@@ -110,15 +110,15 @@ fn helpers(isa: CIsa, width: Width, lanes: usize) -> String {
         "KILN_INLINE {vector} kiln_absolute_{suffix}({vector} x) {{ return ({vector})(({int})x & {magnitude_mask}); }}\n"
     );
     match isa {
-        CIsa::Avx512 | CIsa::Avx2 => out.push_str(&x86_helpers(isa, width, lanes)),
-        CIsa::Plain => out.push_str(&plain_helpers(width)),
+        Isa::Avx512 | Isa::Avx2 => out.push_str(&x86_helpers(isa, width, lanes)),
+        Isa::Plain => out.push_str(&plain_helpers(width)),
     }
     out
 }
 
 /// One instruction each; asm without side effects may be moved and merged freely. GCC keeps its constants out of loops;
 /// Clang does so only for what it understands, and knows these instructions by what they do in plain C.
-fn x86_helpers(isa: CIsa, width: Width, lanes: usize) -> String {
+fn x86_helpers(isa: Isa, width: Width, lanes: usize) -> String {
     let Names { vector, int, suffix, .. } = names(width);
     let packed = match width {
         Width::F32 => "ps",
@@ -126,8 +126,8 @@ fn x86_helpers(isa: CIsa, width: Width, lanes: usize) -> String {
     };
     let vanishing = width.vanishing();
     let round = match isa {
-        CIsa::Avx512 => "vrndscale",
-        CIsa::Avx2 | CIsa::Plain => "vround",
+        Isa::Avx512 => "vrndscale",
+        Isa::Avx2 | Isa::Plain => "vround",
     };
     let mut out = format!(
         "{}KILN_INLINE {vector} kiln_root_{suffix}({vector} x) {{
@@ -145,7 +145,7 @@ KILN_INLINE {vector} kiln_round_down_{suffix}({vector} x) {{
 ",
         fma(width, lanes)
     );
-    let apart = if isa == CIsa::Avx512 { APART } else { "" };
+    let apart = if isa == Isa::Avx512 { APART } else { "" };
     let _ = write!(out, "#ifdef __clang__\n{}#else\n", choices(width, apart));
     out.push_str(&format!(
         "KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{
@@ -159,7 +159,7 @@ KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{
 "
     ));
     out.push_str(&match isa {
-        CIsa::Avx512 => format!(
+        Isa::Avx512 => format!(
             "KILN_INLINE {vector} kiln_select_{suffix}({int} m, {vector} a, {vector} b) {{
     __asm__(\"vpternlogd $0xca, %2, %1, %0\" : \"+v\"(m) : \"v\"(a), \"v\"(b));
     return ({vector})m;
@@ -173,7 +173,7 @@ KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
 }}
 "
         ),
-        CIsa::Avx2 | CIsa::Plain => format!(
+        Isa::Avx2 | Isa::Plain => format!(
             "KILN_INLINE {vector} kiln_select_{suffix}({int} m, {vector} a, {vector} b) {{
     __asm__(\"vblendv{packed} %3, %2, %1, %0\" : \"=x\"(a) : \"x\"(b), \"x\"(a), \"x\"(m));
     return a;

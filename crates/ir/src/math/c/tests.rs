@@ -42,23 +42,8 @@ fn decode(bytes: &[u8], width: Width) -> Vec<f64> {
     }
 }
 
-fn supported(isa: CIsa) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return match isa {
-        CIsa::Avx512 => {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-        }
-        CIsa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-        CIsa::Plain => true,
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    return isa == CIsa::Plain;
-}
-
 /// A program that applies every function to arrays of arguments from its input.
-fn program(isa: CIsa, lanes: usize, width: Width) -> String {
+fn program(isa: Isa, lanes: usize, width: Width) -> String {
     let Names { suffix, .. } = names(width);
     let scalar = if width == Width::F32 { "float" } else { "double" };
     let mut text = prelude(lanes, isa);
@@ -94,8 +79,8 @@ fn compilers() -> Vec<String> {
     Some("cc".to_string()).into_iter().filter(is_there).chain(clang).collect()
 }
 
-fn check(isa: CIsa, lanes: usize, width: Width, level: &str) {
-    if !supported(isa) {
+fn check(isa: Isa, lanes: usize, width: Width, level: &str) {
+    if isa < Isa::detect() {
         return;
     }
     let compilers = compilers();
@@ -105,7 +90,7 @@ fn check(isa: CIsa, lanes: usize, width: Width, level: &str) {
     compilers.iter().for_each(|compiler| check_by(compiler, isa, lanes, width, level));
 }
 
-fn check_by(compiler: &str, isa: CIsa, lanes: usize, width: Width, level: &str) {
+fn check_by(compiler: &str, isa: Isa, lanes: usize, width: Width, level: &str) {
     let name = format!("kiln-math-{}-{compiler}{isa:?}{lanes}{width:?}{level}", std::process::id());
     let directory = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&directory).unwrap();
@@ -158,34 +143,34 @@ fn check_by(compiler: &str, isa: CIsa, lanes: usize, width: Width, level: &str) 
 
 #[test]
 fn avx512_f32() {
-    check(CIsa::Avx512, 16, Width::F32, "-O2");
-    check(CIsa::Avx512, 8, Width::F32, "-O1");
+    check(Isa::Avx512, 16, Width::F32, "-O2");
+    check(Isa::Avx512, 8, Width::F32, "-O1");
 }
 
 #[test]
 fn avx512_f64() {
-    check(CIsa::Avx512, 8, Width::F64, "-O1");
+    check(Isa::Avx512, 8, Width::F64, "-O1");
 }
 
 #[test]
 fn avx2_f32() {
-    check(CIsa::Avx2, 8, Width::F32, "-O2");
-    check(CIsa::Avx2, 4, Width::F32, "-O1");
+    check(Isa::Avx2, 8, Width::F32, "-O2");
+    check(Isa::Avx2, 4, Width::F32, "-O1");
 }
 
 #[test]
 fn avx2_f64() {
-    check(CIsa::Avx2, 4, Width::F64, "-O1");
+    check(Isa::Avx2, 4, Width::F64, "-O1");
 }
 
 #[test]
 fn plain_f32() {
-    check(CIsa::Plain, 4, Width::F32, "-O1");
+    check(Isa::Plain, 4, Width::F32, "-O1");
 }
 
 #[test]
 fn plain_f64() {
-    check(CIsa::Plain, 4, Width::F64, "-O1");
+    check(Isa::Plain, 4, Width::F64, "-O1");
 }
 
 #[test]
