@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use kiln_ir::{Line, Loc, Result, Shape, Strides};
+use kiln_ir::{Line, Result, Shape, Strides};
 use kiln_plan::Refusal;
 use kiln_tensor::{DType, Tensor};
 
+use crate::difference::Recompile;
 use crate::event::Event;
 use crate::general::Generals;
 use crate::guard::Guard;
@@ -26,17 +27,6 @@ pub struct Break {
     pub module: Option<String>,
     /// Why.
     pub reason: Reason,
-}
-
-/// A recording that went another way than before.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Recompile {
-    /// Which one it was, from 1.
-    pub number: usize,
-    /// The line of the op at which the ways part.
-    pub loc: Loc,
-    /// `recompile #1 at model.rs:42: input 0 was [32], now [48]`.
-    pub reason: String,
 }
 
 /// What is checked of an input on every call.
@@ -159,7 +149,7 @@ pub struct GraphInfo {
 /// assert_eq!((explanation.calls, explanation.replays, explanation.graphs.len()), (3, 1, 2));
 /// assert_eq!(explanation.graphs[0].ops, [("mul", 1)]);
 /// assert_eq!(explanation.graphs[1].guards[0].to_string(), "input 0 is f32[3]");
-/// assert!(explanation.recompiles[0].reason.ends_with("input 0 was [2], now [3]"));
+/// assert_eq!(explanation.recompiles[0].reason.to_string(), "input 0 was [2], now [3]");
 /// assert!(explanation.to_string().starts_with("half: 3 calls, 2 graphs, 0 breaks, 1 recompile"));
 /// # Ok(()) }
 /// ```
@@ -338,26 +328,12 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
         }
     };
     for index in trie.path(at) {
-        let name = match &*trie.node(index).event {
-            Event::Start | Event::Break => continue,
-            Event::Call(call) => {
-                arrive(&call.guards, &mut guards);
-                call.op.name()
-            }
-            Event::Backward(event) => {
-                arrive(&event.guards, &mut guards);
-                "backward"
-            }
-            Event::Grad(event) => {
-                arrive(&event.guards, &mut guards);
-                "grad"
-            }
-            Event::Mark(event) => event.mark.name(),
-            Event::Apply(event) => {
-                arrive(&event.guards, &mut guards);
-                "custom function"
-            }
-        };
+        let event = &trie.node(index).event;
+        if matches!(**event, Event::Start | Event::Break) {
+            continue;
+        }
+        arrive(event.guards(), &mut guards);
+        let name = event.name();
         let position = *positions.entry(name).or_insert_with(|| {
             ops.push((name, 0));
             ops.len() - 1

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::{DType, Line, Loc, Shape, VerifyError};
+use crate::{DType, Loc, Shape, VerifyError};
 
 /// Kiln's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -61,20 +61,6 @@ pub enum Error {
         value: String,
         /// The valid values.
         valid: String,
-    },
-    /// A graph break where `fullgraph` forbids one.
-    #[error("fullgraph: the graph breaks at {loc}: {reason}")]
-    GraphBreak {
-        /// The line that needs a value.
-        loc: Line,
-        /// Why it needs one.
-        reason: String,
-    },
-    /// Something new to compile where the stance forbids it.
-    #[error("stance fail_on_recompile: {reason}")]
-    Recompile {
-        /// What is new, with the line.
-        reason: String,
     },
     /// State that does not fit a module.
     #[error("{0}")]
