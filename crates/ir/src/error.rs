@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::{DType, Loc, Shape, VerifyError};
+use crate::{DType, Loc, Shape, TensorTy, VerifyError};
 
 /// Kiln's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -357,15 +357,171 @@ pub enum Why {
         /// The device.
         device: crate::Device,
     },
+    /// A size that can't be split into equal parts.
+    #[error("{what} ({size}) must be divisible by {by} ({parts})")]
+    Divisible {
+        /// What is to be split.
+        what: &'static str,
+        /// Its size.
+        size: usize,
+        /// What it is split by.
+        by: &'static str,
+        /// How many parts that makes.
+        parts: usize,
+    },
+    /// A size beyond what something else allows.
+    #[error("{argument} must be at most {most} ({limit}{}), got {got}", numbered(*.dim))]
+    Limit {
+        /// What is too large.
+        argument: &'static str,
+        /// The largest that is allowed.
+        most: usize,
+        /// Why no more: `the size of dim`.
+        limit: &'static str,
+        /// The dim that the limit speaks of.
+        dim: Option<usize>,
+        /// What was given.
+        got: usize,
+    },
+    /// Too few or too many of something.
+    #[error("expected {expected} {what}, got {got}")]
+    Count {
+        /// Of what.
+        what: &'static str,
+        /// How many are needed.
+        expected: usize,
+        /// How many there are.
+        got: usize,
+    },
+    /// A tensor of another type than the one that is needed.
+    #[error("{argument}{} must be {}, got {}", numbered(*.number), .types[0], .types[1])]
+    Type {
+        /// The tensor's name: `the gradient of input`.
+        argument: &'static str,
+        /// Its number, if there are several of this name.
+        number: Option<usize>,
+        /// The type that is needed and the one given.
+        types: Box<[TensorTy; 2]>,
+    },
+    /// A window that fits nowhere.
+    #[error("a kernel of size {kernel} is larger than the padded input (input size {size})")]
+    Window {
+        /// The size of the window.
+        kernel: usize,
+        /// The size of the input.
+        size: usize,
+    },
+    /// A slice that ends outside its dim, or before it starts.
+    #[error("the slice {start}..{end} is out of range for dim {dim} of size {size}")]
+    Slice {
+        /// Where it starts.
+        start: usize,
+        /// Where it ends.
+        end: usize,
+        /// The dim.
+        dim: usize,
+        /// The dim's size.
+        size: usize,
+    },
+    /// A size outside the range that it was said to stay in.
+    #[error("size {size} of dim {dim} is outside the declared range {least}..{}",
+        .most.map(|most| format!("={most}")).unwrap_or_default())]
+    Range {
+        /// The dim.
+        dim: usize,
+        /// Its size.
+        size: usize,
+        /// The least size.
+        least: usize,
+        /// The largest, if there is one.
+        most: Option<usize>,
+    },
+    /// A tensor with a history, where only one without can be.
+    #[error("{what} must be a leaf (detach() gives one)")]
+    NotLeaf {
+        /// Which: `the parameter f32[2]`.
+        what: String,
+    },
+    /// Something that may be there once.
+    #[error("{what} appears twice")]
+    Twice {
+        /// What it is: `the parameter f32[2]`.
+        what: String,
+    },
+    /// Two options of which one excludes the other.
+    #[error("pass either {one} or {other}, not both")]
+    Either {
+        /// One option.
+        one: &'static str,
+        /// The other.
+        other: &'static str,
+    },
+    /// Bytes that could not be read.
+    #[error("cannot read {bytes} bytes: {reason}")]
+    Read {
+        /// How many.
+        bytes: usize,
+        /// What the reader said.
+        reason: String,
+    },
+    /// Elements that lie so that no view has the shape asked for.
+    #[error("the strides don't allow this shape without a copy (use reshape)")]
+    NoView,
+    /// A lazy tensor or list whose program failed before it was made.
+    #[error("the computation that should have produced it failed")]
+    Lost,
+    /// `set_data` by another thread while an op ran.
+    #[error("an operand was given other data by another thread (set_data) while the op started")]
+    Replaced,
+    /// `grad()` of something that the outputs don't depend on.
+    #[error("the outputs don't depend on input {input} (pass allow_unused to get None for it)")]
+    Independent {
+        /// Which of the inputs.
+        input: usize,
+    },
+    /// A gradient with NaN, under `detect_anomaly`.
+    #[error("it produced a gradient with NaN")]
+    NanGradient,
+    /// A captured program that can't be expressed as one graph.
+    #[error("{reason}")]
+    NotCaptured {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A bug of ours, found where only a reason can be returned.
+    #[error("{what}: this is a bug in Kiln")]
+    Bug {
+        /// What was found.
+        what: &'static str,
+    },
     /// Anything else, in words.
     #[error("{0}")]
     Other(String),
+}
+
+fn numbered(number: Option<usize>) -> String {
+    number.map(|number| format!(" {number}")).unwrap_or_default()
 }
 
 impl Why {
     /// An operand whose shape is not the one that is needed.
     pub fn shape(argument: &'static str, expected: impl Into<Shape>, got: impl Into<Shape>) -> Why {
         Why::Shape { argument, shapes: Box::new([expected.into(), got.into()]) }
+    }
+
+    /// A tensor whose type is not the one that is needed.
+    pub fn ty(argument: &'static str, number: Option<usize>, expected: TensorTy, got: TensorTy) -> Why {
+        Why::Type { argument, number, types: Box::new([expected, got]) }
+    }
+
+    /// A number of things below one.
+    pub fn none(argument: &'static str) -> Why {
+        Why::Number { argument, expected: "1 or more", got: 0.0 }
+    }
+
+    /// A stride that padding 'same' has no meaning for.
+    pub fn stride_with_same(stride: usize) -> Why {
+        Why::Number { argument: "stride", expected: "1 with padding 'same'", got: stride as f64 }
     }
 
     /// Two sizes that must be the same: `what` names them in this order.

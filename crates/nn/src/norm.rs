@@ -284,8 +284,8 @@ impl GroupNormOptions {
     #[track_caller]
     pub fn build(&self, num_groups: usize, num_channels: usize) -> Result<GroupNorm> {
         if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            let why =
-                Why::Other(format!("{num_channels} channels can't be split evenly into {num_groups} groups"));
+            let (what, by) = ("num_channels", "num_groups");
+            let why = Why::Divisible { what, size: num_channels, by, parts: num_groups };
             return Err(Error::op("GroupNorm", why, Loc::caller()));
         }
         let (shape, shift) = ([num_channels], self.affine && self.bias);

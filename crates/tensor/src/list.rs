@@ -92,10 +92,7 @@ impl TensorList {
         if self.inner.items.get().is_none() {
             hook::force(self.tag())?;
         }
-        self.try_items().ok_or_else(|| {
-            let lost = Why::Other("the computation that should have produced this list failed".into());
-            Error::op("list", lost, Loc::UNKNOWN)
-        })
+        self.try_items().ok_or_else(|| Error::op("list", Why::Lost, Loc::UNKNOWN))
     }
 
     /// The tensor at `index`.

@@ -285,8 +285,7 @@ impl Executable {
         if replaced_meanwhile() {
             drop(uses);
             results.truncate(first);
-            let why = Why::Other("an input was given other data meanwhile".into());
-            return Err(Failure::Refused(Error::op("compiled program", why, Loc::UNKNOWN)));
+            return Err(Failure::Refused(Error::op("compiled program", Why::Replaced, Loc::UNKNOWN)));
         }
         let locked = kept.locks.lock(uses, &kept.watched, &mut kept.contents);
         // SAFETY: inputs are locked for what the program does with them and have the layouts it was made for

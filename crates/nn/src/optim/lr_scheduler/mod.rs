@@ -122,7 +122,8 @@ impl<O: Optimizer> Scheduler<O> {
         let groups = optimizer.lrs().len();
         schedule.check(groups, loc)?;
         if schedule.momentum(0).is_some() && optimizer.momenta().is_empty() {
-            let why = Why::Other("the schedule cycles momentum, but the optimizer has none".into());
+            let argument = "the optimizer of a schedule that cycles momentum";
+            let why = Why::Operand { argument, expected: "one with momentum" };
             return Err(Error::op("lr_scheduler", why, loc));
         }
         if let Some(base) = schedule.base(groups) {
