@@ -502,14 +502,11 @@ fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
                 _ => None,
             });
             let mut results = Vec::with_capacity(program.outputs.len());
-            program.executable.run(inputs, &scalars, &mut results).map_err(|failure| {
-                match Stop::from(failure) {
-                    Stop::Error(error) | Stop::Backend(error) => error,
-                    Stop::Retry => Error::op(
-                        "compiled backward",
-                        Why::Other("an index is out of range".into()),
-                        Loc::UNKNOWN,
-                    ),
+            program.executable.run(inputs, &scalars, &mut results).map_err(|failure| match failure {
+                Failure::Error(error) | Failure::Refused(error) => error,
+                Failure::Status { .. } => {
+                    let why = Why::Other("an index is out of range".into());
+                    Error::op("compiled backward", why, Loc::UNKNOWN)
                 }
             })?;
             Ok(results.into_iter().map(Tensor::from_ready).collect())

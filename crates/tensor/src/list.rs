@@ -100,7 +100,11 @@ impl TensorList {
     pub fn get(&self, index: usize) -> Result<Tensor> {
         match self.try_items() {
             Some(items) => items.get(index).cloned().ok_or_else(|| {
-                Error::op("list_get", Why::Index { index: index as i64, size: items.len() }, Loc::caller())
+                Error::op(
+                    "TensorList::get",
+                    Why::Index { index: index as i64, size: items.len() },
+                    Loc::caller(),
+                )
             }),
             None => dispatch_tensor(&Op::ListGet { index }, &[Arg::List(self)], false, Loc::caller()),
         }

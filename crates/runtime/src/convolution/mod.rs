@@ -20,7 +20,7 @@ use crate::threads::{Shared, parallel_for};
 #[cfg(target_arch = "x86_64")]
 use crate::winograd::{self, Kernels, Task};
 
-pub use geometry::Geometry;
+pub use geometry::{Geometry, pair};
 
 /// Elements of a result that are there: those of these planes (counted through all images) from pixel to pixel.
 #[derive(Debug, Clone, PartialEq, Eq)]
