@@ -81,6 +81,8 @@ pub enum Difference {
         name: &'static str,
         /// Its values.
         value: Change<String>,
+        /// Whether it changes with sizes, as the length of an `arange` does.
+        is_size: bool,
     },
     /// A number of another kind: `2.0` instead of `2`.
     NumberKind {
@@ -111,6 +113,8 @@ pub enum Difference {
     /// Sizes alone, but then other ops followed.
     Branch(Box<Difference>),
 }
+
+const SIZES: &str = "without `dynamic(false)`, one graph serves many sizes";
 
 impl Difference {
     /// How two events differ. So many inputs have arrived before.
@@ -148,9 +152,10 @@ impl Difference {
                 if sizes.any(|(before, now)| before.min(now) < &2) {
                     "sizes 0 and 1 have graphs of their own: pad to 2 or more, or warm up with them"
                 } else {
-                    "without `dynamic(false)`, one graph serves many sizes"
+                    SIZES
                 }
             }
+            Difference::Attribute { is_size: true, .. } => SIZES,
             Difference::DType(..) => "convert it before the compiled function (`to_dtype`)",
             Difference::Strides(..) => "call `contiguous()` on it before the compiled function",
             Difference::Marked(_) => "call `mark_dynamic` on the input of every call",
@@ -206,7 +211,7 @@ impl fmt::Display for Difference {
             Difference::Marked(input) => write!(f, "input {input} has different dims marked as dynamic"),
             Difference::Storage(input) => write!(f, "input {input} shares its storage differently"),
             Difference::Next(Change { before, now }) => write!(f, "next came {before}, now {now}"),
-            Difference::Attribute { op, name, value } => write!(f, "{name} of {op} {value}"),
+            Difference::Attribute { op, name, value, .. } => write!(f, "{name} of {op} {value}"),
             Difference::NumberKind { op, operand, kind: Change { before, now } } => {
                 write!(f, "operand {operand} of {op} was {}, now {}", before.name(), now.name())
             }
@@ -243,6 +248,7 @@ fn attributes(before: &CallEvent, now: &CallEvent) -> Option<Difference> {
         op: before.op.name(),
         name,
         value: Change { before: before_value, now: now_value },
+        is_size: now.op.goes_with_sizes(name),
     })
 }
 

@@ -14,7 +14,7 @@ use crate::event::Event;
 use crate::general::Generals;
 use crate::guard::Guard;
 use crate::options::Compile;
-use crate::segment::{Plan, Segment};
+use crate::segment::{Execution, Segment};
 use crate::trie::{LiveSet, Trie};
 use crate::why::{NotCompiled, Reason};
 
@@ -302,9 +302,9 @@ pub(crate) fn graphs(trie: &Trie, generals: &Generals, apart: bool) -> Vec<Graph
 
 fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
     let info = &segment.info;
-    let (interpreted, has_backward) = match &segment.plan {
-        Plan::Interpreted(reason) => (Some(reason.clone()), false),
-        Plan::Compiled { backward, .. } => (None, !backward.is_empty()),
+    let (interpreted, has_backward) = match &segment.execution {
+        Execution::Interpreted(reason) => (Some(reason.clone()), false),
+        Execution::Compiled { backward, .. } => (None, !backward.is_empty()),
     };
     let names: FxHashMap<u32, &String> = info.names.iter().map(|(v, name)| (*v, name)).collect();
     let mut guards: Vec<GuardInfo> = Vec::new();
@@ -345,27 +345,12 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
         None => format!("input {}", numbers.get(v).copied().unwrap_or_default()),
     };
     GraphInfo {
-        resizes: None,
-        sizes: None,
-        nodes: info.nodes,
         ops,
         guards,
         without_gradient: info.without_gradient.iter().map(named).collect(),
-        kernels: info.kernels,
-        compiled_kernels: info.compiled_kernels,
-        library_calls: info.library_calls,
-        fallbacks: info.fallbacks.clone(),
-        bytes_read: info.bytes_read,
-        bytes_written: info.bytes_written,
-        arena_bytes: info.arena_bytes,
-        bytes_saved: info.bytes_saved,
-        bytes_recomputed: info.bytes_recomputed,
         has_backward,
         interpreted,
-        steps: info.steps.clone(),
-        why_not: info.why_not.clone(),
-        tuned: info.tuned.clone(),
-        stages: info.stages.clone(),
         texts: info.texts.iter().map(|(stage, text)| (*stage, text.to_string())).collect(),
+        ..info.graph.clone()
     }
 }

@@ -353,13 +353,14 @@ impl fmt::Display for Explanation {
 impl Info {
     /// Takes in what a plan does; `refused` are the kernels that it does without, and why.
     pub(crate) fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)], keep_text: bool) {
-        let (info, Lowered { plan, code }) = (self, lowered);
+        let Lowered { plan, code } = lowered;
         if keep_text {
             for (number, (kernel, source)) in plan.kernels.iter().zip(code).enumerate() {
-                info.texts.push(("loops", Text::Source(kernel.to_string())));
-                info.texts.push(("code", Text::Source(source.told(plan.ops_of(number)))));
+                self.texts.push(("loops", Text::Source(kernel.to_string())));
+                self.texts.push(("code", Text::Source(source.told(plan.ops_of(number)))));
             }
         }
+        let info = &mut self.graph;
         info.arena_bytes += plan.arena_bytes;
         for (index, (step, report)) in plan.steps.iter().zip(&plan.report.steps).enumerate() {
             match step {

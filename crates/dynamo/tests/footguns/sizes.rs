@@ -75,7 +75,10 @@ fn without_dynamic_other_sizes_are_other_graphs() -> Result<()> {
     check(&region, &[4, 5, 6], network)?;
     let explanation = region.explain();
     assert_eq!((explanation.recompiles.len(), explanation.sizes, explanation.given_up), (2, 0, false));
-    assert!(explanation.to_string().contains("hint: without `dynamic(false)`, one graph serves many sizes"));
+    assert!(
+        explanation.to_string().contains("hint: without `dynamic(false)`, one graph serves many sizes"),
+        "{explanation}"
+    );
     check(&region, &[7, 8], network)?;
     assert!(region.explain().given_up);
     Ok(())
