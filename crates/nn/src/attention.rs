@@ -65,7 +65,7 @@ impl OutProjection {
 
 options! {
     /// The options of [`MultiheadAttention`], with PyTorch's names and defaults.
-    MultiheadAttentionOptions {
+    MultiheadAttentionOptions for MultiheadAttention(embed_dim: usize, num_heads: usize) {
         /// Probability with which a weight is dropped in training, 0 by default.
         dropout: f64 = 0.0,
         /// Whether the projections have biases; they have by default.
@@ -146,17 +146,6 @@ impl Default for AttentionCall<'_> {
 }
 
 impl MultiheadAttention {
-    /// With default options.
-    #[track_caller]
-    pub fn new(embed_dim: usize, num_heads: usize) -> Result<MultiheadAttention> {
-        MultiheadAttention::options().build(embed_dim, num_heads)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> MultiheadAttentionOptions {
-        MultiheadAttentionOptions::default()
-    }
-
     /// What the queries find among the values, and the weights, if they are wanted. Inputs are
     /// `[length, batch, size]` (`[batch, length, size]` with `batch_first`) or `[length, size]`.
     #[track_caller]
