@@ -52,6 +52,7 @@ impl<T: fmt::Display> fmt::Display for Change<T> {
 
 /// What is new in a call, where it parts from what was recorded. Its text says what, [`advice`](Difference::advice) what
 /// to do about it. Inputs have the numbers that they have in [`GuardInfo`](crate::GuardInfo).
+#[allow(missing_docs, reason = "the message of a variant says what its fields are")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Difference {
@@ -75,31 +76,16 @@ pub enum Difference {
     Next(Change<String>),
     /// An attribute of an op.
     Attribute {
-        /// The op.
         op: &'static str,
-        /// The attribute.
         name: &'static str,
-        /// Its values.
         value: Change<String>,
         /// Whether it changes with sizes, as the length of an `arange` does.
         is_size: bool,
     },
     /// A number of another kind: `2.0` instead of `2`.
-    NumberKind {
-        /// The op.
-        op: &'static str,
-        /// Which of its operands.
-        operand: usize,
-        /// What it is.
-        kind: Change<ScalarKind>,
-    },
+    NumberKind { op: &'static str, operand: usize, kind: Change<ScalarKind> },
     /// A number for which there is other code: the square among powers.
-    NumberClass {
-        /// The op.
-        op: &'static str,
-        /// Which of its operands.
-        operand: usize,
-    },
+    NumberClass { op: &'static str, operand: usize },
     /// An op, or a pass, on other operands.
     Operands(String),
     /// Whether gradients are recorded.
@@ -304,6 +290,7 @@ fn input(before: &Guard, now: &Guard, number: usize) -> Option<Difference> {
 /// let Some(Forbidden::GraphBreak { reason, .. }) = error.source().and_then(|e| e.downcast_ref()) else { panic!() };
 /// assert_eq!(*reason, Reason::Value { what: "item" });
 /// ```
+#[allow(missing_docs, reason = "the message of a variant says what its fields are")]
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Forbidden {
@@ -312,7 +299,6 @@ pub enum Forbidden {
     GraphBreak {
         /// The line that needs a value.
         loc: Line,
-        /// Why it needs one.
         reason: Reason,
     },
     /// A call that went another way than before, under stance `fail_on_recompile`, as all that follow.
@@ -320,24 +306,17 @@ pub enum Forbidden {
     Recompile(Box<Recompile>),
     /// A function that was never called before.
     #[error("stance fail_on_recompile: {function} was not compiled yet")]
-    NotYet {
-        /// Its name.
-        function: String,
-    },
+    NotYet { function: String },
     /// An op behind what was recorded.
     #[error("stance fail_on_recompile: {what} at {} was never seen here", place(*.loc))]
     Longer {
         /// The op, or what it is.
         what: String,
-        /// Its line.
         loc: Loc,
     },
     /// The ops of a known graph, of which other results are kept.
     #[error("stance fail_on_recompile: {function} keeps a different set of results")]
-    Results {
-        /// Its name.
-        function: String,
-    },
+    Results { function: String },
 }
 
 impl Forbidden {
