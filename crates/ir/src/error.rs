@@ -24,6 +24,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// let source = error.source().and_then(|e| e.downcast_ref::<std::io::Error>());
 /// assert_eq!(source.map(|e| e.kind()), Some(std::io::ErrorKind::NotFound));
 /// ```
+#[allow(missing_docs, reason = "the message of a variant says what its fields are")]
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -32,19 +33,13 @@ pub enum Error {
     Op(Box<OpError>),
     /// Text that is not a graph.
     #[error("line {line}: {message}")]
-    Parse {
-        /// 1-based line of the text.
-        line: usize,
-        /// What was wrong there.
-        message: String,
-    },
+    Parse { line: usize, message: String },
     /// A pass of Kiln left a graph that breaks the rules: a bug of ours.
     #[error("{0}")]
     Verify(Box<VerifyError>),
     /// Something that can't be, by Kiln's own rules: a bug of ours.
     #[error("{what}, at {at}; this is a bug in Kiln")]
     Bug {
-        /// What was found.
         what: String,
         /// The line of Kiln's that found it.
         at: Loc,
@@ -54,14 +49,7 @@ pub enum Error {
     Environment(String),
     /// An option that does not exist, with those that do.
     #[error("{option}: unknown value {value:?}, expected one of {valid}")]
-    Option {
-        /// The option's name.
-        option: &'static str,
-        /// What was given.
-        value: String,
-        /// The valid values.
-        valid: String,
-    },
+    Option { option: &'static str, value: String, valid: String },
     /// State that does not fit a module.
     #[error("{0}")]
     State(String),
