@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use kiln_ir::Loc;
 use kiln_tensor::{DType, Device, Result, Tensor};
 
+use crate::forward::forward;
 use crate::options::setters;
 use crate::{AttentionCall, Dropout, Forward, LayerNorm, Linear, Module, MultiheadAttention, Training};
 
@@ -278,14 +279,6 @@ impl TransformerEncoderLayer {
     }
 }
 
-impl Forward for TransformerEncoderLayer {
-    type Output = Tensor;
-    #[track_caller]
-    fn forward(&self, src: &Tensor) -> Result<Tensor> {
-        self.encode(src, Masks::default())
-    }
-}
-
 /// Self-attention, attention to a memory and two linear layers, each with a way around it and a layer norm.
 #[derive(Module)]
 pub struct TransformerDecoderLayer {
@@ -378,12 +371,9 @@ impl TransformerEncoder {
     }
 }
 
-impl Forward for TransformerEncoder {
-    type Output = Tensor;
-    #[track_caller]
-    fn forward(&self, src: &Tensor) -> Result<Tensor> {
-        self.encode(src, Masks::default())
-    }
+forward! {
+    TransformerEncoderLayer: |this, src| this.encode(src, Masks::default());
+    TransformerEncoder: |this, src| this.encode(src, Masks::default());
 }
 
 /// Decoder layers one after the other, and perhaps a last norm.
