@@ -43,14 +43,14 @@ pub struct BackwardPart {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Saved {
     /// Where it comes from.
-    pub what: Source,
+    pub what: SavedFrom,
     /// Its type.
     pub ty: Ty,
 }
 
 /// Where a saved value comes from.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum Source {
+pub enum SavedFrom {
     /// The program's input with this number, as it was passed.
     Input(usize),
     /// The program's result with this number.
@@ -84,12 +84,12 @@ pub fn partition(joint: &Joint) -> Result<Partition> {
     for &value in &saved {
         let written = graph.writes.iter().any(|w| w.target == value);
         let what = match graph.def(value) {
-            Def::Input(i) if !written => Source::Input(i as usize),
+            Def::Input(i) if !written => SavedFrom::Input(i as usize),
             _ => match outputs.iter().position(|&o| o == value) {
-                Some(i) if !written => Source::Output(i),
+                Some(i) if !written => SavedFrom::Output(i),
                 _ => {
                     fresh.push(value);
-                    Source::Fresh(fresh.len() - 1)
+                    SavedFrom::Fresh(fresh.len() - 1)
                 }
             },
         };

@@ -214,10 +214,8 @@ impl Translator<'_> {
         let grads = self.pass(&seeds, &wanted, create_graph)?;
         let given = || outputs.iter().any(|(_, weight)| weight.is_some());
         if create_graph && given() && grads.iter().flatten().any(|&grad| self.is_view_of_older(grad, first)) {
-            let why = Why::Other(
-                "a gradient recorded on the tape shares memory with the tensor it was computed from".into(),
-            );
-            return Err(Error::op("grad", why, self.graph.loc));
+            let reason = "a gradient recorded on the tape shares memory with the tensor it was computed from";
+            return Err(Error::op("grad", Why::NotCaptured { reason }, self.graph.loc));
         }
         Ok(grads)
     }

@@ -49,6 +49,7 @@ pub enum GradTarget {
 }
 
 /// One thing the program did.
+#[allow(missing_docs, reason = "most fields are what their names say")]
 #[derive(Clone, PartialEq, Debug)]
 #[allow(
     clippy::large_enum_variant,
@@ -57,9 +58,7 @@ pub enum GradTarget {
 pub enum Event {
     /// An op.
     Call {
-        /// The op.
         op: Op,
-        /// Its operands.
         args: Vec<TraceArg>,
         /// The variable it made; `None` for in-place ops.
         out: Option<Variable>,
@@ -67,7 +66,6 @@ pub enum Event {
         in_place: bool,
         /// Whether gradients were being recorded.
         grad_enabled: bool,
-        /// The user's line.
         loc: Loc,
     },
     /// `backward()`.
@@ -78,7 +76,6 @@ pub enum Event {
         targets: Vec<(Variable, GradTarget)>,
         /// Whether the tape is kept for another pass.
         retain_graph: bool,
-        /// The user's line.
         loc: Loc,
     },
     /// `grad()`.
@@ -95,30 +92,21 @@ pub enum Event {
         create_graph: bool,
         /// Whether what is asked for are results of a custom function, as they were when it made them.
         made: bool,
-        /// The user's line.
         loc: Loc,
     },
     /// A leaf was told whether it requires a gradient.
     RequiresGrad {
-        /// Which.
         variable: Variable,
         /// Whether it does from now on.
         on: bool,
-        /// The user's line.
         loc: Loc,
     },
     /// `retain_grad()`.
-    Retain {
-        /// On which variable.
-        variable: Variable,
-        /// The user's line.
-        loc: Loc,
-    },
+    Retain { variable: Variable, loc: Loc },
     /// A custom function made these variables, by the ops before: no pass goes further than to them.
     Apply {
         /// Its results that carry gradients.
         outputs: Vec<Variable>,
-        /// The user's line.
         loc: Loc,
     },
 }

@@ -1,6 +1,6 @@
 //! Forward and backward together compute what the joint graph computes, on networks and random programs.
 
-use kiln_aot::{BackwardPart, Joint, Partition, Source, joint, partition};
+use kiln_aot::{BackwardPart, Joint, Partition, SavedFrom, joint, partition};
 use kiln_ir::{Graph, Op};
 use kiln_testkit::{Argument, Evaluator, Program, Rng, check, random_argument};
 
@@ -19,9 +19,9 @@ fn saved<'a>(
     forward: &'a [Argument],
 ) -> impl Iterator<Item = Argument> + 'a {
     part.saved.iter().map(|saved| match saved.what {
-        Source::Input(i) => inputs[i].clone(),
-        Source::Output(i) => forward[i].clone(),
-        Source::Fresh(k) => forward[parts.forward_outputs + k].clone(),
+        SavedFrom::Input(i) => inputs[i].clone(),
+        SavedFrom::Output(i) => forward[i].clone(),
+        SavedFrom::Fresh(k) => forward[parts.forward_outputs + k].clone(),
     })
 }
 
@@ -178,7 +178,7 @@ fn pointwise_chains_run_again_from_inputs() {
           %3 = sum(%2) {dims: [0], keepdim: false} : f32[]
           return %3 }",
     );
-    assert_eq!(parts.backward[0].saved.iter().map(|s| s.what).collect::<Vec<_>>(), [Source::Input(0)]);
+    assert_eq!(parts.backward[0].saved.iter().map(|s| s.what).collect::<Vec<_>>(), [SavedFrom::Input(0)]);
     assert_eq!((parts.report.bytes_saved, parts.report.nodes_recomputed), (0, 1));
 }
 
@@ -190,8 +190,8 @@ fn an_input_that_is_overwritten_is_saved_as_it_was() {
           write %1 <- %2
           return %2 }",
     );
-    let whats: Vec<Source> = parts.backward[0].saved.iter().map(|s| s.what).collect();
-    assert_eq!(whats, [Source::Input(0), Source::Fresh(0)]);
+    let whats: Vec<SavedFrom> = parts.backward[0].saved.iter().map(|s| s.what).collect();
+    assert_eq!(whats, [SavedFrom::Input(0), SavedFrom::Fresh(0)]);
     assert_eq!(parts.forward.outputs[1], parts.forward.inputs[1]);
 }
 

@@ -17,11 +17,9 @@ pub enum Failure {
         "{what}: compiled results differ from eager: relative error {relative:.1e}, allowed {allowed:.1e}"
     )]
     Differs {
-        /// The program.
         what: String,
         /// Largest difference over the largest magnitude, per tensor.
         relative: f64,
-        /// What is tolerated.
         allowed: f64,
     },
     /// Compiled results are further from f64 than they may be.
@@ -29,54 +27,32 @@ pub enum Failure {
         "{what}: compiled results are less accurate than eager: error against f64 {compiled:.1e}, eager {eager:.1e}"
     )]
     Inexact {
-        /// The program.
         what: String,
         /// Relative to the size of the results.
         compiled: f64,
-        /// The same of eager.
         eager: f64,
     },
     /// Kernels that the C compiler fails on run eagerly: what was measured is not compiled code.
     #[error("{what}: kernels failed to compile and ran eagerly: {reason}")]
-    Refused {
-        /// The program.
-        what: String,
-        /// What the compiler says.
-        reason: String,
-    },
+    Refused { what: String, reason: String },
     /// Programs of the corpus whose compiled run gives something else.
     #[error("compiled results differ from eager: {}", .programs.join("; "))]
-    Wrong {
-        /// Each with what differs.
-        programs: Vec<String>,
-    },
+    Wrong { programs: Vec<String> },
     /// No program has such a name.
     #[error("no program's name or theme contains `{name}`")]
-    NoProgram {
-        /// What was asked for.
-        name: String,
-    },
+    NoProgram { name: String },
     /// Compiled code is slower than eager.
     #[error("compiled is slower than eager: {ratio:.2} × eager's time, beyond the measured spread")]
-    Slower {
-        /// Compiled over eager, paired.
-        ratio: f64,
-    },
+    Slower { ratio: f64 },
     /// A process that measures something failed.
     #[error("{case}, in a child process: {reason}")]
-    Child {
-        case: String,
-        /// What happened.
-        reason: String,
-    },
+    Child { case: String, reason: String },
     /// A file of peer results can't be read.
     #[error("{path}:{line}: {reason}")]
     Peer {
-        /// The file.
         path: String,
         /// The line in it, from 1; 0 for the file itself.
         line: usize,
-        /// What is wrong with it.
         reason: String,
     },
     /// There is no kernel cache to look at.
@@ -87,46 +63,22 @@ pub enum Failure {
     },
     /// Objects of the kernel cache are not what was written.
     #[error("damaged: {} (recompiled on demand)", .objects.join(", "))]
-    Damaged {
-        /// Their files.
-        objects: Vec<String>,
-    },
+    Damaged { objects: Vec<String> },
     /// Something that Kiln needs is missing on this machine.
     #[error("needs attention: {}", .what.join(", "))]
-    Unwell {
-        /// The checks that failed.
-        what: Vec<&'static str>,
-    },
+    Unwell { what: Vec<&'static str> },
     /// The folder for a training loop's files can't be had.
     #[error("{path}: {reason}")]
-    Folder {
-        /// The folder.
-        path: String,
-        /// What the system says.
-        reason: String,
-    },
+    Folder { path: String, reason: String },
     /// A text to learn from can't be used.
     #[error("{path}: {reason}")]
-    Text {
-        /// The file.
-        path: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Text { path: String, reason: String },
     /// A prompt with a character that the text has not.
     #[error("the prompt contains {character:?}, which never occurs in the training text")]
-    Character {
-        /// The first one.
-        character: char,
-    },
+    Character { character: char },
     /// A checkpoint that this run can't go on from.
     #[error("{path}: {reason}")]
-    Resume {
-        /// The checkpoint.
-        path: String,
-        /// Why not.
-        reason: String,
-    },
+    Resume { path: String, reason: String },
     /// A hand-written loop got no memory.
     #[error(transparent)]
     Memory(#[from] kiln_runtime::AllocError),

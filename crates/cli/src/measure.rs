@@ -222,7 +222,7 @@ fn notes(explanation: &Explanation) -> Vec<String> {
         .chain(eager.map(|op| format!("runs eagerly inside: {op}")))
         .chain(breaks)
         .chain(fallbacks)
-        .chain(explanation.recompiles.iter().map(|recompile| recompile.reason.clone()));
+        .chain(explanation.recompiles.iter().map(ToString::to_string));
     // Each once, with how often it holds.
     let mut counted: Vec<(String, usize)> = Vec::new();
     for note in all {

@@ -17,7 +17,7 @@ use crate::graph_cache::Outline;
 use crate::kernels::{self, Build};
 use crate::options::Mode;
 use crate::progress;
-use crate::segment::Program;
+use crate::segment::LoadedGraph;
 use crate::settings::{Numerics, OptLevel, Settings};
 
 /// Inputs of more bytes than this are not copied to measure on.
@@ -330,7 +330,7 @@ fn measure(
     candidates: &[Option<Vec<Step>>],
     settings: &Settings,
 ) -> Result<(Vec<usize>, Vec<String>), String> {
-    let mut programs: Vec<(usize, Program)> = Vec::new();
+    let mut programs: Vec<(usize, LoadedGraph)> = Vec::new();
     for (form, steps) in candidates.iter().enumerate() {
         let Some(steps) = steps else { continue };
         let plan = Plan { steps: steps.clone(), ..tuned.plan.clone() };
@@ -366,7 +366,7 @@ type Times = Vec<(usize, Vec<Duration>)>;
 fn rounds(
     graph: &Graph,
     plan: &Plan,
-    programs: &[(usize, Program)],
+    programs: &[(usize, LoadedGraph)],
     settings: &Settings,
 ) -> Result<Times, String> {
     // Zeros are indices that are always there; ones can be divided by.
@@ -376,7 +376,7 @@ fn rounds(
 fn run_rounds(
     graph: &Graph,
     plan: &Plan,
-    programs: &[(usize, Program)],
+    programs: &[(usize, LoadedGraph)],
     settings: &Settings,
     integer: i64,
 ) -> Result<Times, String> {

@@ -271,14 +271,14 @@ impl Custom {
         let mut writes = Vec::with_capacity(graph.writes.len());
         for write in std::mem::take(&mut graph.writes) {
             let target = graph.inputs.iter().position(|input| *input == write.target);
-            let target = target.ok_or_else(|| fail(name, "a write-back without a target".into()))?;
+            let target = target.ok_or_else(|| Error::bug("a write-back without a target"))?;
             writes.push(target);
             context.outputs.push(OutputRole::WriteBack(target));
             graph.outputs.push(write.value);
         }
         let tensor = |v: &kiln_ir::Value| graph.ty(*v).as_tensor().cloned();
         let types: Option<Vec<TensorTy>> = graph.outputs.iter().map(tensor).collect();
-        let types = types.ok_or_else(|| fail(name, "an output that is not a tensor".into()))?;
+        let types = types.ok_or_else(|| Error::bug("an output of a graph that is not a tensor"))?;
         let call = backend.compile(&graph, &context)?;
         Ok(Custom { backend: name.into(), call, types, writes })
     }
@@ -288,15 +288,16 @@ impl Custom {
         let _eager = Scope::suspend();
         let _mode = no_grad();
         let made = (self.call)(inputs)?;
+        let fail = |why| Err(Error::op(&format!("backend {}", self.backend), why, Loc::UNKNOWN));
         if made.len() != self.types.len() {
-            let counts = format!("returned {} tensors for {} outputs", made.len(), self.types.len());
-            return Err(fail(&self.backend, counts));
+            let (expected, got) = (self.types.len(), made.len());
+            return fail(Why::Count { what: "tensors, one per output", expected, got });
         }
         let mut outputs = Vec::with_capacity(made.len());
         for (i, (tensor, want)) in made.into_iter().zip(&self.types).enumerate() {
             let got = tensor.ready()?.ty();
             if got != *want {
-                return Err(fail(&self.backend, format!("returned {got} for output {i}, expected {want}")));
+                return fail(Why::ty("output", Some(i), want.clone(), got));
             }
             outputs.push(own(tensor)?);
         }
@@ -318,8 +319,4 @@ fn own(tensor: Tensor) -> Result<Ready> {
         return Ok(ready.clone());
     }
     Ok(tensor.clone_tensor()?.ready()?.clone())
-}
-
-fn fail(backend: &str, what: String) -> Error {
-    Error::op(&format!("backend {backend}"), Why::Other(what), Loc::UNKNOWN)
 }

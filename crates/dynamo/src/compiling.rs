@@ -21,7 +21,7 @@ use crate::logs::{self, Log};
 use crate::options::Mode;
 use crate::pipeline::{self, Driver, Front, Part};
 use crate::region::Site;
-use crate::segment::{Code, Info, Plan, Segment, Text};
+use crate::segment::{Code, Execution, Info, Segment, Text};
 use crate::settings::{Numerics, Settings};
 use crate::trie::LiveSet;
 use crate::why::{NotCompiled, Result};
@@ -50,29 +50,29 @@ pub(crate) fn compile(
         }
     };
     let mut compiling = Compiling { site, info: Info::default(), started: Instant::now(), general };
-    compiling.info.nodes = trace.events.len();
+    compiling.info.graph.nodes = trace.events.len();
     if let Some(known) = known {
-        compiling.info.stages.push(("capture", known.started.elapsed()));
+        compiling.info.graph.stages.push(("capture", known.started.elapsed()));
     }
     let inputs = (0..).zip(&trace.variables).filter(|(_, variable)| variable.input.is_some());
     compiling.info.names = inputs.filter_map(|(v, _)| Some((v, name(v)?))).collect();
     let in_steps =
         site.trie.path(at).into_iter().any(|index| site.trie.node(index).event.delivers_in_steps());
     compiling.info.without_gradient = trace.without_gradient(in_steps);
-    let plan = if site.options.backend.is(Backend::Eager) {
+    let execution = if site.options.backend.is(Backend::Eager) {
         Err(NotCompiled::Eager)
     } else {
         pipeline::front(site, (&trace, tape, &variables(live)), &mut compiling)
-            .and_then(|front| Ok(Plan::compiled(tape, compiling.made(&front)?, front.into())))
+            .and_then(|front| Ok(Execution::compiled(tape, compiling.made(&front)?, front.into())))
     };
-    let plan = plan.unwrap_or_else(Plan::Interpreted);
-    if let Plan::Interpreted(reason) = &plan {
+    let execution = execution.unwrap_or_else(Execution::Interpreted);
+    if let Execution::Interpreted(reason) = &execution {
         logs::write(Log::Graph, "interpreted", &|| reason.to_string());
     }
     logs::write(Log::Timing, "timing", &|| {
-        compiling.info.stages.iter().map(|(n, t)| format!("{n:<16}{t:>12.3?}\n")).collect()
+        compiling.info.graph.stages.iter().map(|(n, t)| format!("{n:<16}{t:>12.3?}\n")).collect()
     });
-    Segment { plan, info: compiling.info }
+    Segment { execution, info: compiling.info }
 }
 
 pub(crate) fn variables(live: &LiveSet) -> Vec<Variable> {
@@ -250,7 +250,7 @@ impl Compiling<'_> {
         let outline = Outline::of(part.graph).map_err(|error| NotCompiled::pass("bind", error))?;
         let program = self.timed("compile", || device::bind(device, &outline, &lowered));
         let code = Code::Program(program.map_err(NotCompiled::Compiler)?);
-        self.info.stages.push(("total", self.started.elapsed()));
+        self.info.graph.stages.push(("total", self.started.elapsed()));
         Ok(Built { code, planned: None })
     }
 
@@ -282,13 +282,13 @@ impl Compiling<'_> {
         let loading = loaded.map_err(NotCompiled::Compiler)?;
         let mut kernels = loading.find(&lowered.code).map_err(NotCompiled::Compiler)?;
         let Loading { compiled, refused, .. } = loading;
-        self.info.compiled_kernels += compiled;
+        self.info.graph.compiled_kernels += compiled;
         // Forms are compared step by step, so all must be kernels.
         if options.mode == Mode::MaxAutotune && refused.is_empty() {
             let choose = || autotune::choose_products(graph, lowered, &options.settings, &lower);
             let chosen = self.timed("autotune", choose);
-            self.info.compiled_kernels += chosen.compiled;
-            self.info.tuned.extend(chosen.note);
+            self.info.graph.compiled_kernels += chosen.compiled;
+            self.info.graph.tuned.extend(chosen.note);
             lowered = chosen.lowered;
             let loading = kernels::load(&lowered.code, build).map_err(NotCompiled::Compiler)?;
             kernels = loading.find(&lowered.code).map_err(NotCompiled::Compiler)?;
@@ -296,14 +296,14 @@ impl Compiling<'_> {
             let settings = Settings { max_inline_product: chosen.products, ..options.settings.clone() };
             let tuned =
                 self.timed("autotune", || autotune::tune(graph, &lowered, kernels, &settings, &lower));
-            self.info.compiled_kernels += tuned.compiled;
-            self.info.tuned.extend(tuned.notes);
+            self.info.graph.compiled_kernels += tuned.compiled;
+            self.info.graph.tuned.extend(tuned.notes);
             (lowered.plan, kernels) = (tuned.plan, tuned.kernels);
         }
         let outline = Outline::of(graph).map_err(|error| NotCompiled::pass("bind", error))?;
         let program = self.timed("bind", || kernels::bind(&outline, &lowered.plan, &kernels, options.mode));
         let code = Code::Program(program.map_err(|error| NotCompiled::pass("bind", error))?);
-        self.info.stages.push(("total", self.started.elapsed()));
+        self.info.graph.stages.push(("total", self.started.elapsed()));
         Ok(Built { code, planned: refused.is_empty().then_some(Planned { outline, plan: lowered.plan }) })
     }
 
@@ -323,20 +323,20 @@ impl Compiling<'_> {
         };
         let loaded = entry.map(load).ok()?;
         let bind = |(kernels, compiled, outline, lowered): (Vec<Callable>, usize, Outline, Lowered)| {
-            self.info.compiled_kernels += compiled;
+            self.info.graph.compiled_kernels += compiled;
             self.describe(&lowered, &[], &*options.target);
             let mode = self.site.options.mode;
             self.timed("bind", || kernels::bind(&outline, &lowered.plan, &kernels, mode)).map(Code::Program)
         };
         let made = loaded.map(bind).ok()?;
         self.saved(&made);
-        self.info.stages.push(("total", self.started.elapsed()));
+        self.info.graph.stages.push(("total", self.started.elapsed()));
         Some(made)
     }
 
     fn saved<C>(&mut self, made: &Made<C>) {
-        self.info.bytes_saved = made.report.bytes_saved;
-        self.info.bytes_recomputed = made.report.bytes_recomputed;
+        self.info.graph.bytes_saved = made.report.bytes_saved;
+        self.info.graph.bytes_recomputed = made.report.bytes_recomputed;
     }
 
     /// The texts of stages that were not gone through, made when somebody reads them.
@@ -391,7 +391,7 @@ impl Compiling<'_> {
     fn timed<T>(&mut self, name: &'static str, body: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let result = body();
-        self.info.stages.push((name, begin.elapsed()));
+        self.info.graph.stages.push((name, begin.elapsed()));
         result
     }
 

@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident $kind:ident $text:literal),* $(,)?) => {
+    ($($name:ident $kind:ident $text:literal),* $(,)?) => {
         /// What compiled functions did: see [`counters`].
         #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub struct Counters {
-            $($(#[$doc])* pub $name: usize),*
+            $(#[doc = $text] pub $name: usize),*
         }
 
         /// A counter.
@@ -57,27 +57,16 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Calls of compiled functions.
     calls Call "calls of compiled functions",
-    /// Calls that met nothing new: checked and run.
     replays Replay "of these, calls that met nothing new",
-    /// Calls that ran eagerly as a whole: disabled, given up, or by stance.
     eager_calls EagerCall "calls that ran eagerly as a whole",
-    /// Graphs compiled.
     graphs Graph "graphs compiled",
-    /// Times a value was needed in the middle of a call.
     breaks Break "times a value was needed in the middle of a call",
-    /// Recordings that went another way than before.
     recompiles Recompile "recordings that went another way than before",
-    /// Known graphs that came with new sizes.
     resizes Resize "known graphs that came with new sizes",
-    /// Times the rest of a call ran eagerly.
     fallbacks Fallback "times the rest of a call ran eagerly",
-    /// Kernels that were there already, in memory or on disk.
     cache_hits CacheHit "kernels found in memory or on disk",
-    /// Kernels that had to be compiled.
     cache_misses CacheMiss "kernels that had to be compiled",
-    /// Kernels that the C compiler failed on: their ops run one by one.
     refused RefusedKernel "kernels that the C compiler failed on",
 }
 

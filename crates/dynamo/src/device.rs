@@ -18,7 +18,7 @@ use kiln_tensor::internal::TensorState as _;
 use kiln_tensor::program::{Executable, Failure};
 
 use crate::graph_cache::Outline;
-use crate::segment::Program;
+use crate::segment::LoadedGraph;
 
 const MOST: usize = 16;
 static TARGETS: [OnceLock<Arc<dyn Target>>; MOST] = [const { OnceLock::new() }; MOST];
@@ -75,7 +75,7 @@ pub(crate) fn bind(
     device: Device,
     outline: &Outline,
     lowered: &Lowered,
-) -> std::result::Result<Program, String> {
+) -> std::result::Result<LoadedGraph, String> {
     let sources = lowered.code.iter();
     let code = sources.map(|KernelSource { name, code: text, signature, .. }| Code { name, text, signature });
     let code: Vec<Code<'_>> = code.collect();
@@ -83,7 +83,7 @@ pub(crate) fn bind(
     let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
     // SAFETY: the plan was made for this graph, and the text is its kernels'; who runs it checks the inputs' layouts.
     let executable = unsafe { Executable::on(device, &lowered.plan, &code, outputs, writes) }?;
-    Ok(Program { executable, outputs: kinds })
+    Ok(LoadedGraph { executable, outputs: kinds })
 }
 
 /// Runs eager ops of a device: see the [module](self).
@@ -91,11 +91,11 @@ struct OneOp {
     device: Device,
     target: Arc<dyn Target>,
     /// By the graph's text and the inputs' strides; `None`: there is no plan.
-    made: Mutex<FxHashMap<(String, Vec<Strides>), Option<Arc<Program>>>>,
+    made: Mutex<FxHashMap<(String, Vec<Strides>), Option<Arc<LoadedGraph>>>>,
 }
 
 impl OneOp {
-    fn make(&self, graph: &Graph, strides: &[Strides]) -> std::result::Result<Program, String> {
+    fn make(&self, graph: &Graph, strides: &[Strides]) -> std::result::Result<LoadedGraph, String> {
         let graph = kiln_prims::lower_rounding(graph, Rounding::Ops).map_err(|error| error.to_string())?;
         let input_layouts = strides.iter().map(|strides| Layout { strides: strides.clone() }).collect();
         let (target, tuning) = (self.target.clone(), Tuning::DEFAULT);

@@ -168,7 +168,32 @@ impl Event {
         }
     }
 
-    /// The same, to be changed.
+    /// The op, or what else it is.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Event::Start => "the start",
+            Event::Break => "a graph break",
+            Event::Call(call) => call.op.name(),
+            Event::Backward(_) => "backward",
+            Event::Grad(_) => "grad",
+            Event::Mark(event) => event.mark.name(),
+            Event::Apply(_) => "custom function",
+        }
+    }
+
+    /// The user's line.
+    pub(crate) fn loc(&self) -> Loc {
+        match self {
+            Event::Call(call) => call.loc,
+            Event::Backward(event) => event.loc,
+            Event::Grad(event) => event.loc,
+            Event::Mark(event) => event.loc,
+            Event::Apply(event) => event.loc,
+            Event::Start | Event::Break => Loc::UNKNOWN,
+        }
+    }
+
+    /// Those inputs, to be changed.
     pub(crate) fn guards_mut(&mut self) -> &mut [Guard] {
         match self {
             Event::Start | Event::Break | Event::Mark(_) => &mut [],

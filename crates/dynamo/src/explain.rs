@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use kiln_ir::{Line, Loc, Result, Shape, Strides};
+use kiln_ir::{Line, Result, Shape, Strides};
 use kiln_plan::Refusal;
 use kiln_tensor::{DType, Tensor};
 
+use crate::difference::Recompile;
 use crate::event::Event;
 use crate::general::Generals;
 use crate::guard::Guard;
 use crate::options::Compile;
-use crate::segment::{Plan, Segment};
+use crate::segment::{Execution, Segment};
 use crate::trie::{LiveSet, Trie};
 use crate::why::{NotCompiled, Reason};
 
@@ -26,17 +27,6 @@ pub struct Break {
     pub module: Option<String>,
     /// Why.
     pub reason: Reason,
-}
-
-/// A recording that went another way than before.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Recompile {
-    /// Which one it was, from 1.
-    pub number: usize,
-    /// The line of the op at which the ways part.
-    pub loc: Loc,
-    /// `recompile #1 at model.rs:42: input 0 was [32], now [48]`.
-    pub reason: String,
 }
 
 /// What is checked of an input on every call.
@@ -159,7 +149,7 @@ pub struct GraphInfo {
 /// assert_eq!((explanation.calls, explanation.replays, explanation.graphs.len()), (3, 1, 2));
 /// assert_eq!(explanation.graphs[0].ops, [("mul", 1)]);
 /// assert_eq!(explanation.graphs[1].guards[0].to_string(), "input 0 is f32[3]");
-/// assert!(explanation.recompiles[0].reason.ends_with("input 0 was [2], now [3]"));
+/// assert_eq!(explanation.recompiles[0].reason.to_string(), "input 0 was [2], now [3]");
 /// assert!(explanation.to_string().starts_with("half: 3 calls, 2 graphs, 0 breaks, 1 recompile"));
 /// # Ok(()) }
 /// ```
@@ -312,9 +302,9 @@ pub(crate) fn graphs(trie: &Trie, generals: &Generals, apart: bool) -> Vec<Graph
 
 fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
     let info = &segment.info;
-    let (interpreted, has_backward) = match &segment.plan {
-        Plan::Interpreted(reason) => (Some(reason.clone()), false),
-        Plan::Compiled { backward, .. } => (None, !backward.is_empty()),
+    let (interpreted, has_backward) = match &segment.execution {
+        Execution::Interpreted(reason) => (Some(reason.clone()), false),
+        Execution::Compiled { backward, .. } => (None, !backward.is_empty()),
     };
     let names: FxHashMap<u32, &String> = info.names.iter().map(|(v, name)| (*v, name)).collect();
     let mut guards: Vec<GuardInfo> = Vec::new();
@@ -338,26 +328,12 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
         }
     };
     for index in trie.path(at) {
-        let name = match &*trie.node(index).event {
-            Event::Start | Event::Break => continue,
-            Event::Call(call) => {
-                arrive(&call.guards, &mut guards);
-                call.op.name()
-            }
-            Event::Backward(event) => {
-                arrive(&event.guards, &mut guards);
-                "backward"
-            }
-            Event::Grad(event) => {
-                arrive(&event.guards, &mut guards);
-                "grad"
-            }
-            Event::Mark(event) => event.mark.name(),
-            Event::Apply(event) => {
-                arrive(&event.guards, &mut guards);
-                "custom function"
-            }
-        };
+        let event = &trie.node(index).event;
+        if matches!(**event, Event::Start | Event::Break) {
+            continue;
+        }
+        arrive(event.guards(), &mut guards);
+        let name = event.name();
         let position = *positions.entry(name).or_insert_with(|| {
             ops.push((name, 0));
             ops.len() - 1
@@ -369,27 +345,12 @@ fn graph(trie: &Trie, at: u32, segment: &Arc<Segment>) -> GraphInfo {
         None => format!("input {}", numbers.get(v).copied().unwrap_or_default()),
     };
     GraphInfo {
-        resizes: None,
-        sizes: None,
-        nodes: info.nodes,
         ops,
         guards,
         without_gradient: info.without_gradient.iter().map(named).collect(),
-        kernels: info.kernels,
-        compiled_kernels: info.compiled_kernels,
-        library_calls: info.library_calls,
-        fallbacks: info.fallbacks.clone(),
-        bytes_read: info.bytes_read,
-        bytes_written: info.bytes_written,
-        arena_bytes: info.arena_bytes,
-        bytes_saved: info.bytes_saved,
-        bytes_recomputed: info.bytes_recomputed,
         has_backward,
         interpreted,
-        steps: info.steps.clone(),
-        why_not: info.why_not.clone(),
-        tuned: info.tuned.clone(),
-        stages: info.stages.clone(),
         texts: info.texts.iter().map(|(stage, text)| (*stage, text.to_string())).collect(),
+        ..info.graph.clone()
     }
 }

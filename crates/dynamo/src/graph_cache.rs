@@ -6,7 +6,7 @@
 //! sources of the compiler. Modes that measure keep their own remarks and don't come here. What is found is
 //! [checked](Entry::check) before it is run.
 
-use kiln_aot::{BackwardPart, Report, Source};
+use kiln_aot::{BackwardPart, Report, SavedFrom};
 use kiln_inductor::{C, Options};
 use kiln_ir::{Def, Graph, Loc, Stage, TensorTy};
 use kiln_plan::codec::{Code as _, Reader, Writer};
@@ -47,7 +47,7 @@ pub(crate) struct Planned {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct PartFacts {
     /// Where its first inputs come from, and the user's lines that they are read for.
-    pub(crate) saved: Vec<(Source, Loc)>,
+    pub(crate) saved: Vec<(SavedFrom, Loc)>,
     /// As in `kiln_aot::Part`.
     pub(crate) grads: Vec<Option<usize>>,
     /// The graph, where gradients may arrive for some results only.
@@ -143,9 +143,9 @@ impl Entry {
             targets.iter().filter_map(|&input| graph.ty(*graph.inputs.get(input)?).as_tensor()).collect();
         for ((facts, part), arriving) in self.parts.iter().zip(tangents) {
             let saved = facts.saved.iter().map(|(source, _)| match *source {
-                Source::Input(input) => forward.inputs.get(input).cloned(),
-                Source::Output(output) => outputs.get(..results)?.get(output).map(dense),
-                Source::Fresh(fresh) => outputs.get(results..)?.get(fresh).map(dense),
+                SavedFrom::Input(input) => forward.inputs.get(input).cloned(),
+                SavedFrom::Output(output) => outputs.get(..results)?.get(output).map(dense),
+                SavedFrom::Fresh(fresh) => outputs.get(results..)?.get(fresh).map(dense),
             });
             let arriving: Vec<&TensorTy> =
                 arriving.iter().filter_map(|&output| own.outputs.get(output)).collect();
@@ -260,19 +260,19 @@ fn take(from: &mut Reader<'_>) -> Option<Entry> {
     Some(Entry { code, forward_outputs, parts, report })
 }
 
-fn numbers(source: Source) -> (usize, usize) {
+fn numbers(source: SavedFrom) -> (usize, usize) {
     match source {
-        Source::Input(i) => (0, i),
-        Source::Output(i) => (1, i),
-        Source::Fresh(i) => (2, i),
+        SavedFrom::Input(i) => (0, i),
+        SavedFrom::Output(i) => (1, i),
+        SavedFrom::Fresh(i) => (2, i),
     }
 }
 
-fn source((kind, i): (usize, usize)) -> Option<Source> {
+fn source((kind, i): (usize, usize)) -> Option<SavedFrom> {
     match kind {
-        0 => Some(Source::Input(i)),
-        1 => Some(Source::Output(i)),
-        2 => Some(Source::Fresh(i)),
+        0 => Some(SavedFrom::Input(i)),
+        1 => Some(SavedFrom::Output(i)),
+        2 => Some(SavedFrom::Fresh(i)),
         _ => None,
     }
 }

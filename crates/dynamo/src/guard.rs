@@ -139,25 +139,4 @@ impl Guard {
     pub(crate) fn is_like(&self, other: &Guard) -> bool {
         self.shares_with == other.shares_with && self.wants_the_same(other)
     }
-
-    /// What differs, in words, if it is the input with this number.
-    pub(crate) fn difference(&self, other: &Guard, number: usize) -> Option<String> {
-        let name = format!("input {number}");
-        Some(match () {
-            () if self.shape != other.shape => format!("{name} was {}, now {}", self.shape, other.shape),
-            () if self.dtype != other.dtype => format!("{name} was {}, now {}", self.dtype, other.dtype),
-            () if self.strides != other.strides => {
-                format!(
-                    "{name} had strides {:?}, now {:?}",
-                    self.strides.as_slice(),
-                    other.strides.as_slice()
-                )
-            }
-            () if self.requires_grad != other.requires_grad => {
-                format!("{name} had requires_grad {}, now {}", self.requires_grad, other.requires_grad)
-            }
-            () if self != other => format!("{name} shares its storage differently"),
-            () => return None,
-        })
-    }
 }

@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use kiln_aot::trace::GradTarget;
-use kiln_ir::{Error, Loc, Op, Result, Scalar, Why};
+use kiln_ir::{Error, Op, Result, Scalar};
 use kiln_tensor::hook::{Arg, Call, GradRequest, Output};
 use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, autograd, enable_grad, execute, no_grad};
@@ -141,8 +141,9 @@ fn tensor(state: &State, variable: u32) -> Result<&Tensor> {
     state.held(variable).ok_or_else(lost)
 }
 
+#[track_caller]
 fn lost() -> Error {
-    Error::op("interpreter", Why::Other("a variable is missing: this is a bug in Kiln".into()), Loc::UNKNOWN)
+    Error::bug("a variable of a recording is missing")
 }
 
 fn call(

@@ -15,7 +15,7 @@ use crate::counters::{self, Count};
 use crate::graph_cache::Outline;
 use crate::options::Mode;
 use crate::progress;
-use crate::segment::Program;
+use crate::segment::LoadedGraph;
 use crate::settings::OptLevel;
 
 /// How kernels are built from their text.
@@ -193,12 +193,12 @@ pub(crate) fn bind(
     plan: &Plan,
     kernels: &[Callable],
     mode: Mode,
-) -> Result<Program, String> {
+) -> Result<LoadedGraph, String> {
     let Outline { outputs, writes } = outline.clone();
     let kinds = outputs.iter().map(|t| (t.dtype, t.device)).collect();
     // SAFETY: the plan was made for this graph, or checked against it, and the kernels are its own; capture checks that
     // inputs have the layouts it is for.
     let executable = unsafe { Executable::new(plan, kernels, outputs, writes) }?;
     let executable = executable.keep_bound(mode == Mode::ReduceOverhead);
-    Ok(Program { executable, outputs: kinds })
+    Ok(LoadedGraph { executable, outputs: kinds })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use kiln_aot::trace::Variable;
-use kiln_aot::{BackwardPart, Functional, Gradients, GraphInput, Home, Source, Survivor, Trace};
+use kiln_aot::{BackwardPart, Functional, Gradients, GraphInput, Home, SavedFrom, Survivor, Trace};
 use kiln_inductor::Layout as InputLayout;
 use kiln_ir::{Error, Strides, Ty, Value};
 
@@ -176,7 +176,7 @@ pub(crate) fn backward_layouts(forward: &[InputLayout], part: &BackwardPart) -> 
     let saved = |i: usize| part.saved.get(i).map(|saved| saved.what);
     let inputs = part.graph.inputs.iter().enumerate();
     let layout = |(i, &value): (usize, &Value)| match saved(i) {
-        Some(Source::Input(k)) => Ok(forward[k].clone()),
+        Some(SavedFrom::Input(k)) => Ok(forward[k].clone()),
         _ => dense(part.graph.ty(value)),
     };
     inputs.map(layout).collect()

@@ -19,7 +19,7 @@
 //! | `analysis`    | what recording must know and replay needn't: aliases, the tape         |
 //! | `pipeline`    | the whole compiler as one list of stages; `compiling` goes through it  |
 //! | `leaving`     | what leaves a compiled function with gradients                         |
-//! | `why`         | why a graph runs op by op                                              |
+//! | `why`         | why a graph runs op by op; `difference`: why a function is recompiled  |
 //! | `sizes`       | which recordings differ in sizes alone; `general`: one graph for all   |
 //! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
 //! | `device`      | devices other than the CPU, and their eager ops                        |
@@ -37,6 +37,7 @@ mod compile;
 mod compiling;
 mod counters;
 mod device;
+mod difference;
 mod event;
 mod explain;
 mod general;
@@ -70,7 +71,8 @@ pub use backend::{
 pub use compile::{Call, Callable, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
 pub use device::register_device;
-pub use explain::{Break, Explanation, GraphInfo, GuardInfo, Recompile, SizesInfo, StepInfo, explain};
+pub use difference::{Change, Difference, Forbidden, Recompile};
+pub use explain::{Break, Explanation, GraphInfo, GuardInfo, SizesInfo, StepInfo, explain};
 pub use kiln_plan::Refusal;
 pub use kiln_tensor::graph::{GraphValue, run_graph, run_graph_with, run_node};
 pub use options::{Compile, Mode, OptimizationLevel};

@@ -5,14 +5,15 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
-use kiln_ir::{Error, Line, Loc, Result};
+use kiln_ir::{Error, Line, Result};
 use kiln_runtime::warn;
 use kiln_tensor::hook::Scope;
 use kiln_tensor::no_grad;
 
 use crate::counters::{self, Count, count};
-use crate::event::{CallEvent, Event, GradEvent};
-use crate::explain::{Break, Explanation, Recompile};
+use crate::difference::{Difference, Forbidden, Recompile};
+use crate::event::Event;
+use crate::explain::{Break, Explanation};
 use crate::general::{Came, Generals, Resized};
 use crate::logs::{self, Log};
 use crate::options::{Compile, Mode};
@@ -116,7 +117,9 @@ impl Site {
         if sight == Sight::New
             && let Some(Parted { like, to }) = parted.take()
         {
-            self.note_recompile(self.recompile(like, &self.trie.node(to).event))?;
+            let recompile = self.recompile(like, &self.trie.node(to).event);
+            let reason = Difference::Branch(Box::new(recompile.reason));
+            self.note_recompile(Recompile { reason, ..recompile })?;
         }
         Ok(sight)
     }
@@ -152,10 +155,7 @@ impl Site {
         match stance() {
             Stance::Default | Stance::ForceEager => Ok(()),
             Stance::EagerOnRecompile => Err(None),
-            Stance::FailOnRecompile => {
-                let reason = format!("{} keeps a different set of results", self.name());
-                Err(Some(Error::Recompile { reason }))
-            }
+            Stance::FailOnRecompile => Err(Some(Forbidden::Results { function: self.name().into() }.into())),
         }
     }
 
@@ -185,12 +185,12 @@ impl Site {
                 return Err(Leave::Eager(Reason::Stance));
             }
             Stance::FailOnRecompile => {
-                let reason = match siblings.first() {
-                    Some(&first) => self.recompile(first, event).reason,
-                    None if at == ROOT => format!("{} was not compiled yet", self.name()),
-                    None => format!("{} at {} was never seen here", kind(event), location(event)),
+                let forbidden = match siblings.first() {
+                    Some(&first) => Forbidden::Recompile(Box::new(self.recompile(first, event))),
+                    None if at == ROOT => Forbidden::NotYet { function: self.name().into() },
+                    None => Forbidden::longer(event),
                 };
-                return Err(Leave::Error(Error::Recompile { reason }));
+                return Err(Leave::Error(forbidden.into()));
             }
         }
         if self.trie.len() >= NODE_LIMIT {
@@ -226,7 +226,7 @@ impl Site {
     fn note_recompile(&self, recompile: Recompile) -> Result<(), Leave> {
         count(Count::Recompile);
         let number = recompile.number;
-        let text = recompile.reason.clone();
+        let text = recompile.to_string();
         logs::write(Log::Recompiles, "recompile", &|| text.clone());
         self.recompiles.lock().push(recompile);
         if number > self.options.settings.recompile_limit {
@@ -242,9 +242,8 @@ impl Site {
         let number = self.recompiles.lock().len() + 1;
         let arrived = |&index: &u32| self.trie.node(index).event.guards().len();
         let inputs: usize = self.trie.path(self.trie.node(first).parent).iter().map(arrived).sum();
-        let reason = difference(&self.trie.node(first).event, event, inputs);
-        let reason = format!("recompile #{number} at {}: {reason}", location(event));
-        Recompile { number, loc: line(event), reason }
+        let reason = Difference::between(&self.trie.node(first).event, event, inputs);
+        Recompile { number, loc: event.loc(), reason }
     }
 
     fn give_up(&self, reason: Reason) -> Result<(), Leave> {
@@ -280,81 +279,6 @@ fn note(list: &Mutex<Vec<Break>>, loc: Line, reason: Reason, module: impl FnOnce
     let mut list = list.lock();
     if !list.iter().any(|at| at.loc == loc && at.reason == reason) {
         list.push(Break { loc, module: module(), reason });
-    }
-}
-
-pub(crate) fn line(event: &Event) -> Loc {
-    match event {
-        Event::Call(call) => call.loc,
-        Event::Backward(event) => event.loc,
-        Event::Grad(event) => event.loc,
-        Event::Mark(event) => event.loc,
-        Event::Apply(event) => event.loc,
-        Event::Start | Event::Break => Loc::UNKNOWN,
-    }
-}
-
-fn location(event: &Event) -> String {
-    match event {
-        Event::Start | Event::Break => "the end of the graph".into(),
-        event => line(event).to_string(),
-    }
-}
-
-/// How two events differ, in words. So many inputs have arrived before.
-fn difference(before: &Event, now: &Event, inputs: usize) -> String {
-    match (before, now) {
-        (Event::Call(a), Event::Call(b)) => call_difference(a, b, inputs),
-        (Event::Backward(_), Event::Backward(_)) => {
-            "backward finds a different set of gradients already accumulated".into()
-        }
-        (Event::Grad(a), Event::Grad(b)) => grad_difference(a, b, inputs),
-        (before, now) => format!("next came {}, now {}", kind(before), kind(now)),
-    }
-}
-
-fn call_difference(a: &CallEvent, b: &CallEvent, inputs: usize) -> String {
-    if a.op.name() != b.op.name() {
-        return format!("the op was {}, now {}", a.op.name(), b.op.name());
-    }
-    for ((name, before), (_, now)) in a.op.attributes().iter().zip(b.op.attributes()) {
-        if *before != now {
-            return format!("{name} of {} was {before}, now {now}", a.op.name());
-        }
-    }
-    let guards = (inputs..).zip(a.guards.iter().zip(&b.guards));
-    if let Some(text) = guards.into_iter().find_map(|(i, (a, b))| a.difference(b, i)) {
-        return text;
-    }
-    if a.grad_enabled != b.grad_enabled {
-        let (before, now) = (not(a.grad_enabled), not(b.grad_enabled));
-        return format!("gradients were {before}recorded, now they are {now}recorded");
-    }
-    format!("{} has different operands", a.op.name())
-}
-
-fn grad_difference(a: &GradEvent, b: &GradEvent, inputs: usize) -> String {
-    let guards = (inputs..).zip(a.guards.iter().zip(&b.guards));
-    match guards.into_iter().find_map(|(i, (a, b))| a.difference(b, i)) {
-        Some(text) => text,
-        None if a.key != b.key => "grad() is asked for different gradients".into(),
-        None => "grad() finds different gradients".into(),
-    }
-}
-
-fn not(on: bool) -> &'static str {
-    if on { "" } else { "not " }
-}
-
-fn kind(event: &Event) -> String {
-    match event {
-        Event::Start => "the start".into(),
-        Event::Break => "a graph break".into(),
-        Event::Call(call) => call.op.name().into(),
-        Event::Backward(_) => "backward".into(),
-        Event::Grad(_) => "grad".into(),
-        Event::Mark(event) => event.mark.name().into(),
-        Event::Apply(_) => "a custom function".into(),
     }
 }
 

@@ -38,7 +38,6 @@ pub(crate) fn bytes(count: usize) -> String {
 impl Break {
     /// What can be done about it, if there is something.
     pub fn advice(&self) -> Option<&'static str> {
-        // What each reason begins with or says.
         self.reason.advice()
     }
 
@@ -48,11 +47,12 @@ impl Break {
             write!(f, " (after {module})")?;
         }
         writeln!(f, ": {}", self.reason)?;
-        match self.advice() {
-            Some(advice) => writeln!(f, "  hint: {advice}"),
-            None => Ok(()),
-        }
+        write_hint(f, self.advice())
     }
+}
+
+fn write_hint(f: &mut fmt::Formatter<'_>, advice: Option<&str>) -> fmt::Result {
+    advice.map_or(Ok(()), |advice| writeln!(f, "  hint: {advice}"))
 }
 
 impl GuardInfo {
@@ -261,7 +261,7 @@ fn write_graph(f: &mut fmt::Formatter<'_>, number: usize, graph: &GraphInfo) -> 
     }
     if let Some(reason) = &graph.interpreted {
         writeln!(f, "  runs op by op: {reason}")?;
-        return reason.advice().map_or(Ok(()), |advice| writeln!(f, "  hint: {advice}"));
+        return write_hint(f, reason.advice());
     }
     if graph.steps.is_empty() && graph.kernels == 0 {
         writeln!(f, "  runs as compiled by its backend")?;
@@ -332,7 +332,10 @@ impl fmt::Display for Explanation {
         some(f, self.fallbacks.len(), "fell back to eager", |f, i| {
             self.fallbacks[i].write(f, "fell back to eager")
         })?;
-        some(f, self.recompiles.len(), "recompiles", |f, i| writeln!(f, "{}", self.recompiles[i].reason))?;
+        some(f, self.recompiles.len(), "recompiles", |f, i| {
+            writeln!(f, "{}", self.recompiles[i])?;
+            write_hint(f, self.recompiles[i].reason.advice())
+        })?;
         if !self.unused.is_empty() {
             writeln!(f, "parameters never used: {}", self.unused.join(", "))?;
         }
@@ -350,13 +353,14 @@ impl fmt::Display for Explanation {
 impl Info {
     /// Takes in what a plan does; `refused` are the kernels that it does without, and why.
     pub(crate) fn describe(&mut self, lowered: &Lowered, refused: &[(String, String)], keep_text: bool) {
-        let (info, Lowered { plan, code }) = (self, lowered);
+        let Lowered { plan, code } = lowered;
         if keep_text {
             for (number, (kernel, source)) in plan.kernels.iter().zip(code).enumerate() {
-                info.texts.push(("loops", Text::Source(kernel.to_string())));
-                info.texts.push(("code", Text::Source(source.told(plan.ops_of(number)))));
+                self.texts.push(("loops", Text::Source(kernel.to_string())));
+                self.texts.push(("code", Text::Source(source.told(plan.ops_of(number)))));
             }
         }
+        let info = &mut self.graph;
         info.arena_bytes += plan.arena_bytes;
         for (index, (step, report)) in plan.steps.iter().zip(&plan.report.steps).enumerate() {
             match step {

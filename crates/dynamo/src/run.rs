@@ -12,10 +12,11 @@ use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, autograd, execute};
 
 use crate::counters::{Count, count};
+use crate::difference::Forbidden;
 use crate::event::{Event, Mark};
 use crate::general::{Came, Resized};
 use crate::gradients::Found;
-use crate::region::{Site, line};
+use crate::region::Site;
 use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::ROOT;
@@ -214,7 +215,7 @@ impl Run {
             }
         };
         if self.site.options.fullgraph {
-            return Err(Error::GraphBreak { loc: line(), reason: reason.to_string() });
+            return Err(Forbidden::GraphBreak { loc: line(), reason }.into());
         }
         count(Count::Break);
         if loc.is_known() || known.is_none() {
@@ -233,7 +234,7 @@ impl Run {
 
     /// The line of the op that was recorded last.
     fn last_line(&self, state: &State) -> Loc {
-        line(&state.trie(&self.site).node(state.at).event)
+        state.trie(&self.site).node(state.at).event.loc()
     }
 
     /// Runs what is pending op by op; the rest of the call is eager.
@@ -497,9 +498,10 @@ impl Recorder for Run {
                     }
                 }
                 let broken = self.break_graph(&mut state, Reason::Value { what }, loc);
-                if let (Access::Print, Err(Error::GraphBreak { loc, reason })) = (access, &broken) {
-                    let failed = Error::GraphBreak { loc: loc.clone(), reason: reason.clone() };
-                    state.failed.get_or_insert(failed);
+                if let (Access::Print, Err(Error::Other(error))) = (access, &broken)
+                    && let Some(forbidden) = error.downcast_ref::<Forbidden>()
+                {
+                    state.failed.get_or_insert(forbidden.clone().into());
                 }
                 broken
             }

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use kiln_aot::trace::Variable;
-use kiln_aot::{GraphInput, Home, Source, Survivor, View};
+use kiln_aot::{GraphInput, Home, SavedFrom, Survivor, View};
 use kiln_ir::{DType, Device, Error, Graph, Layout, Loc, Result, Scalar, Why};
-use kiln_plan::Refusal;
 use kiln_tensor::autograd::{self, TapeFunction};
 use kiln_tensor::graph::{self, GraphValue};
 use kiln_tensor::internal::{ListState, TensorState};
@@ -20,7 +18,7 @@ use kiln_tensor::{Ready, Tensor};
 
 use crate::analysis::{Analysis, Reach, TapeCall};
 use crate::backend::Custom;
-use crate::explain::StepInfo;
+use crate::explain::GraphInfo;
 use crate::graph_cache::Made;
 use crate::interpret;
 use crate::leaving::{self, Edges};
@@ -31,7 +29,7 @@ use crate::why::NotCompiled;
 /// A compiled graph.
 pub(crate) enum Code {
     /// Kernels and library calls.
-    Program(Program),
+    Program(LoadedGraph),
     /// A graph that is run op by op.
     Graph(Graph),
     /// What a user's backend made.
@@ -39,7 +37,7 @@ pub(crate) enum Code {
 }
 
 /// A graph lowered and loaded.
-pub(crate) struct Program {
+pub(crate) struct LoadedGraph {
     pub(crate) executable: Executable,
     /// The element types of the results, in order.
     pub(crate) outputs: Vec<(DType, Device)>,
@@ -52,7 +50,7 @@ pub(crate) struct Backward {
     /// would make 0 · NaN of what was never asked for.
     pub(crate) partial: Option<Graph>,
     /// Where backward's first inputs come from, and the user's lines that they are read for.
-    pub(crate) saved: Vec<(Source, Loc)>,
+    pub(crate) saved: Vec<(SavedFrom, Loc)>,
     /// The variables that it gives gradients to (inputs, and results of earlier parts), and which of its results
     /// those are.
     pub(crate) grads: Vec<(Variable, usize)>,
@@ -84,7 +82,7 @@ impl Tape {
     }
 }
 
-pub(crate) enum Plan {
+pub(crate) enum Execution {
     /// Runs op by op, for this reason.
     Interpreted(NotCompiled),
     Compiled {
@@ -98,14 +96,14 @@ pub(crate) enum Plan {
     },
 }
 
-impl Plan {
+impl Execution {
     /// What runs in the place of a recording, of which this is the tape.
-    pub(crate) fn compiled(tape: &Analysis, made: Made<Code>, edges: Edges) -> Plan {
+    pub(crate) fn compiled(tape: &Analysis, made: Made<Code>, edges: Edges) -> Execution {
         let Made { code, forward_outputs, parts, .. } = made;
         let Edges { inputs, survivors, used_up, gradients } = edges;
         let connect = |gradients| leaving::connect(tape, &gradients, forward_outputs, parts);
         let backward = gradients.map(connect).unwrap_or_default();
-        Plan::Compiled { code: Box::new(code), inputs, survivors, backward, used_up }
+        Execution::Compiled { code: Box::new(code), inputs, survivors, backward, used_up }
     }
 }
 
@@ -143,39 +141,26 @@ impl std::fmt::Display for Text {
 /// What a segment is, for people.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Info {
-    pub(crate) nodes: usize,
-    pub(crate) kernels: usize,
-    pub(crate) compiled_kernels: usize,
-    pub(crate) library_calls: usize,
-    pub(crate) fallbacks: Vec<String>,
-    pub(crate) bytes_read: usize,
-    pub(crate) bytes_written: usize,
-    pub(crate) arena_bytes: usize,
-    pub(crate) bytes_saved: usize,
-    pub(crate) bytes_recomputed: usize,
+    /// What is known when it is compiled.
+    pub(crate) graph: GraphInfo,
     /// Names of inputs that have one, by number.
     pub(crate) names: Vec<(Variable, String)>,
     /// Leaves that were used and that no `backward` reached.
     pub(crate) without_gradient: Vec<Variable>,
-    pub(crate) steps: Vec<StepInfo>,
-    pub(crate) why_not: Vec<Refusal>,
-    /// What was measured and chosen.
-    pub(crate) tuned: Vec<String>,
-    pub(crate) stages: Vec<(&'static str, Duration)>,
     /// The program at each stage.
     pub(crate) texts: Vec<(&'static str, Text)>,
 }
 
 /// See the [module](self).
 pub(crate) struct Segment {
-    pub(crate) plan: Plan,
+    pub(crate) execution: Execution,
     pub(crate) info: Info,
 }
 
 impl Segment {
     /// Runs what is pending in a run and makes its live variables ready.
     pub(crate) fn run(&self, site: &Site, state: &mut State) -> Result<()> {
-        let Plan::Compiled { code, inputs, survivors, backward, used_up } = &self.plan else {
+        let Execution::Compiled { code, inputs, survivors, backward, used_up } = &self.execution else {
             return interpret::run(site, state);
         };
         let mut results = std::mem::take(&mut state.results);
@@ -340,15 +325,15 @@ fn attach(backward: &Arc<Backward>, inputs: &[GraphInput], state: &State, result
     let mut saved = Vec::with_capacity(backward.saved.len());
     for (source, _) in &backward.saved {
         saved.push(match *source {
-            Source::Input(i) => match inputs[i] {
+            SavedFrom::Input(i) => match inputs[i] {
                 GraphInput::Number(hole) => SavedValue::Number(state.numbers[hole as usize]),
                 GraphInput::Variable(v) => {
                     let Some(tensor) = held(state, v) else { continue };
                     SavedValue::tensor(tensor.ready()?.clone())
                 }
             },
-            Source::Output(i) => SavedValue::tensor(results[i].clone()),
-            Source::Fresh(i) => SavedValue::tensor(results[backward.forward_outputs + i].clone()),
+            SavedFrom::Output(i) => SavedValue::tensor(results[i].clone()),
+            SavedFrom::Fresh(i) => SavedValue::tensor(results[backward.forward_outputs + i].clone()),
         });
     }
     let tensors = |variables: &mut dyn Iterator<Item = Variable>| -> Vec<Tensor> {
@@ -502,14 +487,11 @@ fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
                 _ => None,
             });
             let mut results = Vec::with_capacity(program.outputs.len());
-            program.executable.run(inputs, &scalars, &mut results).map_err(|failure| {
-                match Stop::from(failure) {
-                    Stop::Error(error) | Stop::Backend(error) => error,
-                    Stop::Retry => Error::op(
-                        "compiled backward",
-                        Why::Other("an index is out of range".into()),
-                        Loc::UNKNOWN,
-                    ),
+            program.executable.run(inputs, &scalars, &mut results).map_err(|failure| match failure {
+                Failure::Error(error) | Failure::Refused(error) => error,
+                Failure::Status { .. } => {
+                    let why = Why::Other("an index is out of range".into());
+                    Error::op("compiled backward", why, Loc::UNKNOWN)
                 }
             })?;
             Ok(results.into_iter().map(Tensor::from_ready).collect())

@@ -170,6 +170,21 @@ macro_rules! plain {
     };
 }
 
+macro_rules! named {
+    ($field:ident, $Type:ident, $values:expr, $doc:literal) => {
+        OptionInfo {
+            name: stringify!($field),
+            values: $values,
+            doc: $doc,
+            get: |settings| settings.$field.name().to_string(),
+            set: |settings, text| {
+                let found = $Type::ALL.into_iter().find(|value| value.name() == text);
+                found.map(|value| settings.$field = value).is_some()
+            },
+        }
+    };
+}
+
 const OPTIONS: &[OptionInfo] = &[
     plain!(max_fusion_size, COUNT, "fuse kernels up to this many expressions; 0: no fusion"),
     plain!(max_fusion_buffers, COUNT, "fuse kernels up to this many buffers"),
@@ -208,26 +223,18 @@ const OPTIONS: &[OptionInfo] = &[
             found.is_some() || text == "best"
         },
     },
-    OptionInfo {
-        name: "numerics",
-        values: "default, strict",
-        doc: "strict: half-precision pointwise graphs give eager's bits too, rounding after every op",
-        get: |settings| settings.numerics.name().to_string(),
-        set: |settings, text| {
-            let found = Numerics::ALL.into_iter().find(|numerics| numerics.name() == text);
-            found.map(|numerics| settings.numerics = numerics).is_some()
-        },
-    },
-    OptionInfo {
-        name: "sanitize",
-        values: "off, undefined, address",
-        doc: "C compiler checks inside kernels, for tests; `address` needs its library preloaded",
-        get: |settings| settings.sanitize.name().to_string(),
-        set: |settings, text| {
-            let found = Sanitize::ALL.into_iter().find(|sanitize| sanitize.name() == text);
-            found.map(|sanitize| settings.sanitize = sanitize).is_some()
-        },
-    },
+    named!(
+        numerics,
+        Numerics,
+        "default, strict",
+        "strict: half-precision pointwise graphs give eager's bits too, rounding after every op"
+    ),
+    named!(
+        sanitize,
+        Sanitize,
+        "off, undefined, address",
+        "C compiler checks inside kernels, for tests; `address` needs its library preloaded"
+    ),
     plain!(recompile_limit, COUNT, "after this many recompilations of a function, anything new runs eagerly"),
     plain!(size_limit, COUNT, "plans kept for this many sizes of one graph; other sizes run eagerly"),
     plain!(autotune_ms, COUNT, "milliseconds that mode max-autotune may spend measuring each graph"),
@@ -248,22 +255,15 @@ pub fn list_options() -> &'static [OptionInfo] {
 impl Settings {
     /// Sets an option by its name.
     pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<()> {
-        let Some(option) = OPTIONS.iter().find(|option| option.name == name) else {
-            let names: Vec<&str> = OPTIONS.iter().map(|option| option.name).collect();
-            return Err(Error::Option {
-                option: "options",
-                value: name.to_string(),
-                valid: names.join(", "),
-            });
-        };
-        if (option.set)(self, value) {
-            Ok(())
-        } else {
-            Err(Error::Option {
-                option: option.name,
-                value: value.to_string(),
-                valid: option.values.to_string(),
-            })
+        let wrong = |option, value: &str, valid| Err(Error::Option { option, value: value.into(), valid });
+        match OPTIONS.iter().find(|option| option.name == name) {
+            None => wrong(
+                "options",
+                name,
+                OPTIONS.iter().map(|option| option.name).collect::<Vec<_>>().join(", "),
+            ),
+            Some(option) if (option.set)(self, value) => Ok(()),
+            Some(option) => wrong(option.name, value, option.values.to_string()),
         }
     }
 

@@ -45,7 +45,7 @@ enum Kept {
 }
 
 /// The next step of a pass, and what it gives.
-pub(crate) enum Step {
+pub(crate) enum PassStep {
     /// Gradients for the results of this custom function.
     Function(usize, Vec<Option<Tensor>>),
     /// The last gradients, and whose they are.
@@ -224,7 +224,7 @@ impl State {
         seeds: &[(Tensor, Option<Tensor>)],
         request: &GradRequest<'_>,
         done: &[usize],
-    ) -> Result<Step, Leave> {
+    ) -> Result<PassStep, Leave> {
         self.fresh.clear();
         let mut outputs = OutputKey::new();
         for (tensor, weight) in seeds {
@@ -252,10 +252,10 @@ impl State {
         };
         let grads = self.make_found(site)?;
         Ok(match event.key.step.as_ref().and_then(|step| step.function) {
-            Some(function) => Step::Function(function as usize, grads),
+            Some(function) => PassStep::Function(function as usize, grads),
             None => {
                 let whose = event.key.inputs.iter().filter_map(|&input| self.held(input).cloned());
-                Step::Last(whose.collect(), grads)
+                PassStep::Last(whose.collect(), grads)
             }
         })
     }
@@ -404,8 +404,8 @@ impl Run {
         loop {
             let mut state = self.lock();
             let (function, grads) = match state.step_on(self.site(), &walk.seeds, request, &walk.done)? {
-                Step::Function(function, grads) => (function, grads),
-                Step::Last(whose, grads) => {
+                PassStep::Function(function, grads) => (function, grads),
+                PassStep::Last(whose, grads) => {
                     for &function in walk.reached.iter().filter(|_| !request.retain_graph) {
                         state.functions[function].used_up = true;
                     }

@@ -10,18 +10,14 @@ pub(crate) type Result<T> = std::result::Result<T, NotCompiled>;
 
 /// Why a captured graph runs op by op instead of compiled. Its text says what happened, [`advice`](NotCompiled::advice)
 /// what to do about it.
+#[allow(missing_docs, reason = "the message of a variant says what its fields are")]
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum NotCompiled {
     /// The backend is `eager`: nothing is to be compiled.
     Eager,
     /// An op changes an input in place, and gradients flow through the change.
-    ChangedInput {
-        /// The op.
-        op: &'static str,
-        /// The user's line.
-        loc: Loc,
-    },
+    ChangedInput { op: &'static str, loc: Loc },
     /// A value that a backward needs was changed in place.
     Overwritten,
     /// A gradient leaves with a tape of its own.
@@ -35,21 +31,11 @@ pub enum NotCompiled {
     /// Two results are one value, with different gradients.
     SameValue,
     /// A pass failed.
-    Pass {
-        /// Its name.
-        name: &'static str,
-        /// What it says.
-        error: String,
-    },
+    Pass { name: &'static str, error: String },
     /// The C compiler, or what it made, can't be used.
     Compiler(String),
     /// A backend that the user registered refused the graph.
-    Backend {
-        /// Its name.
-        name: String,
-        /// What it says.
-        error: String,
-    },
+    Backend { name: String, error: String },
     /// Several results leave with gradients, where one plan should serve all sizes.
     SeveralResults,
 }
@@ -122,7 +108,7 @@ impl fmt::Display for NotCompiled {
 
 /// The reasons that are always told in the same words: what is said, and what helps.
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident $text:literal $(, $advice:literal)?;)*) => {
+    ($($variant:ident $text:literal $(, $advice:literal)?;)*) => {
         /// Why a graph ends, or a call goes on eagerly. Its text says what happened, [`advice`](Reason::advice) what to do
         /// about it.
         #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -143,7 +129,7 @@ macro_rules! reasons {
                 /// The function.
                 name: String,
             },
-            $($(#[$doc])* $variant,)*
+            $(#[doc = $text] $variant,)*
         }
 
         impl Reason {
@@ -181,88 +167,46 @@ macro_rules! reasons {
 const INSIDE: &str = "call `backward()` inside the compiled function as well";
 
 reasons! {
-    /// Something new, past the limit of recompilations.
     RecompileLimit "not seen before, and the function is over its recompile limit", "pad to a few sizes, or raise the option recompile_limit";
-    /// One recompilation too many.
     Recompilations "too many recompilations", "pad to a few sizes, or raise the option recompile_limit";
-    /// More ops were recorded than are kept.
     RecordedOps "too many recorded ops";
-    /// More sizes than are recorded.
     Sizes "more sizes than the size limit", "pad to a few sizes, or raise the option size_limit";
-    /// Something new, and the stance says that it is to run eagerly.
     Stance "not seen before, and the stance is eager_on_recompile", "warm up the function with such inputs first";
-    /// A bug of Kiln's.
     Lost "the recorder lost its place (a bug in Kiln)";
-    /// An in-place op without anything to change.
     NoTarget "an in-place op without a target";
-    /// An op on numbers alone.
     Numbers "an op whose operands are all numbers";
-    /// `grad()` reaches a leaf with a hook.
     Hook "grad() reaches a leaf with a hook, which would have to run on its gradient", "use `backward()`, where hooks are captured, or remove the hook";
-    /// `grad()` through a tape that was used up.
     GradFreed "grad through a tape whose saved tensors are already freed";
-    /// `backward()` through a tape that was used up.
     BackwardFreed "backward through a tape whose saved tensors are already freed";
-    /// A pass through a tape that was used up.
     PassFreed "a pass through a tape whose saved tensors are already freed";
-    /// `grad()` of something that the outputs don't depend on.
     Independent "grad() of something the outputs don't depend on";
-    /// An in-place op cuts off a tensor's history.
     CutOff "an in-place op cuts off a tensor's history";
-    /// Gradients flow through a list op.
     ListGradient "gradients flow through a list op", "apply the op to each tensor where gradients are recorded";
-    /// An input is changed in place, and gradients flow through the change.
     ChangedInput "an input is changed in place and gradients flow through the change", "change a copy, or make the change under `no_grad`";
-    /// A backward may fail outside after it reached leaves inside.
     MayFailOutside "a backward that may fail outside the compiled function also reaches leaves inside it";
-    /// A backward through a tape that can't be captured.
     NoCapture "backward through a tape that can't be captured";
-    /// A backward with user code through a tape that can't be captured.
     UserCode "a backward that runs user code goes through a tape that can't be captured", "compute the tensor inside the compiled function as well";
-    /// A backward on a tensor that was computed outside.
     ComputedOutside "backward on a tensor computed outside the compiled function", "compute the tensor inside the compiled function as well";
-    /// The tape goes on outside.
     TapeOutside "the tape continues outside the compiled function", "compute the tensor inside the compiled function as well";
-    /// The tape goes on outside, and the backward runs user code.
     UserCodeOutside "the tape continues outside the compiled function, and the backward runs user code", "compute the tensor inside the compiled function as well";
-    /// A second backward whose tape goes on outside.
     SecondBackward "a second backward whose tape continues outside the compiled function", "compute the tensor inside the compiled function as well";
-    /// A gradient is retained for a backward outside.
     Retained "a gradient is retained for a backward outside the compiled function", "call `backward()` inside the compiled function as well";
-    /// `grad()` may reach a tensor with a retained gradient.
     RetainedReached "grad() may reach a tensor with a retained gradient";
-    /// A tensor whose gradient is retained was changed in place.
     RetainedChanged "a tensor whose gradient is retained was changed in place";
-    /// What a gradient needs was changed in place.
     Overwritten "a tensor that a gradient needs was changed in place after it was saved";
-    /// A custom function returns a tensor that it did not create.
     NotItsOwn "a custom function returns a tensor it did not create";
-    /// What a custom function works with was changed in place.
     FunctionChanged "an input, saved tensor or output of a custom function was changed in place";
-    /// The backward of a custom function needs a value.
     FunctionValue "the backward of a custom function needs a value", "keep it a tensor (`where_self` instead of a branch)";
-    /// Another thread needed a value.
     Thread "another thread needed a value", "hand tensors to other threads only after the compiled function has returned";
-    /// Memory that views share is changed in place, and gradients flow through the change.
     SharedViews "memory that views share is changed in place, and gradients flow through the change";
-    /// Two elements of a list that is changed in place share memory.
     SharedElements "two elements of a list that is changed in place share their memory", "clone the elements (`clone_tensor`)";
-    /// A list op reads in one element what it writes in another.
     ListOverlap "a list op reads in one element what it writes in another";
-    /// Two inputs share storage, and one of them is changed in place.
     SharedInputs "two inputs share storage and one of them is changed in place", "clone one of the inputs (`clone_tensor`)";
-    /// An input whose elements share memory is changed in place.
     InputOverlap "an input whose elements share memory is changed in place";
-    /// A gradient that is on the tape is changed in place.
     TapedGradient "a gradient that is on the tape is changed in place";
-    /// An element of a computed list is changed in place.
     ListElement "an element of a computed list is changed in place";
-    /// An input shares the storage of one that was changed in place.
     SharesChanged "an input shares the storage of one that was changed in place", "clone one of the inputs (`clone_tensor`)";
-    /// A result leaves whose gradient flows through a custom function.
     LeavesFunction "a result leaves the compiled function whose gradient flows through a custom function";
-    /// A result leaves whose gradient is looked at on its way.
     LeavesWatched "a result leaves the compiled function whose gradient is looked at on its way";
-    /// A result leaves whose gradient reaches a leaf told so inside.
     LeavesTold "a result leaves the compiled function whose gradient reaches a leaf told so inside";
 }

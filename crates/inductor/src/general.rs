@@ -151,7 +151,7 @@ fn each_number(plan: &mut Plan, loops: &mut [Option<Loops>], numbers: &mut dyn N
                 scalars.iter_mut().for_each(|scalar| change_scalar(scalar, numbers));
                 checks.iter_mut().for_each(|check| check.size = numbers.int(check.size));
                 match loops {
-                    Some(loops) => loops.kernel.change_numbers(&mut |number| numbers.int(number)),
+                    Some(loops) => loops.kernel.change_numbers(&mut |number| *number = numbers.int(*number)),
                     None => own.iter_mut().chain(rows).for_each(|n| *n = numbers.int(*n)),
                 }
             }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::{DType, Line, Loc, Shape, VerifyError};
+use crate::{DType, Loc, Shape, TensorTy, VerifyError};
 
 /// Kiln's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -24,6 +24,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// let source = error.source().and_then(|e| e.downcast_ref::<std::io::Error>());
 /// assert_eq!(source.map(|e| e.kind()), Some(std::io::ErrorKind::NotFound));
 /// ```
+#[allow(missing_docs, reason = "the message of a variant says what its fields are")]
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -32,19 +33,13 @@ pub enum Error {
     Op(Box<OpError>),
     /// Text that is not a graph.
     #[error("line {line}: {message}")]
-    Parse {
-        /// 1-based line of the text.
-        line: usize,
-        /// What was wrong there.
-        message: String,
-    },
+    Parse { line: usize, message: String },
     /// A pass of Kiln left a graph that breaks the rules: a bug of ours.
     #[error("{0}")]
     Verify(Box<VerifyError>),
     /// Something that can't be, by Kiln's own rules: a bug of ours.
     #[error("{what}, at {at}; this is a bug in Kiln")]
     Bug {
-        /// What was found.
         what: String,
         /// The line of Kiln's that found it.
         at: Loc,
@@ -54,28 +49,7 @@ pub enum Error {
     Environment(String),
     /// An option that does not exist, with those that do.
     #[error("{option}: unknown value {value:?}, expected one of {valid}")]
-    Option {
-        /// The option's name.
-        option: &'static str,
-        /// What was given.
-        value: String,
-        /// The valid values.
-        valid: String,
-    },
-    /// A graph break where `fullgraph` forbids one.
-    #[error("fullgraph: the graph breaks at {loc}: {reason}")]
-    GraphBreak {
-        /// The line that needs a value.
-        loc: Line,
-        /// Why it needs one.
-        reason: String,
-    },
-    /// Something new to compile where the stance forbids it.
-    #[error("stance fail_on_recompile: {reason}")]
-    Recompile {
-        /// What is new, with the line.
-        reason: String,
-    },
+    Option { option: &'static str, value: String, valid: String },
     /// State that does not fit a module.
     #[error("{0}")]
     State(String),
@@ -128,73 +102,43 @@ impl fmt::Display for OpError {
 impl std::error::Error for OpError {}
 
 /// The reason an op can't be done.
+#[allow(missing_docs, reason = "the message of a variant says what its fields are")]
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Why {
     /// A matrix product whose inner sizes differ.
     #[error("inner sizes {left} and {right} differ")]
-    InnerSizes {
-        /// Columns of the left operand.
-        left: usize,
-        /// Rows of the right operand.
-        right: usize,
-    },
+    InnerSizes { left: usize, right: usize },
     /// Shapes that do not broadcast.
     #[error("shapes {left} and {right} don't broadcast together")]
-    Broadcast {
-        /// One shape.
-        left: Shape,
-        /// The other.
-        right: Shape,
-    },
+    Broadcast { left: Shape, right: Shape },
     /// A dim outside the tensor's rank.
     #[error("dim {dim} is out of range for a tensor with {rank} dims")]
-    Dim {
-        /// The dim as given.
-        dim: i64,
-        /// The tensor's rank.
-        rank: usize,
-    },
+    Dim { dim: i64, rank: usize },
     /// A dim named twice.
     #[error("dim {dim} appears twice")]
-    DimTwice {
-        /// The dim.
-        dim: usize,
-    },
+    DimTwice { dim: usize },
     /// An operand of the wrong rank.
     #[error("{argument} must have {expected} dims, got {got}")]
     Rank {
-        /// The operand's name.
         argument: &'static str,
         /// The ranks that are allowed, in words.
         expected: &'static str,
-        /// The rank given.
         got: usize,
     },
     /// An operand of the wrong shape.
     #[error("{argument} must have shape {}, got {}", .shapes[0], .shapes[1])]
     Shape {
-        /// The operand's name.
         argument: &'static str,
         /// The shape that is needed and the one given.
         shapes: Box<[Shape; 2]>,
     },
     /// A reduction that has no value over no elements.
     #[error("can't reduce an empty dimension: dim {dim} has size 0")]
-    Empty {
-        /// The dim.
-        dim: usize,
-    },
+    Empty { dim: usize },
     /// An operand of a dtype the op is not defined for.
     #[error("{argument} must be {expected}, got {got}")]
-    DType {
-        /// The operand's name.
-        argument: &'static str,
-        /// What is allowed, in words.
-        expected: &'static str,
-        /// What was given.
-        got: DType,
-    },
+    DType { argument: &'static str, expected: &'static str, got: DType },
     /// A dtype the op has no kernel for.
     #[error("not implemented for {dtype}")]
     Unsupported {
@@ -203,60 +147,25 @@ pub enum Why {
     },
     /// Elements asked for as another type than theirs.
     #[error("the tensor holds {own}, not {wanted} (convert with {converts})")]
-    ElementType {
-        /// The tensor's element type.
-        own: DType,
-        /// The type asked for.
-        wanted: DType,
-        /// The method that converts.
-        converts: &'static str,
-    },
+    ElementType { own: DType, wanted: DType, converts: &'static str },
     /// An integer that a type has no place for.
     #[error("{value} does not fit in {dtype}")]
-    Unfit {
-        /// The integer.
-        value: i64,
-        /// The type.
-        dtype: DType,
-    },
+    Unfit { value: i64, dtype: DType },
     /// Operands on different devices.
     #[error("operands are on different devices: {left} and {right}")]
-    Devices {
-        /// One device.
-        left: crate::Device,
-        /// The other.
-        right: crate::Device,
-    },
+    Devices { left: crate::Device, right: crate::Device },
     /// A reshape that would change the number of elements.
     #[error("{from} has {} elements, but {to} needs {}", .from.numel(), .to.numel())]
-    Numel {
-        /// The tensor's shape.
-        from: Shape,
-        /// The shape asked for.
-        to: Shape,
-    },
+    Numel { from: Shape, to: Shape },
     /// Sizes that must be equal and are not.
     #[error("{what} differ: {left} vs {right}")]
-    Sizes {
-        /// Which sizes.
-        what: &'static str,
-        /// One.
-        left: usize,
-        /// The other.
-        right: usize,
-    },
+    Sizes { what: &'static str, left: usize, right: usize },
     /// A shape whose number of elements does not fit the address space.
     #[error("shape {shape} has too many elements")]
-    TooLarge {
-        /// The shape.
-        shape: Shape,
-    },
+    TooLarge { shape: Shape },
     /// More dims than tensors can have.
     #[error("a tensor can have at most {} dims, got {rank}", crate::MOST_DIMS)]
-    TooManyDims {
-        /// How many.
-        rank: usize,
-    },
+    TooManyDims { rank: usize },
     /// Tensors that can't be joined along a dim.
     #[error("tensor {number} has shape {}, which can't be joined to {} along dim {dim}: {} differ",
         .shapes[1], .shapes[0], if .shapes[0].rank() == .shapes[1].rank() { "the other sizes" } else { "the ranks" })]
@@ -265,67 +174,33 @@ pub enum Why {
         number: usize,
         /// The first tensor's shape and this one's.
         shapes: Box<[Shape; 2]>,
-        /// The dim.
         dim: usize,
     },
     /// A tensor larger than the machine's memory.
     #[error("can't allocate {bytes} bytes: {reason}")]
-    Memory {
-        /// Bytes asked for.
-        bytes: usize,
-        /// What the allocator said.
-        reason: String,
-    },
+    Memory { bytes: usize, reason: String },
     /// An index outside its dim.
     #[error("index {index} is out of range for size {size}")]
-    Index {
-        /// The index.
-        index: i64,
-        /// The size of the dim.
-        size: usize,
-    },
+    Index { index: i64, size: usize },
     /// A number the op is not defined for.
     #[error("{argument} must be {expected}, got {got}")]
-    Number {
-        /// The operand's name.
-        argument: &'static str,
-        /// What is allowed, in words.
-        expected: &'static str,
-        /// What was given.
-        got: f64,
-    },
+    Number { argument: &'static str, expected: &'static str, got: f64 },
     /// An integer divided by zero, or the one quotient that has no place among the integers.
     #[error("integer {}: {x} / {y}", if *.y == 0 { "division by zero" } else { "overflow" })]
-    Division {
-        /// The dividend.
-        x: i64,
-        /// The divisor.
-        y: i64,
-    },
+    Division { x: i64, y: i64 },
     /// Too few or too many operands.
     #[error("takes {expected} operands, got {got}")]
     Arity {
         /// How many it takes, in words.
         expected: String,
-        /// How many were given.
         got: usize,
     },
     /// A scalar or a list where a tensor is needed, or the like.
     #[error("{argument} must be {expected}")]
-    Operand {
-        /// The operand's name.
-        argument: &'static str,
-        /// What is allowed.
-        expected: &'static str,
-    },
+    Operand { argument: &'static str, expected: &'static str },
     /// An in-place op whose result does not fit its target.
     #[error("the result is {result} and can't be written into {target} in place")]
-    InPlace {
-        /// The type of the result.
-        result: String,
-        /// The type of the target.
-        target: String,
-    },
+    InPlace { result: String, target: String },
     /// An in-place op on a leaf that needs a gradient.
     #[error("a leaf that requires a gradient can't be changed in place (use no_grad)")]
     Leaf,
@@ -339,12 +214,7 @@ pub enum Why {
     Overlap,
     /// A tensor that backward needs was overwritten.
     #[error("a tensor saved for backward was changed in place (saved at version {saved}, now {now})")]
-    Version {
-        /// Version when it was saved.
-        saved: u64,
-        /// Version now.
-        now: u64,
-    },
+    Version { saved: u64, now: u64 },
     /// `backward()` a second time without `retain_graph`.
     #[error("the saved tensors are already freed: backward has run before (pass retain_graph to keep them)")]
     Freed,
@@ -355,31 +225,123 @@ pub enum Why {
     #[error(
         "backward needs a gradient for a tensor of shape {shape}: only a single element has an implicit one"
     )]
-    ImplicitGradient {
-        /// The tensor's shape.
-        shape: Shape,
-    },
+    ImplicitGradient { shape: Shape },
     /// An op without a gradient.
     #[error("not differentiable: {reason}")]
-    NotDifferentiable {
-        /// Why not.
-        reason: &'static str,
-    },
+    NotDifferentiable { reason: &'static str },
     /// A device that is not there.
     #[error("{device} is not available")]
-    Device {
-        /// The device.
-        device: crate::Device,
+    Device { device: crate::Device },
+    /// A size that can't be split into equal parts.
+    #[error("{what} ({size}) must be divisible by {by} ({parts})")]
+    Divisible { what: &'static str, size: usize, by: &'static str, parts: usize },
+    /// A size beyond what something else allows.
+    #[error("{argument} must be at most {most} ({limit}{}), got {got}", numbered(*.dim))]
+    Limit {
+        argument: &'static str,
+        most: usize,
+        /// Why no more: `the size of dim`.
+        limit: &'static str,
+        /// The dim that the limit speaks of.
+        dim: Option<usize>,
+        got: usize,
     },
+    /// Too few or too many of something.
+    #[error("expected {expected} {what}, got {got}")]
+    Count { what: &'static str, expected: usize, got: usize },
+    /// A tensor of another type than the one that is needed.
+    #[error("{argument}{} must be {}, got {}", numbered(*.number), .types[0], .types[1])]
+    Type {
+        /// The tensor's name: `the gradient of input`.
+        argument: &'static str,
+        /// Its number, if there are several of this name.
+        number: Option<usize>,
+        /// The type that is needed and the one given.
+        types: Box<[TensorTy; 2]>,
+    },
+    /// A window that fits nowhere.
+    #[error("a kernel of size {kernel} is larger than the padded input (input size {size})")]
+    Window { kernel: usize, size: usize },
+    /// A slice that ends outside its dim, or before it starts.
+    #[error("the slice {start}..{end} is out of range for dim {dim} of size {size}")]
+    Slice { start: usize, end: usize, dim: usize, size: usize },
+    /// A size outside the range that it was said to stay in.
+    #[error("size {size} of dim {dim} is outside the declared range {least}..{}",
+        .most.map(|most| format!("={most}")).unwrap_or_default())]
+    Range {
+        dim: usize,
+        size: usize,
+        least: usize,
+        /// The largest, if there is one.
+        most: Option<usize>,
+    },
+    /// A tensor with a history, where only one without can be.
+    #[error("{what} must be a leaf (detach() gives one)")]
+    NotLeaf {
+        /// Which: `the parameter f32[2]`.
+        what: String,
+    },
+    /// Something that may be there once.
+    #[error("{what} appears twice")]
+    Twice {
+        /// What it is: `the parameter f32[2]`.
+        what: String,
+    },
+    /// Two options of which one excludes the other.
+    #[error("pass either {one} or {other}, not both")]
+    Either { one: &'static str, other: &'static str },
+    /// Bytes that could not be read.
+    #[error("cannot read {bytes} bytes: {reason}")]
+    Read { bytes: usize, reason: String },
+    /// Elements that lie so that no view has the shape asked for.
+    #[error("the strides don't allow this shape without a copy (use reshape)")]
+    NoView,
+    /// A lazy tensor or list whose program failed before it was made.
+    #[error("the computation that should have produced it failed")]
+    Lost,
+    /// `set_data` by another thread while an op ran.
+    #[error("an operand was given other data by another thread (set_data) while the op started")]
+    Replaced,
+    /// `grad()` of something that the outputs don't depend on.
+    #[error("the outputs don't depend on input {input} (pass allow_unused to get None for it)")]
+    Independent { input: usize },
+    /// A gradient with NaN, under `detect_anomaly`.
+    #[error("it produced a gradient with NaN")]
+    NanGradient,
+    /// A captured program that can't be expressed as one graph.
+    #[error("{reason}")]
+    NotCaptured { reason: &'static str },
+    /// A bug of ours, found where only a reason can be returned.
+    #[error("{what}: this is a bug in Kiln")]
+    Bug { what: &'static str },
     /// Anything else, in words.
     #[error("{0}")]
     Other(String),
+}
+
+fn numbered(number: Option<usize>) -> String {
+    number.map(|number| format!(" {number}")).unwrap_or_default()
 }
 
 impl Why {
     /// An operand whose shape is not the one that is needed.
     pub fn shape(argument: &'static str, expected: impl Into<Shape>, got: impl Into<Shape>) -> Why {
         Why::Shape { argument, shapes: Box::new([expected.into(), got.into()]) }
+    }
+
+    /// A tensor whose type is not the one that is needed.
+    pub fn ty(argument: &'static str, number: Option<usize>, expected: TensorTy, got: TensorTy) -> Why {
+        Why::Type { argument, number, types: Box::new([expected, got]) }
+    }
+
+    /// A number of things below one.
+    pub fn none(argument: &'static str) -> Why {
+        Why::Number { argument, expected: "1 or more", got: 0.0 }
+    }
+
+    /// A stride that padding 'same' has no meaning for.
+    pub fn stride_with_same(stride: usize) -> Why {
+        Why::Number { argument: "stride", expected: "1 with padding 'same'", got: stride as f64 }
     }
 
     /// Two sizes that must be the same: `what` names them in this order.

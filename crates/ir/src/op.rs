@@ -357,8 +357,9 @@ impl Op {
 
     /// An error about this op on these operands.
     pub fn error(&self, args: &[Ty], why: Why, loc: Loc) -> Error {
-        let list = args.iter().any(|ty| matches!(ty, Ty::List(_)));
-        let op = if list { format!("foreach_{}", self.name()) } else { self.name().to_string() };
+        let is_foreach =
+            args.iter().any(|ty| matches!(ty, Ty::List(_))) && !matches!(self, Op::ListGet { .. });
+        let op = if is_foreach { format!("foreach_{}", self.name()) } else { self.name().to_string() };
         let operands = args.iter().take(6).map(Ty::to_string).collect();
         Error::Op(Box::new(OpError { op, operands, why, module: None, loc }))
     }

@@ -17,6 +17,14 @@ pub(crate) fn tensor<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Re
     args[i].as_tensor().ok_or(Why::Operand { argument, expected: "a tensor" })
 }
 
+/// An operand that must be a tensor of floats.
+pub(crate) fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
+    match tensor(args, i, argument)? {
+        x if x.dtype.is_float() => Ok(x),
+        x => Err(Why::DType { argument, expected: "floating point", got: x.dtype }),
+    }
+}
+
 pub(crate) fn checked(ty: TensorTy) -> Rule {
     match ty.shape.checked_numel().and_then(|n| n.checked_mul(ty.dtype.size())) {
         Some(bytes) if bytes <= isize::MAX as usize => one(ty),
@@ -198,10 +206,7 @@ pub(crate) fn sum(op: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn mean(op: &Op, args: &[Ty]) -> Rule {
-    let x = tensor(args, 0, "x")?;
-    if !x.dtype.is_float() {
-        return Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype });
-    }
+    let x = float(args, 0, "x")?;
     reduce(op, x, x.dtype)
 }
 
@@ -217,10 +222,7 @@ pub(crate) fn amax(op: &Op, args: &[Ty]) -> Rule {
 }
 
 pub(crate) fn softmax(op: &Op, args: &[Ty]) -> Rule {
-    let x = tensor(args, 0, "x")?;
-    if !x.dtype.is_float() {
-        return Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype });
-    }
+    let x = float(args, 0, "x")?;
     if let Op::Softmax { dim } | Op::LogSoftmax { dim } = op
         && *dim >= x.shape.rank().max(1)
     {
@@ -344,13 +346,10 @@ fn sliced(x: &TensorTy, dim: usize, start: usize, end: usize, step: usize) -> Re
         return Err(Why::Dim { dim: dim as i64, rank: x.shape.rank() });
     }
     if start > end || end > x.shape[dim] {
-        let size = x.shape[dim];
-        return Err(Why::Other(format!(
-            "the slice {start}..{end} is out of range for dim {dim} of size {size}"
-        )));
+        return Err(Why::Slice { start, end, dim, size: x.shape[dim] });
     }
     if step == 0 {
-        return Err(Why::Number { argument: "step", expected: "1 or more", got: 0.0 });
+        return Err(Why::none("step"));
     }
     let mut shape = x.shape.clone();
     shape[dim] = (end - start).div_ceil(step);
@@ -422,7 +421,8 @@ pub(crate) fn gather(op: &Op, args: &[Ty]) -> Rule {
 
 /// Outside the indexed dim an index may be shorter than what it picks from, and not longer.
 pub(crate) fn index_too_long(dim: usize, index: &TensorTy, x: &TensorTy) -> Why {
-    Why::Other(format!("index has size {} in dim {dim}, but x only {}", index.shape[dim], x.shape[dim]))
+    let (most, limit) = (x.shape[dim], "the size of x in dim");
+    Why::Limit { argument: "the size of index", most, limit, dim: Some(dim), got: index.shape[dim] }
 }
 
 pub(crate) fn check_index(rank: usize, index: &TensorTy, dim: usize) -> Result<(), Why> {
@@ -513,9 +513,7 @@ pub(crate) fn nll_loss(op: &Op, args: &[Ty]) -> Rule {
         return one(input.clone());
     };
     let device = common_device(args)?;
-    if !input.dtype.is_float() {
-        return Err(Why::DType { argument: "input", expected: "floating point", got: input.dtype });
-    }
+    float(args, 0, "input")?;
     if target.dtype != DType::I64 {
         return Err(Why::DType { argument: "target", expected: "i64 class indices", got: target.dtype });
     }

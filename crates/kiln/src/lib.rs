@@ -28,12 +28,12 @@ pub mod benchmark;
 mod module;
 
 pub use kiln_dynamo::{
-    Backend, Break, Call, Callable, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph, Counters,
-    CustomBackend, Explanation, GraphContext, GraphInfo, GraphKind, GraphValue, GuardInfo, Level, Mode,
-    NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo, OutputRole, Progress, Reason, Recompile,
-    Refusal, Region, Settings, SizesInfo, Stance, StanceGuard, StepInfo, compile, counters, explain,
-    is_compiling, list_backends, list_options, on_progress, register_backend, reset, run_graph,
-    run_graph_with, run_node, set_process_stance, set_stance, stance,
+    Backend, Break, Call, Callable, Change, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph,
+    Counters, CustomBackend, Difference, Explanation, Forbidden, GraphContext, GraphInfo, GraphKind,
+    GraphValue, GuardInfo, Level, Mode, NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo,
+    OutputRole, Progress, Reason, Recompile, Refusal, Region, Settings, SizesInfo, Stance, StanceGuard,
+    StepInfo, compile, counters, explain, is_compiling, list_backends, list_options, on_progress,
+    register_backend, reset, run_graph, run_graph_with, run_node, set_process_stance, set_stance, stance,
 };
 pub use kiln_ir::{Graph, NoDevice};
 #[cfg(feature = "models")]

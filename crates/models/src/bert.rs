@@ -337,8 +337,8 @@ impl Bert {
     pub fn without_pooler(config: &BertConfig) -> Result<Bert> {
         let (size, heads) = (config.hidden_size, config.num_attention_heads);
         if heads == 0 || !size.is_multiple_of(heads) {
-            let why =
-                Why::Other(format!("hidden_size {size} is not divisible by num_attention_heads {heads}"));
+            let (what, by) = ("hidden_size", "num_attention_heads");
+            let why = Why::Divisible { what, size, by, parts: heads };
             return Err(Error::op("Bert", why, Loc::caller()));
         }
         Ok(Bert {

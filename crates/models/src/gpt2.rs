@@ -240,8 +240,8 @@ impl Gpt2Model {
     #[track_caller]
     pub fn new(config: &Gpt2Config) -> Result<Gpt2Model> {
         if config.n_head == 0 || !config.n_embd.is_multiple_of(config.n_head) {
-            let why =
-                Why::Other(format!("n_embd {} is not divisible by n_head {}", config.n_embd, config.n_head));
+            let (what, by) = ("n_embd", "n_head");
+            let why = Why::Divisible { what, size: config.n_embd, by, parts: config.n_head };
             return Err(Error::op("Gpt2", why, Loc::caller()));
         }
         let table = |rows: usize| -> Result<Embedding> {
@@ -350,11 +350,13 @@ impl Gpt2 {
         let loc = Loc::caller();
         let length = ids.size(1)?;
         let before = cache.len();
-        if length == 0 || before + length > cache.capacity {
-            let why = Why::Other(format!(
-                "can't decode {length} tokens after {before} with a cache of {}",
-                cache.capacity
-            ));
+        if length == 0 {
+            return Err(Error::op("decode", Why::none("the number of tokens"), loc));
+        }
+        if before + length > cache.capacity {
+            let (argument, most) = ("the number of tokens", cache.capacity - before);
+            let why =
+                Why::Limit { argument, most, limit: "the room left in the cache", dim: None, got: length };
             return Err(Error::op("decode", why, loc));
         }
         let _off = no_grad();
@@ -405,10 +407,8 @@ impl KvCache {
     pub fn new(model: &Gpt2, batch: usize, capacity: usize) -> Result<KvCache> {
         let config = model.config();
         if capacity > config.n_positions {
-            let why = Why::Other(format!(
-                "the capacity is {capacity} tokens, but the model has only {} positions",
-                config.n_positions
-            ));
+            let (most, limit) = (config.n_positions, "the positions of the model");
+            let why = Why::Limit { argument: "capacity", most, limit, dim: None, got: capacity };
             return Err(Error::op("KvCache", why, Loc::caller()));
         }
         let ty = model.transformer.wte.weight.ty();

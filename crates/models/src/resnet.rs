@@ -52,11 +52,7 @@ impl Forward for BasicBlock {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.relu.forward(&self.bn1.forward(&self.conv1.forward(x)?)?)?;
         let y = self.bn2.forward(&self.conv2.forward(&y)?)?;
-        let identity = match &self.downsample {
-            Some(downsample) => downsample.forward(x)?,
-            None => x.clone(),
-        };
-        self.relu.forward(&y.add(&identity)?)
+        self.relu.forward(&y.add(&skipped(&self.downsample, x)?)?)
     }
 }
 
@@ -105,11 +101,7 @@ impl Forward for Bottleneck {
         let y = self.relu.forward(&self.bn1.forward(&self.conv1.forward(x)?)?)?;
         let y = self.relu.forward(&self.bn2.forward(&self.conv2.forward(&y)?)?)?;
         let y = self.bn3.forward(&self.conv3.forward(&y)?)?;
-        let identity = match &self.downsample {
-            Some(downsample) => downsample.forward(x)?,
-            None => x.clone(),
-        };
-        self.relu.forward(&y.add(&identity)?)
+        self.relu.forward(&y.add(&skipped(&self.downsample, x)?)?)
     }
 }
 
@@ -203,6 +195,11 @@ fn shortcut(channels: usize, wide: usize, stride: usize) -> Result<Option<Sequen
         (true, 1) => Ok(None),
         _ => Ok(Some(seq![conv(channels, wide, 1, stride)?, BatchNorm2d::new(wide)?])),
     }
+}
+
+/// What goes around a block.
+fn skipped(downsample: &Option<Sequential>, x: &Tensor) -> Result<Tensor> {
+    downsample.as_ref().map_or_else(|| Ok(x.clone()), |downsample| downsample.forward(x))
 }
 
 /// ResNet-18.

@@ -162,10 +162,8 @@ impl ViT {
     #[track_caller]
     pub fn new(config: ViTConfig) -> Result<ViT> {
         if config.patch_size == 0 || !config.image_size.is_multiple_of(config.patch_size) {
-            let why = Why::Other(format!(
-                "image_size {} is not divisible by patch_size {}",
-                config.image_size, config.patch_size
-            ));
+            let (what, by) = ("image_size", "patch_size");
+            let why = Why::Divisible { what, size: config.image_size, by, parts: config.patch_size };
             return Err(Error::op("ViT", why, Loc::caller()));
         }
         let (hidden, patch) = (config.hidden_dim, config.patch_size);

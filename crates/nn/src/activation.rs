@@ -1,10 +1,10 @@
 //! Activations as modules.
 
-use kiln_tensor::{Approximate, DType, Device, Result, Tensor};
+use kiln_tensor::{Approximate, Result, Tensor};
 
 use crate::display::python_float;
 use crate::forward::forward;
-use crate::options::setters;
+use crate::options::options;
 use crate::{Module, Parameter, Training, functional, init};
 
 /// max(x, 0)
@@ -229,45 +229,28 @@ pub struct PReLU {
 }
 
 impl PReLU {
-    /// One slope of ¼.
-    #[track_caller]
-    pub fn new() -> Result<PReLU> {
-        PReLU::options().build()
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> PReLUOptions {
-        PReLUOptions { num_parameters: 1, init: 0.25, dtype: DType::F32, device: Device::Cpu }
-    }
-
     fn describe(&self) -> String {
         format!("num_parameters={}", self.weight.numel())
     }
 }
 
-/// How [`PReLU`] layers are made.
-///
-/// ```
-/// # use kiln_nn::PReLU;
-/// # fn main() -> kiln_tensor::Result<()> {
-/// let layer = PReLU::options().num_parameters(4).init(0.1).build()?;
-/// assert_eq!(layer.weight.to_vec::<f32>()?, [0.1; 4]);
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug)]
-pub struct PReLUOptions {
-    num_parameters: usize,
-    init: f64,
-    dtype: DType,
-    device: Device,
+options! {
+    /// The options of [`PReLU`], with PyTorch's names and defaults.
+    ///
+    /// ```
+    /// # use kiln_nn::PReLU;
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let layer = PReLU::options().num_parameters(4).init(0.1).build()?;
+    /// assert_eq!(layer.weight.to_vec::<f32>()?, [0.1; 4]);
+    /// # Ok(()) }
+    /// ```
+    PReLUOptions for PReLU() {
+        /// How many slopes there are: one by default, or one a channel.
+        num_parameters: usize = 1,
+        /// What they start as, ¼ by default.
+        init: f64 = 0.25,
+    }
 }
-
-setters!(PReLUOptions {
-    /// How many slopes there are: one by default, or one a channel.
-    num_parameters: usize,
-    /// What they start as, ¼ by default.
-    init: f64,
-});
 
 impl PReLUOptions {
     /// A layer.

@@ -65,7 +65,7 @@ impl OutProjection {
 
 options! {
     /// The options of [`MultiheadAttention`], with PyTorch's names and defaults.
-    MultiheadAttentionOptions {
+    MultiheadAttentionOptions for MultiheadAttention(embed_dim: usize, num_heads: usize) {
         /// Probability with which a weight is dropped in training, 0 by default.
         dropout: f64 = 0.0,
         /// Whether the projections have biases; they have by default.
@@ -85,7 +85,8 @@ impl MultiheadAttentionOptions {
     #[track_caller]
     pub fn build(&self, embed_dim: usize, num_heads: usize) -> Result<MultiheadAttention> {
         if embed_dim == 0 || num_heads == 0 || !embed_dim.is_multiple_of(num_heads) {
-            let why = Why::Other(format!("embed_dim {embed_dim} is not divisible by num_heads {num_heads}"));
+            let why =
+                Why::Divisible { what: "embed_dim", size: embed_dim, by: "num_heads", parts: num_heads };
             return Err(Error::op("MultiheadAttention", why, Loc::caller()));
         }
         let zeros = |shape: &[usize]| Tensor::full_of(shape, 0.0, self.dtype, &self.device);
@@ -145,17 +146,6 @@ impl Default for AttentionCall<'_> {
 }
 
 impl MultiheadAttention {
-    /// With default options.
-    #[track_caller]
-    pub fn new(embed_dim: usize, num_heads: usize) -> Result<MultiheadAttention> {
-        MultiheadAttention::options().build(embed_dim, num_heads)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> MultiheadAttentionOptions {
-        MultiheadAttentionOptions::default()
-    }
-
     /// What the queries find among the values, and the weights, if they are wanted. Inputs are
     /// `[length, batch, size]` (`[batch, length, size]` with `batch_first`) or `[length, size]`.
     #[track_caller]
@@ -169,13 +159,14 @@ impl MultiheadAttention {
         let loc = Loc::caller();
         let _behalf = loc.on_behalf(crate::folder());
         let rank = query.rank();
-        if !matches!(rank, 2 | 3) || key.rank() != rank || value.rank() != rank {
-            let why = Why::Other(format!(
-                "query, key and value must all have 2 or all have 3 dims, got {rank}, {} and {}",
-                key.rank(),
-                value.rank()
-            ));
-            return Err(Error::op("MultiheadAttention", why, loc));
+        let fail = |why| Err(Error::op("MultiheadAttention", why, loc));
+        if !matches!(rank, 2 | 3) {
+            return fail(Why::Rank { argument: "query", expected: "2 or 3", got: rank });
+        }
+        for (what, other) in [("the ranks of query and key", key), ("the ranks of query and value", value)] {
+            if other.rank() != rank {
+                return fail(Why::sizes(what, rank, other.rank()));
+            }
         }
         // All as [batch, length, size].
         let batched = |x: &Tensor| match (rank, self.batch_first) {
@@ -250,7 +241,8 @@ impl MultiheadAttention {
                 (Some(all), _) => all.narrow(0, i * size, size)?,
                 (None, Some(own)) => own.tensor().clone(),
                 (None, None) => {
-                    let why = Why::Other("the input projection weight is missing".into());
+                    let argument = "in_proj_weight, or q_proj_weight, k_proj_weight and v_proj_weight,";
+                    let why = Why::Operand { argument, expected: "set" };
                     return Err(Error::op("MultiheadAttention", why, Loc::caller()));
                 }
             };

@@ -127,23 +127,19 @@ impl<const N: usize> ConvOptions<N> {
 
     #[track_caller]
     fn check(&self, op: &str, in_channels: usize, out_channels: usize) -> Result<()> {
-        let fail = |argument, got: usize| {
-            let why = Why::Number { argument, expected: "a multiple of groups", got: got as f64 };
-            Err(Error::op(op, why, Loc::caller()))
-        };
-        if self.groups == 0 {
-            let why = Why::Number { argument: "groups", expected: "1 or more", got: 0.0 };
-            return Err(Error::op(op, why, Loc::caller()));
+        let (by, parts) = ("groups", self.groups);
+        if parts == 0 {
+            return Err(Error::op(op, Why::none(by), Loc::caller()));
         }
-        if !in_channels.is_multiple_of(self.groups) {
-            return fail("in_channels", in_channels);
+        for (what, size) in [("in_channels", in_channels), ("out_channels", out_channels)] {
+            if !size.is_multiple_of(parts) {
+                return Err(Error::op(op, Why::Divisible { what, size, by, parts }, Loc::caller()));
+            }
         }
-        if !out_channels.is_multiple_of(self.groups) {
-            return fail("out_channels", out_channels);
-        }
-        if self.padding == Padding::Same && self.stride != [1; N] {
-            let why = Why::Other("padding 'same' needs a stride of 1".into());
-            return Err(Error::op(op, why, Loc::caller()));
+        if let (Padding::Same, Some(&stride)) =
+            (self.padding, self.stride.iter().find(|&&stride| stride != 1))
+        {
+            return Err(Error::op(op, Why::stride_with_same(stride), Loc::caller()));
         }
         Ok(())
     }

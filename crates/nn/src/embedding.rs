@@ -33,7 +33,7 @@ pub struct Embedding {
 
 options! {
     /// The options of [`Embedding`], with PyTorch's names and defaults.
-    EmbeddingOptions {
+    EmbeddingOptions for Embedding(num_embeddings: usize, embedding_dim: usize) {
         /// The row that starts as zeros and gets no gradient; negative ones count from the end. None by default.
         padding_idx: Option<i64> = None,
     }
@@ -70,17 +70,6 @@ impl EmbeddingOptions {
 }
 
 impl Embedding {
-    /// A table without a padding row.
-    #[track_caller]
-    pub fn new(num_embeddings: usize, embedding_dim: usize) -> Result<Embedding> {
-        Embedding::options().build(num_embeddings, embedding_dim)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> EmbeddingOptions {
-        EmbeddingOptions::default()
-    }
-
     /// A table of these rows, PyTorch's `from_pretrained`: not trained if `freeze`.
     #[track_caller]
     pub fn from_pretrained(weight: Tensor, freeze: bool) -> Result<Embedding> {

@@ -29,17 +29,6 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// With a bias, f32, on the CPU.
-    #[track_caller]
-    pub fn new(in_features: usize, out_features: usize) -> Result<Linear> {
-        Linear::options().build(in_features, out_features)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> LinearOptions {
-        LinearOptions::default()
-    }
-
     /// A layer of these tensors.
     pub fn from_parts(weight: Parameter, bias: Option<Parameter>) -> Linear {
         Linear { weight, bias, training: Training::default(), hooks: Hooks::default() }
@@ -67,7 +56,7 @@ forward_with_hooks! {
 
 options! {
     /// How [`Linear`] layers are made.
-    LinearOptions {
+    LinearOptions for Linear(in_features: usize, out_features: usize) {
         /// Whether there is a bias; there is by default.
         bias: bool = true,
     }

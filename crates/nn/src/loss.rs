@@ -5,144 +5,19 @@ use kiln_tensor::{CrossEntropy, Reduction, Result, Tensor};
 
 use crate::{Buffer, Forward, Module, functional};
 
-/// What every loss of an input and a target has besides its own `forward`.
-macro_rules! loss_of_two {
-    ($Type:ident) => {
-        impl Default for $Type {
-            fn default() -> $Type {
-                $Type::new()
-            }
-        }
-
-        impl Forward<(Tensor, Tensor)> for $Type {
-            type Output = Tensor;
-            #[track_caller]
-            fn forward(&self, (input, target): &(Tensor, Tensor)) -> Result<Tensor> {
-                $Type::forward(self, input, target)
-            }
-        }
-    };
-}
-
-macro_rules! class_loss {
-    ($(#[$doc:meta])* $Type:ident $name:literal { $($option:item)* } |$this:ident, $input:ident, $target:ident| $body:expr) => {
-        $(#[$doc])*
-        #[derive(Module, Clone, Debug)]
-        #[module(name = $name)]
-        pub struct $Type {
-            /// Weight of each class.
-            pub weight: Option<Buffer>,
-            #[module(skip)]
-            reduction: Reduction,
-            #[module(skip)]
-            ignore_index: i64,
-            #[module(skip)]
-            label_smoothing: f64,
-        }
-
-        impl $Type {
-            /// The mean over the samples; those of class −100 don't count.
-            pub const fn new() -> $Type {
-                $Type {
-                    weight: None,
-                    reduction: Reduction::Mean,
-                    ignore_index: functional::IGNORE_INDEX,
-                    label_smoothing: 0.0,
-                }
-            }
-
-            /// Mean, sum, or one loss per sample.
-            pub const fn reduction(mut self, reduction: Reduction) -> $Type {
-                self.reduction = reduction;
-                self
-            }
-
-            /// The class whose samples don't count.
-            pub const fn ignore_index(mut self, ignore_index: i64) -> $Type {
-                self.ignore_index = ignore_index;
-                self
-            }
-
-            /// Weight of each class, all alike by default.
-            pub fn weight(mut self, weight: Tensor) -> $Type {
-                self.weight = Some(Buffer::new(weight));
-                self
-            }
-
-            $($option)*
-
-            /// The loss of an input `[samples, classes]` or `[samples, classes, …]` for class numbers.
-            #[track_caller]
-            pub fn forward(&self, $input: &Tensor, $target: &Tensor) -> Result<Tensor> {
-                let $this = self;
-                $body
-            }
-        }
-
-        loss_of_two!($Type);
-    };
-}
-
-class_loss! {
-    /// Cross-entropy of scores and class numbers, or probabilities of all classes.
-    ///
-    /// ```
-    /// use kiln_nn::CrossEntropyLoss;
-    /// use kiln_tensor::{Device, Tensor};
-    /// # fn main() -> kiln_tensor::Result<()> {
-    /// let (scores, classes) = (Tensor::zeros([2, 4], &Device::Cpu)?, Tensor::from_slice(&[1i64, 3])?);
-    /// let loss = CrossEntropyLoss::new().label_smoothing(0.1).forward(&scores, &classes)?;
-    /// assert!((loss.item::<f64>()? - 4f64.ln()).abs() < 1e-6);
-    /// # Ok(()) }
-    /// ```
-    CrossEntropyLoss "CrossEntropyLoss" {
-        /// How much of each target is spread evenly over all classes, nothing by default.
-        pub const fn label_smoothing(mut self, label_smoothing: f64) -> CrossEntropyLoss {
-            self.label_smoothing = label_smoothing;
-            self
-        }
-    }
-    |this, input, target| match (&this.weight, this.label_smoothing == 0.0, input.rank() == 2) {
-        (None, true, true) if !target.dtype().is_float() => {
-            functional::cross_entropy_with(input, target, this.reduction, this.ignore_index)
-        }
-        _ => input.cross_entropy_of(target, CrossEntropy {
-            weight: this.weight.as_deref(),
-            ignore_index: this.ignore_index,
-            reduction: this.reduction,
-            label_smoothing: this.label_smoothing,
-        }),
-    }
-}
-
-class_loss! {
-    /// Negative log-likelihood of log-probabilities and class numbers.
-    NllLoss "NLLLoss" {}
-    |this, input, target| match (&this.weight, input.rank() == 2) {
-        (None, true) => functional::nll_loss_with(input, target, this.reduction, this.ignore_index),
-        _ => input.nll_loss_with(target, CrossEntropy {
-            weight: this.weight.as_deref(),
-            ignore_index: this.ignore_index,
-            reduction: this.reduction,
-            label_smoothing: this.label_smoothing,
-        }),
-    }
-}
-
-/// Losses of an input and a target, element by element, with their numbers.
+/// Losses with their weights, which are buffers, and their numbers.
 macro_rules! losses {
-    ($($(#[$doc:meta])* $Type:ident $name:literal
+    ($($(#[$doc:meta])* $Type:ident
         $([$($(#[$buffer_doc:meta])* $buffer:ident),*])?
         { $($(#[$field_doc:meta])* $field:ident: $Number:ty = $default:expr),* }
-        |$this:ident, $input:ident, $target:ident| $body:expr;)*) => {
+        |$this:ident, $($operand:ident),*| $body:expr;)*) => {
         $(
-            $(#[$doc])*
             #[derive(Module, Clone, Debug)]
-            #[module(name = $name)]
+            $(#[$doc])*
             pub struct $Type {
                 #[module(skip)]
                 reduction: Reduction,
-                $($($buffer: Option<Buffer>,)*)?
+                $($($(#[$buffer_doc])* pub $buffer: Option<Buffer>,)*)?
                 $(#[module(skip)] $field: $Number,)*
             }
 
@@ -160,7 +35,7 @@ macro_rules! losses {
                     }
                 )*)?
 
-                /// Mean, sum, or one loss for each element.
+                /// Mean, sum, or one loss for each element or sample.
                 pub const fn reduction(mut self, reduction: Reduction) -> $Type {
                     self.reduction = reduction;
                     self
@@ -168,51 +43,114 @@ macro_rules! losses {
 
                 $(
                     $(#[$field_doc])*
-                    pub fn $field(mut self, $field: $Number) -> $Type {
+                    pub const fn $field(mut self, $field: $Number) -> $Type {
                         self.$field = $field;
                         self
                     }
                 )*
 
-                /// The loss of an input for a target.
+                /// The loss.
                 #[track_caller]
-                pub fn forward(&self, $input: &Tensor, $target: &Tensor) -> Result<Tensor> {
+                pub fn forward(&self, $($operand: &Tensor),*) -> Result<Tensor> {
                     let $this = self;
                     $body
                 }
             }
 
-            loss_of_two!($Type);
+            impl Default for $Type {
+                fn default() -> $Type {
+                    $Type::new()
+                }
+            }
+
+            impl Forward<($(losses!(@tensor $operand)),*)> for $Type {
+                type Output = Tensor;
+                #[track_caller]
+                fn forward(&self, ($($operand),*): &($(losses!(@tensor $operand)),*)) -> Result<Tensor> {
+                    $Type::forward(self, $($operand),*)
+                }
+            }
         )*
     };
+    (@tensor $operand:ident) => { Tensor };
 }
+
 losses! {
+    /// Cross-entropy of scores `[samples, classes, …]` and class numbers, or probabilities of all classes.
+    ///
+    /// ```
+    /// use kiln_nn::CrossEntropyLoss;
+    /// use kiln_tensor::{Device, Tensor};
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let (scores, classes) = (Tensor::zeros([2, 4], &Device::Cpu)?, Tensor::from_slice(&[1i64, 3])?);
+    /// let loss = CrossEntropyLoss::new().label_smoothing(0.1).forward(&scores, &classes)?;
+    /// assert!((loss.item::<f64>()? - 4f64.ln()).abs() < 1e-6);
+    /// # Ok(()) }
+    /// ```
+    CrossEntropyLoss [
+        /// Weight of each class, all alike by default.
+        weight
+    ] {
+        /// The class whose samples don't count, −100 by default.
+        ignore_index: i64 = functional::IGNORE_INDEX,
+        /// How much of each target is spread evenly over all classes, nothing by default.
+        label_smoothing: f64 = 0.0
+    }
+    |this, input, target| match (&this.weight, this.label_smoothing == 0.0, input.rank() == 2) {
+        (None, true, true) if !target.dtype().is_float() => {
+            functional::cross_entropy_with(input, target, this.reduction, this.ignore_index)
+        }
+        _ => input.cross_entropy_of(target, CrossEntropy {
+            weight: this.weight.as_deref(),
+            ignore_index: this.ignore_index,
+            reduction: this.reduction,
+            label_smoothing: this.label_smoothing,
+        }),
+    };
+    /// Negative log-likelihood of log-probabilities `[samples, classes, …]` and class numbers.
+    #[module(name = "NLLLoss")]
+    NllLoss [
+        /// Weight of each class, all alike by default.
+        weight
+    ] {
+        /// The class whose samples don't count, −100 by default.
+        ignore_index: i64 = functional::IGNORE_INDEX
+    }
+    |this, input, target| match (&this.weight, input.rank() == 2) {
+        (None, true) => functional::nll_loss_with(input, target, this.reduction, this.ignore_index),
+        _ => input.nll_loss_with(target, CrossEntropy {
+            weight: this.weight.as_deref(),
+            ignore_index: this.ignore_index,
+            reduction: this.reduction,
+            label_smoothing: 0.0,
+        }),
+    };
     /// (input − target)²
-    MSELoss "MSELoss" {}
+    MSELoss {}
     |this, input, target| input.mse_loss(target, this.reduction);
     /// |input − target|
-    L1Loss "L1Loss" {}
+    L1Loss {}
     |this, input, target| input.l1_loss(target, this.reduction);
     /// The absolute difference, bent to a square below beta.
-    SmoothL1Loss "SmoothL1Loss" {
+    SmoothL1Loss {
         /// Where it bends, 1 by default.
         beta: f64 = 1.0
     }
     |this, input, target| input.smooth_l1_loss(target, this.beta, this.reduction);
     /// Half the square of the difference, straight beyond delta.
-    HuberLoss "HuberLoss" {
+    HuberLoss {
         /// Where it becomes straight, 1 by default.
         delta: f64 = 1.0
     }
     |this, input, target| input.huber_loss(target, this.delta, this.reduction);
     /// Binary cross-entropy of probabilities.
-    BCELoss "BCELoss" [
+    BCELoss [
         /// Weight of each element, all alike by default.
         weight
     ] {}
     |this, input, target| input.binary_cross_entropy(target, this.weight.as_deref(), this.reduction);
     /// Binary cross-entropy of scores.
-    BCEWithLogitsLoss "BCEWithLogitsLoss" [
+    BCEWithLogitsLoss [
         /// Weight of each element, all alike by default.
         weight,
         /// How often positive targets count, once by default.
@@ -225,7 +163,7 @@ losses! {
         this.reduction,
     );
     /// target · (log target − input) for log-probabilities.
-    KLDivLoss "KLDivLoss" {
+    KLDivLoss {
         /// Whether the target is given by its logarithm; it is not by default.
         log_target: bool = false,
         /// Whether the sum is divided by the number of samples, PyTorch's `batchmean`, whatever the reduction; not by default.
@@ -238,10 +176,10 @@ losses! {
         input.kl_div(target, this.log_target, this.reduction)
     };
     /// log(1 + e^(−target · input)) for targets 1 and −1.
-    SoftMarginLoss "SoftMarginLoss" {}
+    SoftMarginLoss {}
     |this, input, target| reduce(&target.neg()?.mul(input)?.exp()?.log1p()?, this.reduction);
     /// input where the target is 1, max(0, margin − input) where it is −1.
-    HingeEmbeddingLoss "HingeEmbeddingLoss" {
+    HingeEmbeddingLoss {
         /// The margin, 1 by default.
         margin: f64 = 1.0
     }
@@ -253,7 +191,7 @@ losses! {
         reduce(&apart.add(&near)?, this.reduction)
     };
     /// exp(input) − target · input for inputs that are logarithms, else input − target · log(input + eps).
-    PoissonNLLLoss "PoissonNLLLoss" {
+    PoissonNLLLoss {
         /// Whether the input is a logarithm; it is by default.
         log_input: bool = true,
         /// Whether Stirling's approximation of log target! is added where the target is above 1; not by default.
@@ -276,76 +214,8 @@ losses! {
         }
         reduce(&loss, this.reduction)
     };
-}
-
-#[track_caller]
-fn reduce(loss: &Tensor, reduction: Reduction) -> Result<Tensor> {
-    match reduction {
-        Reduction::None => Ok(loss.clone()),
-        Reduction::Mean => loss.mean(),
-        Reduction::Sum => loss.sum(),
-    }
-}
-
-/// Losses of three tensors.
-macro_rules! losses_of_three {
-    ($($(#[$doc:meta])* $Type:ident { $($(#[$field_doc:meta])* $field:ident: $Number:ty = $default:expr),* }
-        |$this:ident, $a:ident, $b:ident, $c:ident| $body:expr;)*) => {
-        $(
-            $(#[$doc])*
-            #[derive(Module, Copy, Clone, Debug)]
-            pub struct $Type {
-                #[module(skip)]
-                reduction: Reduction,
-                $(#[module(skip)] $field: $Number,)*
-            }
-
-            impl $Type {
-                /// The mean, with PyTorch's defaults.
-                pub const fn new() -> $Type {
-                    $Type { reduction: Reduction::Mean, $($field: $default),* }
-                }
-
-                /// Mean, sum, or one loss for each element.
-                pub const fn reduction(mut self, reduction: Reduction) -> $Type {
-                    self.reduction = reduction;
-                    self
-                }
-
-                $(
-                    $(#[$field_doc])*
-                    pub const fn $field(mut self, $field: $Number) -> $Type {
-                        self.$field = $field;
-                        self
-                    }
-                )*
-
-                /// The loss.
-                #[track_caller]
-                pub fn forward(&self, $a: &Tensor, $b: &Tensor, $c: &Tensor) -> Result<Tensor> {
-                    let $this = self;
-                    $body
-                }
-            }
-
-            impl Default for $Type {
-                fn default() -> $Type {
-                    $Type::new()
-                }
-            }
-
-            impl Forward<(Tensor, Tensor, Tensor)> for $Type {
-                type Output = Tensor;
-                #[track_caller]
-                fn forward(&self, (a, b, c): &(Tensor, Tensor, Tensor)) -> Result<Tensor> {
-                    $Type::forward(self, a, b, c)
-                }
-            }
-        )*
-    };
-}
-losses_of_three! {
     /// max(0, −target · (x − y) + margin) for targets 1 (x ranks higher) and −1.
+    #[derive(Copy)]
     MarginRankingLoss {
         /// The margin, 0 by default.
         margin: f64 = 0.0
@@ -354,6 +224,7 @@ losses_of_three! {
         reduce(&target.neg()?.mul(&x.sub(y)?)?.add(this.margin)?.maximum(0.0)?, this.reduction)
     };
     /// 1 − cos(x, y) where the target is 1, max(0, cos(x, y) − margin) where it is −1.
+    #[derive(Copy)]
     CosineEmbeddingLoss {
         /// The margin, 0 by default.
         margin: f64 = 0.0
@@ -374,6 +245,7 @@ losses_of_three! {
         reduce(&near.add(&apart)?, this.reduction)
     };
     /// max(0, |anchor − positive| − |anchor − negative| + margin), by a norm along the last dim.
+    #[derive(Copy)]
     TripletMarginLoss {
         /// The margin, 1 by default.
         margin: f64 = 1.0,
@@ -389,4 +261,13 @@ losses_of_three! {
         let loss = distance(positive)?.sub(&distance(negative)?)?.add(this.margin)?.maximum(0.0)?;
         reduce(&loss, this.reduction)
     };
+}
+
+#[track_caller]
+fn reduce(loss: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    match reduction {
+        Reduction::None => Ok(loss.clone()),
+        Reduction::Mean => loss.mean(),
+        Reduction::Sum => loss.sum(),
+    }
 }

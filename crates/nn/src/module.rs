@@ -272,8 +272,8 @@ fn own_hooks(module: &(impl Module + ?Sized)) -> Option<Hooks> {
 }
 
 fn no_hooks(name: &str, loc: Loc) -> Error {
-    let why = Why::Other(format!("{name} has no hooks: wrap it in `Hooked`"));
-    Error::op("register_forward_hook", why, loc)
+    let why = Why::Operand { argument: "the module", expected: "one with hooks (wrap it in `Hooked`)" };
+    Error::op(&format!("register_forward_hook of {name}"), why, loc)
 }
 
 fn set_training(module: &(impl Module + ?Sized), on: bool) {

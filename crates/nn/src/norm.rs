@@ -43,7 +43,7 @@ macro_rules! batch_norm {
 
         options! {
             #[doc = concat!("The options of [`", stringify!($BatchNorm), "`], with PyTorch's names and defaults.")]
-            $Options {
+            $Options for $BatchNorm(num_features: usize) {
                 /// What is added to the variance, 1e-5 by default.
                 eps: f64 = 1e-5,
                 /// How far the running statistics move towards a batch's, 0.1 by default; `None` is their plain average
@@ -85,17 +85,6 @@ macro_rules! batch_norm {
         }
 
         impl $BatchNorm {
-            /// With default options, for this many channels.
-            #[track_caller]
-            pub fn new(num_features: usize) -> Result<$BatchNorm> {
-                $BatchNorm::options().build(num_features)
-            }
-
-            /// Options, from which any number of layers can be built.
-            pub fn options() -> $Options {
-                $Options::default()
-            }
-
             fn describe(&self) -> String {
                 let $Options { eps, momentum, affine, track_running_stats, .. } = self.options;
                 format!(
@@ -197,7 +186,7 @@ pub struct LayerNorm {
 
 options! {
     /// The options of [`LayerNorm`], with PyTorch's names and defaults.
-    LayerNormOptions {
+    LayerNormOptions for LayerNorm(normalized_shape: impl Into<Shape>) {
         /// What is added to the variance, 1e-5 by default.
         eps: f64 = 1e-5,
         /// Whether there are a scale and a shift; there are by default.
@@ -227,17 +216,6 @@ impl LayerNormOptions {
 }
 
 impl LayerNorm {
-    /// With default options, over last dims of these sizes.
-    #[track_caller]
-    pub fn new(normalized_shape: impl Into<Shape>) -> Result<LayerNorm> {
-        LayerNorm::options().build(normalized_shape)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> LayerNormOptions {
-        LayerNormOptions::default()
-    }
-
     fn describe(&self) -> String {
         format!(
             "{}, eps={}, elementwise_affine={}, bias={}",
@@ -269,7 +247,7 @@ pub struct GroupNorm {
 
 options! {
     /// The options of [`GroupNorm`], with PyTorch's names and defaults.
-    GroupNormOptions {
+    GroupNormOptions for GroupNorm(num_groups: usize, num_channels: usize) {
         /// What is added to the variance, 1e-5 by default.
         eps: f64 = 1e-5,
         /// Whether there are a scale and a shift; there are by default.
@@ -284,8 +262,8 @@ impl GroupNormOptions {
     #[track_caller]
     pub fn build(&self, num_groups: usize, num_channels: usize) -> Result<GroupNorm> {
         if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
-            let why =
-                Why::Other(format!("{num_channels} channels can't be split evenly into {num_groups} groups"));
+            let (what, by) = ("num_channels", "num_groups");
+            let why = Why::Divisible { what, size: num_channels, by, parts: num_groups };
             return Err(Error::op("GroupNorm", why, Loc::caller()));
         }
         let (shape, shift) = ([num_channels], self.affine && self.bias);
@@ -302,17 +280,6 @@ impl GroupNormOptions {
 }
 
 impl GroupNorm {
-    /// With default options.
-    #[track_caller]
-    pub fn new(num_groups: usize, num_channels: usize) -> Result<GroupNorm> {
-        GroupNorm::options().build(num_groups, num_channels)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> GroupNormOptions {
-        GroupNormOptions::default()
-    }
-
     fn describe(&self) -> String {
         format!(
             "{}, {}, eps={}, affine={}, bias={}",
@@ -341,7 +308,7 @@ pub struct RMSNorm {
 
 options! {
     /// The options of [`RMSNorm`], with PyTorch's names and defaults.
-    RMSNormOptions {
+    RMSNormOptions for RMSNorm(normalized_shape: impl Into<Shape>) {
         /// What is added to the mean; by default the smallest step from 1 of the input's dtype.
         eps: Option<f64> = None,
         /// Whether there is a scale; there is by default.
@@ -366,17 +333,6 @@ impl RMSNormOptions {
 }
 
 impl RMSNorm {
-    /// With default options, over last dims of these sizes.
-    #[track_caller]
-    pub fn new(normalized_shape: impl Into<Shape>) -> Result<RMSNorm> {
-        RMSNorm::options().build(normalized_shape)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> RMSNormOptions {
-        RMSNormOptions::default()
-    }
-
     fn describe(&self) -> String {
         format!(
             "{}, eps={}, elementwise_affine={}",

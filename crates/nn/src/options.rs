@@ -28,9 +28,9 @@ macro_rules! setters {
 }
 pub(crate) use setters;
 
-/// A layer's options with their defaults, and the setters.
+/// A layer's options with their defaults and setters, and how the layer is made from its `build`.
 macro_rules! options {
-    ($(#[$doc:meta])* $Options:ident {
+    ($(#[$doc:meta])* $Options:ident for $Layer:ident($($arg:ident: $Arg:ty),*) {
         $($(#[$field_doc:meta])* $field:ident: $Type:ty = $default:expr),* $(,)?
     }) => {
         $(#[$doc])*
@@ -49,6 +49,19 @@ macro_rules! options {
         }
 
         $crate::options::setters!($Options { $($(#[$field_doc])* $field: $Type),* });
+
+        impl $Layer {
+            /// With default options.
+            #[track_caller]
+            pub fn new($($arg: $Arg),*) -> kiln_tensor::Result<$Layer> {
+                $Layer::options().build($($arg),*)
+            }
+
+            /// Options, from which any number of layers can be built.
+            pub fn options() -> $Options {
+                $Options::default()
+            }
+        }
     };
 }
 pub(crate) use options;

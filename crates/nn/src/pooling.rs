@@ -2,10 +2,11 @@
 
 use std::marker::PhantomData;
 
-use kiln_tensor::{IntoSizes, Pool, Result, Tensor};
+use kiln_tensor::{IntoSizes, Pool};
 
+use crate::Module;
 use crate::display::{python_bool, python_tuple};
-use crate::{Forward, Module};
+use crate::forward::forward;
 
 /// One number where all are the same and were perhaps given as one, else a tuple: as PyTorch prints what it was
 /// given.
@@ -104,12 +105,8 @@ macro_rules! pooling {
             }
         }
 
-        impl Forward for $Pool {
-            type Output = Tensor;
-            #[track_caller]
-            fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                x.$function(self.pool)
-            }
+        forward! {
+            $Pool: |this, x| x.$function(this.pool);
         }
     };
 }
@@ -197,18 +194,7 @@ impl AdaptiveAvgPool2d {
     }
 }
 
-impl Forward for AdaptiveAvgPool1d {
-    type Output = Tensor;
-    #[track_caller]
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.adaptive_avg_pool1d(self.output_size)
-    }
-}
-
-impl Forward for AdaptiveAvgPool2d {
-    type Output = Tensor;
-    #[track_caller]
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.adaptive_avg_pool2d(self.output_size)
-    }
+forward! {
+    AdaptiveAvgPool1d: |this, x| x.adaptive_avg_pool1d(this.output_size);
+    AdaptiveAvgPool2d: |this, x| x.adaptive_avg_pool2d(this.output_size);
 }

@@ -190,7 +190,7 @@ impl<L> Recurrent<L> {
         };
         let (length, batch) = (x.size(0)?, x.size(1)?);
         if length == 0 {
-            return Err(Error::op(name, Why::Other("the sequence is empty".into()), loc));
+            return Err(Error::op(name, Why::none("the length of the sequence"), loc));
         }
         let shape = [self.directions.len(), batch, self.hidden_size];
         let states = match states {

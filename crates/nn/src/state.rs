@@ -6,6 +6,8 @@ use std::fmt;
 use kiln_ir::{Error, Loc};
 use kiln_tensor::{DType, Result, Shape, Tensor, no_grad};
 
+use crate::internal::{MOST_COUNTED, check_state};
+
 /// Named tensors, in the order in which they came.
 ///
 /// ```
@@ -28,9 +30,6 @@ pub struct StateDict {
     entries: Vec<(String, Tensor)>,
     places: HashMap<String, usize>,
 }
-
-/// The largest count in a state: whole numbers up to here are exact.
-pub(crate) const MOST_COUNTED: u64 = 1 << 53;
 
 impl StateDict {
     /// Nothing yet.
@@ -212,55 +211,6 @@ impl fmt::Display for LoadReport {
     }
 }
 
-/// Whether values fit the tensors of the same names.
-pub(crate) fn check(
-    own: &StateDict,
-    values: &StateDict,
-    strict: bool,
-    what: &str,
-    loc: Loc,
-) -> Result<LoadReport> {
-    let mut report = LoadReport::default();
-    // The names of each tensor that the state has: those of tied weights stand in for each other.
-    let mut there: HashMap<usize, Vec<(&str, &Tensor)>> = HashMap::new();
-    for (name, tensor) in own.iter() {
-        if let Some(value) = values.get(name) {
-            there.entry(tensor.address()).or_default().push((name, value));
-            if value.shape() != tensor.shape() {
-                report.mismatched.push(Mismatch {
-                    name: name.to_string(),
-                    expected: tensor.shape(),
-                    got: value.shape(),
-                });
-            }
-        }
-    }
-    for (name, tensor) in own.iter() {
-        match there.get(&tensor.address()) {
-            None => report.missing.push(name.to_string()),
-            Some(there) => {
-                let (first, value) = there[0];
-                let own_value = there.iter().find(|(other, _)| *other == name && name != first);
-                if let Some((_, other)) = own_value
-                    && !equal(value, other)?
-                {
-                    report.conflicting.push((first.to_string(), name.to_string()));
-                }
-            }
-        }
-    }
-    report.unexpected = values.names().filter(|name| own.get(name).is_none()).map(String::from).collect();
-    if !report.mismatched.is_empty() || (strict && !report.is_clean()) {
-        return Err(Error::State(format!("loading the state of {what}: {report}, at {loc}")));
-    }
-    Ok(report)
-}
-
-/// Whether two tensors have the same values, bit by bit.
-fn equal(a: &Tensor, b: &Tensor) -> Result<bool> {
-    Ok(a.same(b) || (a.ty() == b.ty() && a.to_bytes()? == b.to_bytes()?))
-}
-
 /// Copies values into the tensors of the same names. Nothing is changed if anything is refused.
 pub(crate) fn load(
     own: &StateDict,
@@ -269,7 +219,7 @@ pub(crate) fn load(
     what: &str,
     loc: Loc,
 ) -> Result<LoadReport> {
-    let report = check(own, values, strict, what, loc)?;
+    let report = check_state(own, values, strict, what, loc)?;
     let _off = no_grad();
     let _behalf = loc.on_behalf(crate::folder());
     for (name, tensor) in own.iter() {

@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use kiln_ir::Loc;
 use kiln_tensor::{DType, Device, Result, Tensor};
 
+use crate::forward::forward;
 use crate::options::setters;
 use crate::{AttentionCall, Dropout, Forward, LayerNorm, Linear, Module, MultiheadAttention, Training};
 
@@ -154,6 +155,43 @@ impl<L> TransformerOptions<L> {
     }
 }
 
+/// How layers are made.
+macro_rules! layers {
+    ($($Layer:ident by $method:ident),*) => { $(
+        impl TransformerOptions<$Layer> {
+            /// A layer.
+            #[track_caller]
+            pub fn build(&self, d_model: usize, nhead: usize) -> Result<$Layer> {
+                self.$method(d_model, nhead)
+            }
+        }
+
+        impl $Layer {
+            /// With default options.
+            #[track_caller]
+            pub fn new(d_model: usize, nhead: usize) -> Result<$Layer> {
+                $Layer::options().build(d_model, nhead)
+            }
+
+            /// Options, from which any number of layers can be built.
+            pub fn options() -> TransformerOptions<$Layer> {
+                TransformerOptions::usual()
+            }
+
+            /// The two linear layers.
+            fn feed(&self, x: &Tensor) -> Result<Tensor> {
+                let hidden = self.linear1.forward(x)?;
+                let hidden = match self.activation {
+                    TransformerActivation::Relu => hidden.relu()?,
+                    TransformerActivation::Gelu => hidden.gelu()?,
+                };
+                self.linear2.forward(&self.dropout.forward(&hidden)?)
+            }
+        }
+    )* };
+}
+layers!(TransformerEncoderLayer by encoder_layer, TransformerDecoderLayer by decoder_layer);
+
 /// What a sequence is not to see of itself, or of what it attends to.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Masks<'a> {
@@ -186,13 +224,6 @@ fn attend(
         ..AttentionCall::default()
     };
     Ok(attention.attend(query, memory, memory, call)?.0)
-}
-
-fn activate(activation: TransformerActivation, x: &Tensor) -> Result<Tensor> {
-    match activation {
-        TransformerActivation::Relu => x.relu(),
-        TransformerActivation::Gelu => x.gelu(),
-    }
 }
 
 /// Self-attention and two linear layers, each with a way around it and a layer norm.
@@ -231,35 +262,13 @@ pub struct TransformerEncoderLayer {
     norm_first: bool,
 }
 
-impl TransformerOptions<TransformerEncoderLayer> {
-    /// A layer.
-    #[track_caller]
-    pub fn build(&self, d_model: usize, nhead: usize) -> Result<TransformerEncoderLayer> {
-        self.encoder_layer(d_model, nhead)
-    }
-}
-
 impl TransformerEncoderLayer {
-    /// With default options.
-    #[track_caller]
-    pub fn new(d_model: usize, nhead: usize) -> Result<TransformerEncoderLayer> {
-        TransformerEncoderLayer::options().build(d_model, nhead)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> TransformerOptions<TransformerEncoderLayer> {
-        TransformerOptions::usual()
-    }
-
     /// The layer's output, with masks.
     #[track_caller]
     pub fn encode(&self, src: &Tensor, masks: Masks<'_>) -> Result<Tensor> {
         let _behalf = Loc::caller().on_behalf(crate::folder());
         let seen = |x: &Tensor| self.dropout1.forward(&attend(&self.self_attn, x, x, masks)?);
-        let fed = |x: &Tensor| {
-            let hidden = activate(self.activation, &self.linear1.forward(x)?)?;
-            self.dropout2.forward(&self.linear2.forward(&self.dropout.forward(&hidden)?)?)
-        };
+        let fed = |x: &Tensor| self.dropout2.forward(&self.feed(x)?);
         if self.norm_first {
             let x = src.add(&seen(&self.norm1.forward(src)?)?)?;
             x.add(&fed(&self.norm2.forward(&x)?)?)
@@ -267,14 +276,6 @@ impl TransformerEncoderLayer {
             let x = self.norm1.forward(&src.add(&seen(src)?)?)?;
             self.norm2.forward(&x.add(&fed(&x)?)?)
         }
-    }
-}
-
-impl Forward for TransformerEncoderLayer {
-    type Output = Tensor;
-    #[track_caller]
-    fn forward(&self, src: &Tensor) -> Result<Tensor> {
-        self.encode(src, Masks::default())
     }
 }
 
@@ -310,26 +311,7 @@ pub struct TransformerDecoderLayer {
     norm_first: bool,
 }
 
-impl TransformerOptions<TransformerDecoderLayer> {
-    /// A layer.
-    #[track_caller]
-    pub fn build(&self, d_model: usize, nhead: usize) -> Result<TransformerDecoderLayer> {
-        self.decoder_layer(d_model, nhead)
-    }
-}
-
 impl TransformerDecoderLayer {
-    /// With default options.
-    #[track_caller]
-    pub fn new(d_model: usize, nhead: usize) -> Result<TransformerDecoderLayer> {
-        TransformerDecoderLayer::options().build(d_model, nhead)
-    }
-
-    /// Options, from which any number of layers can be built.
-    pub fn options() -> TransformerOptions<TransformerDecoderLayer> {
-        TransformerOptions::usual()
-    }
-
     /// The layer's output, with masks of the target and of the memory.
     #[track_caller]
     pub fn decode(
@@ -343,10 +325,7 @@ impl TransformerDecoderLayer {
         let own = |x: &Tensor| self.dropout1.forward(&attend(&self.self_attn, x, x, target_masks)?);
         let other =
             |x: &Tensor| self.dropout2.forward(&attend(&self.multihead_attn, x, memory, memory_masks)?);
-        let fed = |x: &Tensor| {
-            let hidden = activate(self.activation, &self.linear1.forward(x)?)?;
-            self.dropout3.forward(&self.linear2.forward(&self.dropout.forward(&hidden)?)?)
-        };
+        let fed = |x: &Tensor| self.dropout3.forward(&self.feed(x)?);
         if self.norm_first {
             let x = target.add(&own(&self.norm1.forward(target)?)?)?;
             let x = x.add(&other(&self.norm2.forward(&x)?)?)?;
@@ -392,12 +371,9 @@ impl TransformerEncoder {
     }
 }
 
-impl Forward for TransformerEncoder {
-    type Output = Tensor;
-    #[track_caller]
-    fn forward(&self, src: &Tensor) -> Result<Tensor> {
-        self.encode(src, Masks::default())
-    }
+forward! {
+    TransformerEncoderLayer: |this, src| this.encode(src, Masks::default());
+    TransformerEncoder: |this, src| this.encode(src, Masks::default());
 }
 
 /// Decoder layers one after the other, and perhaps a last norm.

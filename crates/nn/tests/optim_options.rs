@@ -35,11 +35,11 @@ fn options_are_checked() -> Result<()> {
     );
     check(
         SGD::options().nesterov(true).build(p()?),
-        expect!["SGD: nesterov needs momentum > 0 and dampening 0"],
+        expect!["SGD: momentum must be more than 0 with nesterov, got 0"],
     );
     check(
         SGD::options().nesterov(true).momentum(0.9).dampening(0.1).build(p()?),
-        expect!["SGD: nesterov needs momentum > 0 and dampening 0"],
+        expect!["SGD: dampening must be 0 with nesterov, got 0.1"],
     );
     check(Adam::new(p()?, -1.0), expect!["Adam: lr must be 0 or more, got -1"]);
     check(Adam::options().eps(-1.0).build(p()?), expect!["Adam: eps must be 0 or more, got -1"]);
@@ -61,12 +61,12 @@ fn options_are_checked() -> Result<()> {
 #[test]
 fn parameters_are_checked() -> Result<()> {
     let p = parameter(2)?;
-    check(Adam::new(vec![], 0.1), expect!["Adam: the parameter list is empty"]);
-    check(Adam::from_groups([]), expect!["Adam: needs at least one parameter group"]);
+    check(Adam::new(vec![], 0.1), expect!["Adam: the number of parameters must be 1 or more, got 0"]);
+    check(Adam::from_groups([]), expect!["Adam: the number of parameter groups must be 1 or more, got 0"]);
     check(SGD::new(vec![p.clone(), p.clone()], 0.1), expect!["SGD: the parameter f32[2] appears twice"]);
     check(
         SGD::new(vec![p.exp()?], 0.1),
-        expect!["SGD: the parameter f32[2] is not a leaf: only leaves can be optimized"],
+        expect!["SGD: the parameter f32[2] must be a leaf (detach() gives one)"],
     );
     check(
         SGD::new(vec![Tensor::from_slice(&[1i64])?], 0.1),

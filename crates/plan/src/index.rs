@@ -55,6 +55,24 @@ pub struct Split {
     pub factor: i64,
 }
 
+/// The numbers of an index in their order, for readers and for writers.
+macro_rules! numbers {
+    ($index:ident, $found:ident, $iter:ident, $each:ident $(, $mutable:tt)?) => {
+        for (term, factor) in $index.terms.$iter() {
+            $found(factor);
+            match term {
+                Term::Axis(_) => {}
+                Term::Value(_, size) => $found(size),
+                Term::Div(inner, number) | Term::Mod(inner, number) | Term::Clamp(inner, number) => {
+                    inner.$each($found);
+                    $found(number);
+                }
+            }
+        }
+        $found(&$($mutable)? $index.constant);
+    };
+}
+
 impl Index {
     /// A constant.
     pub fn constant(constant: i64) -> Index {
@@ -216,34 +234,12 @@ impl Index {
 
     /// Calls for every number in it, where it stands.
     pub fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
-        for (term, factor) in &self.terms {
-            found(factor);
-            match term {
-                Term::Axis(_) => {}
-                Term::Value(_, size) => found(size),
-                Term::Div(inner, number) | Term::Mod(inner, number) | Term::Clamp(inner, number) => {
-                    inner.each_number(found);
-                    found(number);
-                }
-            }
-        }
-        found(&self.constant);
+        numbers!(self, found, iter, each_number);
     }
 
-    /// Replaces every number in it, in the order of [`Index::each_number`].
-    pub fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
-        for (term, factor) in &mut self.terms {
-            *factor = change(*factor);
-            match term {
-                Term::Axis(_) => {}
-                Term::Value(_, size) => *size = change(*size),
-                Term::Div(inner, number) | Term::Mod(inner, number) | Term::Clamp(inner, number) => {
-                    inner.change_numbers(change);
-                    *number = change(*number);
-                }
-            }
-        }
-        self.constant = change(self.constant);
+    /// The same, to change them.
+    pub fn change_numbers(&mut self, change: &mut dyn FnMut(&mut i64)) {
+        numbers!(self, change, iter_mut, change_numbers, mut);
     }
 
     /// The largest value, given the loops' extents; `None` if a factor is negative.

@@ -319,6 +319,28 @@ pub struct Kernel {
     pub stores: Vec<Store>,
 }
 
+/// The numbers of a kernel in their order, for readers and for writers.
+macro_rules! numbers {
+    ($kernel:ident, $found:ident, $iter:ident, $each:ident $(, $mutable:tt)?) => {
+        $kernel.axes.$iter().for_each(|axis| $found(&$($mutable)? axis.extent));
+        $kernel.chunk.$iter().for_each(&mut *$found);
+        for expr in $kernel.exprs.$iter() {
+            match &$($mutable)? expr.kind {
+                ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => index.$each($found),
+                ExprKind::Bounded { value: _, size, code: _ } => $found(size),
+                ExprKind::Scalar(_)
+                | ExprKind::Literal(_)
+                | ExprKind::Apply(..)
+                | ExprKind::Reduce(..)
+                | ExprKind::Fold(..)
+                | ExprKind::Scan(..)
+                | ExprKind::Narrow(..) => {}
+            }
+        }
+        $kernel.stores.$iter().for_each(|store| store.index.$each($found));
+    };
+}
+
 impl Kernel {
     /// A kernel without anything in it.
     pub fn empty(mode: Mode) -> Kernel {
@@ -390,44 +412,12 @@ impl Kernel {
     /// Calls for every number of the loops, where it stands: extents, and those of indices and checks. What is part
     /// of the expressions (a literal) is none of them.
     pub fn each_number<'k>(&'k self, found: &mut dyn FnMut(&'k i64)) {
-        self.axes.iter().for_each(|axis| found(&axis.extent));
-        self.chunk.iter().for_each(&mut *found);
-        for expr in &self.exprs {
-            match &expr.kind {
-                ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => index.each_number(found),
-                ExprKind::Bounded { value: _, size, code: _ } => found(size),
-                ExprKind::Scalar(_)
-                | ExprKind::Literal(_)
-                | ExprKind::Apply(..)
-                | ExprKind::Reduce(..)
-                | ExprKind::Fold(..)
-                | ExprKind::Scan(..)
-                | ExprKind::Narrow(..) => {}
-            }
-        }
-        self.stores.iter().for_each(|store| store.index.each_number(found));
+        numbers!(self, found, iter, each_number);
     }
 
-    /// Replaces every number of the loops, in the order of [`Kernel::each_number`].
-    pub fn change_numbers(&mut self, change: &mut dyn FnMut(i64) -> i64) {
-        self.axes.iter_mut().for_each(|axis| axis.extent = change(axis.extent));
-        self.chunk.iter_mut().for_each(|chunk| *chunk = change(*chunk));
-        for expr in &mut self.exprs {
-            match &mut expr.kind {
-                ExprKind::Load { buffer: _, index } | ExprKind::Position(index) => {
-                    index.change_numbers(change)
-                }
-                ExprKind::Bounded { value: _, size, code: _ } => *size = change(*size),
-                ExprKind::Scalar(_)
-                | ExprKind::Literal(_)
-                | ExprKind::Apply(..)
-                | ExprKind::Reduce(..)
-                | ExprKind::Fold(..)
-                | ExprKind::Scan(..)
-                | ExprKind::Narrow(..) => {}
-            }
-        }
-        self.stores.iter_mut().for_each(|store| store.index.change_numbers(change));
+    /// The same, to change them.
+    pub fn change_numbers(&mut self, change: &mut dyn FnMut(&mut i64)) {
+        numbers!(self, change, iter_mut, change_numbers, mut);
     }
 
     fn index_of(&self, expr: ExprId) -> Option<&Index> {

@@ -51,7 +51,11 @@ impl Numbers {
                 args.push(value(number, &computed)?);
             }
             let result = step.op.fold(&args).ok_or_else(|| {
-                Error::op(step.op.name(), Why::Other("needs at least one tensor".into()), Loc::UNKNOWN)
+                Error::op(
+                    step.op.name(),
+                    Why::Operand { argument: "an operand", expected: "a tensor" },
+                    Loc::UNKNOWN,
+                )
             })?;
             computed.push(result.to_kind(step.kind));
         }

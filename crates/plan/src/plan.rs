@@ -374,7 +374,7 @@ impl Plan {
     pub fn kernel(&self, launch: &Launch) -> Kernel {
         let mut kernel = self.kernels[launch.kernel].clone();
         let mut numbers = launch.numbers.iter();
-        kernel.change_numbers(&mut |old| numbers.next().copied().unwrap_or(old));
+        kernel.change_numbers(&mut |number| *number = numbers.next().copied().unwrap_or(*number));
         kernel
     }
 }

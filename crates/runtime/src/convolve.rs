@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use smallvec::SmallVec;
 
 use crate::contract::Real;
-use crate::convolution::{self, Constant, Finished, Geometry, Then};
+use crate::convolution::{self, Constant, Finished, Geometry, OnFinished};
 use crate::kept::{Contents, Form, Kept, Operand};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{self, AllocError};
@@ -151,7 +151,7 @@ impl Convolution {
                 }
             }
         };
-        let then: Option<Then<'_>> = if epilogue.is_some() { Some(&then) } else { None };
+        let then: Option<OnFinished<'_>> = if epilogue.is_some() { Some(&then) } else { None };
         let (buffer, bytes) = self.free;
         let body = || {
             // SAFETY: the caller's promise is passed on.

@@ -20,7 +20,7 @@ use std::arch::x86_64::{__m256, __m512};
 
 use parking_lot::Mutex;
 
-use crate::convolution::{Finished, Then};
+use crate::convolution::{Finished, OnFinished};
 use crate::cpu::{self, Isa};
 use crate::lanes::{Lanes, Numbers};
 use crate::pool::{AllocError, Buffer};
@@ -122,7 +122,7 @@ pub(crate) unsafe fn run(
     out: *mut f32,
     x: *const f32,
     kernels: &Buffer,
-    then: Option<Then<'_>>,
+    then: Option<OnFinished<'_>>,
 ) -> Result<(), AllocError> {
     // SAFETY: `best` never names more than the machine has; the caller's promise is passed on.
     unsafe { run_way(task, (&Way::best(), cpu::machine().l2), out, x, kernels, then) }
@@ -136,7 +136,7 @@ unsafe fn run_way(
     out: *mut f32,
     x: *const f32,
     kernels: &Buffer,
-    then: Option<Then<'_>>,
+    then: Option<OnFinished<'_>>,
 ) -> Result<(), AllocError> {
     let [down, across] = task.patches();
     let size = [2 * down + 2, 2 * across + 2];

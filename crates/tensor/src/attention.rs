@@ -41,7 +41,7 @@ impl Tensor {
             }
         }
         if options.mask.is_some() && options.causal {
-            return fail(Why::Other("pass either a mask or causal, not both".into()));
+            return fail(Why::Either { one: "a mask", other: "causal" });
         }
         composed([Some(self), Some(key), Some(value), options.mask], |operands| match operands {
             [Some(query), Some(key), Some(value), mask] => {
@@ -101,11 +101,9 @@ impl Tensor {
                 self.unsqueeze(at as i64 + 1)?.expand(&wide[..])?.reshape(&flat[..])
             }
             (few, many) => {
-                let why = Why::Other(format!(
-                    "the number of query heads must be a multiple of the key/value heads: got {} and {}",
-                    many.unwrap_or(0),
-                    few.unwrap_or(0)
-                ));
+                let (what, by) = ("the number of query heads", "that of key and value heads");
+                let (size, parts) = (many.unwrap_or(0), few.unwrap_or(0));
+                let why = Why::Divisible { what, size, by, parts };
                 Err(Error::op("scaled_dot_product_attention", why, loc))
             }
         }
@@ -118,7 +116,8 @@ impl Tensor {
         let dim = normalise_dim("glu", dim, self.rank(), loc)?;
         let size = self.shape().get(dim).copied().unwrap_or(0);
         if size == 0 || size % 2 == 1 {
-            let why = Why::Other(format!("dim {dim} must have an even size, got {size}"));
+            let (argument, got) = ("the size of the dim that is halved", size as f64);
+            let why = Why::Number { argument, expected: "even and not 0", got };
             return Err(Error::op("glu", why, loc));
         }
         let (half, dim) = (size / 2, dim as i64);

@@ -25,15 +25,15 @@ const PIECE: usize = 256 << 10;
 
 /// A new tensor of a reader's next bytes.
 fn fill(mut reader: impl Read, shape: Shape, dtype: DType, op: &'static str, loc: Loc) -> Result<Tensor> {
-    let size = size_of(&shape, dtype)
-        .ok_or_else(|| Error::op(op, Why::Other(format!("{dtype}{shape} is too large")), loc))?;
+    let too_large = || Error::op(op, Why::TooLarge { shape: shape.clone() }, loc);
+    let size = size_of(&shape, dtype).ok_or_else(too_large)?;
     let ready = allocate(&TensorTy::new(dtype, shape), op, loc)?;
     let mut piece = vec![0; size.min(PIECE)];
     let mut done = 0;
     while done < size {
         let part = &mut piece[..(size - done).min(PIECE)];
         let read = reader.read_exact(part);
-        read.map_err(|error| Error::op(op, Why::Other(format!("cannot read {size} bytes: {error}")), loc))?;
+        read.map_err(|error| Error::op(op, Why::Read { bytes: size, reason: error.to_string() }, loc))?;
         file_order(part, dtype);
         if dtype == DType::Bool {
             part.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
@@ -51,8 +51,8 @@ impl Tensor {
     #[track_caller]
     pub fn from_bytes(bytes: &[u8], shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let (loc, shape) = (Loc::caller(), shape.into());
-        if size_of(&shape, dtype) != Some(bytes.len()) {
-            let why = Why::Other(format!("{dtype}{shape} does not take {} bytes", bytes.len()));
+        if let Some(expected) = size_of(&shape, dtype).filter(|&size| size != bytes.len()) {
+            let why = Why::Count { what: "bytes", expected, got: bytes.len() };
             return Err(Error::op("from_bytes", why, loc));
         }
         check_rank(&shape, "from_bytes", loc)?;

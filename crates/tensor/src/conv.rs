@@ -154,8 +154,8 @@ impl Tensor {
         name: &str,
         loc: Loc,
     ) -> Result<(Tensor, [usize; N])> {
-        if stride != [1; N] {
-            return Err(Error::op(name, Why::Other("padding 'same' needs a stride of 1".into()), loc));
+        if let Some(&stride) = stride.iter().find(|&&stride| stride != 1) {
+            return Err(Error::op(name, Why::stride_with_same(stride), loc));
         }
         if weight.rank() != N + 2 {
             let (expected, got) = (if N == 1 { "3" } else { "4" }, weight.rank());
@@ -216,9 +216,13 @@ impl Tensor {
         // result is computed, and the part that is asked for is cut out.
         let (mut inner, mut cuts) = (padding, Vec::new());
         for d in 0..N {
-            if output_padding[d] >= stride[d].max(dilation[d]) {
-                let why = Why::Other("output_padding must be smaller than stride or dilation".into());
-                return Err(Error::op(name, why, loc));
+            let limit = |argument, most, limit, got| {
+                Error::op(name, Why::Limit { argument, most, limit, dim: None, got }, loc)
+            };
+            let (step, more) = (stride[d].max(dilation[d]), output_padding[d]);
+            if more >= step {
+                let most = step.saturating_sub(1);
+                return Err(limit("output_padding", most, "less than stride or dilation", more));
             }
             let span = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
             let reach = span(own[d + 2], stride[d])
@@ -226,9 +230,8 @@ impl Tensor {
                 .saturating_add(output_padding[d])
                 .saturating_add(1);
             let Some(size) = reach.checked_sub(padding[d].saturating_mul(2)).filter(|&size| size > 0) else {
-                let why =
-                    Why::Other(format!("padding {} is too large: the output would be empty", padding[d]));
-                return Err(Error::op(name, why, loc));
+                let most = reach.saturating_sub(1) / 2;
+                return Err(limit("padding", most, "more leaves no output", padding[d]));
             };
             if output_padding[d] >= stride[d] {
                 let whole = reach - output_padding[d];

@@ -127,7 +127,8 @@ fn unpack(call: &Call<'_>, index: usize) -> Result<Output> {
         return Err(Error::op("list_get", Why::Operand { argument: "list", expected: "a list" }, call.loc));
     };
     let items = list.items()?;
-    let missing = || Error::op("list_get", Why::Index { index: index as i64, size: items.len() }, call.loc);
+    let missing =
+        || Error::op("TensorList::get", Why::Index { index: index as i64, size: items.len() }, call.loc);
     Ok(Output::Tensor(items.get(index).cloned().ok_or_else(missing)?))
 }
 

@@ -35,9 +35,9 @@ impl Tensor {
     #[track_caller]
     pub fn mark_dynamic(&self, dim: i64, sizes: impl RangeBounds<usize>) -> Result<()> {
         let loc = Loc::caller();
-        let fail = |why: String| Err(Error::op("mark_dynamic", Why::Other(why), loc));
+        let fail = |why| Err(Error::op("mark_dynamic", why, loc));
         let dim = normalise_dim("mark_dynamic", dim, self.rank(), loc)?;
-        let Some(&size) = self.shape().get(dim) else { return fail("a 0-d tensor has no sizes".into()) };
+        let Some(&size) = self.shape().get(dim) else { return fail(Why::Dim { dim: dim as i64, rank: 0 }) };
         let least = match sizes.start_bound() {
             Bound::Included(&least) => least,
             Bound::Excluded(&below) => below.saturating_add(1),
@@ -49,11 +49,12 @@ impl Tensor {
             Bound::Unbounded => usize::MAX,
         };
         if least < 2 {
-            return fail("sizes 0 and 1 are always specialised: the lower bound must be 2 or more".into());
+            let expected = "2 or more (sizes 0 and 1 are always specialised)";
+            return fail(Why::Number { argument: "the lower bound", expected, got: least as f64 });
         }
         if !(least..=most).contains(&size) {
-            let upper = if most == usize::MAX { String::new() } else { format!("={most}") };
-            return fail(format!("size {size} of dim {dim} is outside the declared range {least}..{upper}"));
+            let most = (most < usize::MAX).then_some(most);
+            return fail(Why::Range { dim, size, least, most });
         }
         self.with_meta(|meta| {
             meta.dynamic.retain(|other| other.dim != dim);

@@ -153,10 +153,8 @@ impl Tensor {
         let inputs: Vec<Vec<Option<char>>> =
             left.split(',').map(|part| letters(part, equation, loc)).collect::<Result<_>>()?;
         if inputs.len() != operands.len() || operands.is_empty() {
-            return fail(
-                format!("{equation:?} takes {} operands, got {}", inputs.len(), operands.len()),
-                loc,
-            );
+            let why = Why::Count { what: "operands", expected: inputs.len(), got: operands.len() };
+            return Err(Error::op(&format!("einsum {equation:?}"), why, loc));
         }
         let mut named = Vec::new();
         for (letters, &tensor) in inputs.iter().zip(operands) {
@@ -198,7 +196,7 @@ impl Tensor {
             }
         }
         let mut rest = named.into_iter();
-        let Some(first) = rest.next() else { return fail("no operands".into(), loc) };
+        let Some(first) = rest.next() else { return Err(Error::bug("an einsum without operands")) };
         let mut result = first.without_repeats()?;
         let mut later: Vec<Named> = rest.map(Named::without_repeats).collect::<Result<_>>()?;
         while !later.is_empty() {
@@ -235,7 +233,7 @@ fn check_sizes(named: &[Named], equation: &str, loc: Loc) -> Result<()> {
             Why::DType { argument: "operands", expected: "numeric and of one dtype", got },
             loc,
         )),
-        Some(_) => fail("the operands are on different devices".into(), loc),
+        Some((_, right)) => Err(Error::op("einsum", Why::Devices { left: Device::Cpu, right }, loc)),
         None => Ok(()),
     }
 }

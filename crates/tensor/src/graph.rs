@@ -8,8 +8,9 @@ use crate::dispatch::execute;
 use crate::hook::{Arg, Call, Output, Scope};
 use crate::{Tensor, TensorList, no_grad};
 
+#[track_caller]
 fn lost() -> Error {
-    Error::op("run_graph", Why::Other("a value is missing: this is a bug in Kiln".into()), Loc::UNKNOWN)
+    Error::bug("a value of a graph is missing")
 }
 
 /// Runs a functional graph op by op: the interpreter for backends of your own. Outputs may share memory with
@@ -25,8 +26,9 @@ pub fn run_graph_with(
     run: &mut dyn FnMut(&Node, &[&GraphValue]) -> Result<GraphValue>,
 ) -> Result<Vec<Tensor>> {
     if inputs.len() != graph.inputs.len() {
-        let what = format!("{} values for {} inputs", inputs.len(), graph.inputs.len());
-        return Err(Error::op("run_graph", Why::Other(what), Loc::UNKNOWN));
+        let (expected, got) = (graph.inputs.len(), inputs.len());
+        let why = Why::Count { what: "values, one per input", expected, got };
+        return Err(Error::op("run_graph", why, Loc::UNKNOWN));
     }
     let _eager = Scope::suspend();
     let values = values_of(graph, inputs, run)?;

@@ -153,10 +153,7 @@ impl Tensor {
         let loc = Loc::caller();
         let fail = |why| Err(self.refusal("item", why, loc));
         if self.numel() != 1 {
-            return fail(Why::Other(format!(
-                "needs a tensor with exactly one element, got {}",
-                self.numel()
-            )));
+            return fail(Why::Count { what: "element", expected: 1, got: self.numel() });
         }
         let (own, wanted) = (self.dtype(), T::DTYPE);
         if own == wanted || (own.is_float() && wanted.is_float()) {
@@ -231,7 +228,7 @@ pub(crate) fn elements<T: Element>(tensor: &Tensor, what: &'static str, loc: Loc
     let TensorTy { shape, .. } = ready.ty();
     let _lock = storage::Guard::lock(std::iter::once((&ready.storage, false)));
     if ready.pointer().is_null() && shape.numel() > 0 {
-        return Err(Error::op(what, Why::Other("the tensor has no storage".into()), loc));
+        return Err(Error::bug(format!("{what} of a tensor without storage")));
     }
     // SAFETY: the storage is locked for reading and holds `numel` dense elements of T's dtype.
     unsafe { T::read(ready.pointer(), shape.numel()) }.map_err(|error| {

@@ -223,7 +223,7 @@ pub(crate) fn place(x: &Tensor, index: &[Indexer], loc: Loc) -> Result<Place> {
         return fail(Why::Dim { dim: taken as i64 - 1, rank: shape.rank() });
     }
     if index.iter().filter(|indexer| matches!(indexer, Indexer::Ellipsis)).count() > 1 {
-        return fail(Why::Other("an index can have only one ellipsis".into()));
+        return fail(Why::Twice { what: "an ellipsis".into() });
     }
     let (mut view, mut tensors, mut dim) = (x.clone(), Vec::new(), 0);
     for indexer in index {

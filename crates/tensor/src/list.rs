@@ -92,10 +92,7 @@ impl TensorList {
         if self.inner.items.get().is_none() {
             hook::force(self.tag())?;
         }
-        self.try_items().ok_or_else(|| {
-            let lost = Why::Other("the computation that should have produced this list failed".into());
-            Error::op("list", lost, Loc::UNKNOWN)
-        })
+        self.try_items().ok_or_else(|| Error::op("list", Why::Lost, Loc::UNKNOWN))
     }
 
     /// The tensor at `index`.
@@ -103,7 +100,11 @@ impl TensorList {
     pub fn get(&self, index: usize) -> Result<Tensor> {
         match self.try_items() {
             Some(items) => items.get(index).cloned().ok_or_else(|| {
-                Error::op("list_get", Why::Index { index: index as i64, size: items.len() }, Loc::caller())
+                Error::op(
+                    "TensorList::get",
+                    Why::Index { index: index as i64, size: items.len() },
+                    Loc::caller(),
+                )
             }),
             None => dispatch_tensor(&Op::ListGet { index }, &[Arg::List(self)], false, Loc::caller()),
         }

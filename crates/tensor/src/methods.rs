@@ -580,7 +580,7 @@ pub(crate) fn fill_in(from: &Shape, sizes: &[i64], loc: Loc) -> Result<Shape> {
             }
             shape[hole] = from.numel() / known;
         }
-        _ => return fail(Why::Other("at most one size can be -1".into())),
+        _ => return fail(Why::Twice { what: "-1".into() }),
     }
     Ok(shape)
 }

@@ -63,11 +63,7 @@ impl Tensor {
         if own.ends_with(shape) && !shape.is_empty() {
             Ok(shape.len())
         } else {
-            let why = Why::Other(format!(
-                "the last dims of {own} must be normalized_shape, {}",
-                kiln_ir::Shape::from(shape)
-            ));
-            Err(Error::op(name, why, loc))
+            Err(Error::op(name, Why::shape("the last dims of x", shape, own), loc))
         }
     }
 
@@ -126,10 +122,9 @@ impl Tensor {
             running => {
                 let count = shape.numel() / shape[1].max(1);
                 if training && count == 1 {
-                    let why = Why::Other(format!(
-                        "training needs more than one value per channel, got shape {shape}"
-                    ));
-                    return Err(Error::op("batch_norm", why, loc));
+                    let (argument, expected) = ("the number of values per channel", "2 or more in training");
+                    let why = Why::Number { argument, expected, got: 1.0 };
+                    return Err(Op::BatchNorm {}.error(&[self.ty().into()], why, loc));
                 }
                 if let Some((mean, variance)) = running {
                     self.move_running(mean, variance, momentum, count, loc)?;

@@ -67,7 +67,7 @@ impl Tensor {
             return dispatch_tensor(&op, &[self, &index].map(Arg::Tensor), false, loc);
         }
         if index.numel() != 1 {
-            let why = Why::Other(format!("a 0-d tensor takes 1 index, got {}", index.numel()));
+            let why = Why::Count { what: "index for a 0-d tensor", expected: 1, got: index.numel() };
             return Err(op.error(&[self.ty().into(), index.ty().into()], why, loc));
         }
         let picked = dispatch_tensor(&op, &[&line(self, loc)?, &index].map(Arg::Tensor), false, loc)?;

@@ -167,12 +167,9 @@ impl Tensor {
     #[track_caller]
     pub fn avg_pool2d(&self, pool: Pool<2>) -> Result<Tensor> {
         let loc = Loc::caller();
-        if pool.dilation != [1; 2] {
-            return Err(Error::op(
-                "avg_pool2d",
-                Why::Other("dilation is not supported: use max_pool2d, or dilation 1".into()),
-                loc,
-            ));
+        if let Some(&dilation) = pool.dilation.iter().find(|&&dilation| dilation != 1) {
+            let (expected, got) = ("1 (max_pool2d takes others)", dilation as f64);
+            return Err(Error::op("avg_pool2d", Why::Number { argument: "dilation", expected, got }, loc));
         }
         let op = Op::AvgPool2d {
             kernel: Sizes::from(pool.kernel),
@@ -240,7 +237,7 @@ impl Tensor {
                 }
             };
             if output[d] == 0 {
-                let why = Why::Number { argument: "the new size", expected: "1 or more", got: 0.0 };
+                let why = Why::none("the new size");
                 return Err(Error::op("interpolate", why, loc));
             }
         }

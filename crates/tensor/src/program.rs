@@ -339,8 +339,7 @@ impl Executable {
         if replaced_meanwhile() {
             drop(uses);
             results.truncate(first);
-            let why = Why::Other("an input was given other data meanwhile".into());
-            return Err(Failure::Refused(Error::op("compiled program", why, Loc::UNKNOWN)));
+            return Err(Failure::Refused(Error::op("compiled program", Why::Replaced, Loc::UNKNOWN)));
         }
         let locked = kept.locks.lock(uses, &kept.watched, &mut kept.contents);
         let outcome = match &self.place {

@@ -174,8 +174,7 @@ impl Held {
             None => {
                 // Lazy: its run makes it ready.
                 tensor.ready()?;
-                let lost = Why::Other("the computation that should have produced this tensor failed".into());
-                self.get(tensor).ok_or_else(|| Error::op(op.name(), lost, loc))?
+                self.get(tensor).ok_or_else(|| Error::op(op.name(), Why::Lost, loc))?
             }
         };
         tensor.check_as(ready, ty, op, loc)?;
@@ -407,10 +406,7 @@ impl Tensor {
     #[inline]
     fn check_as(&self, ready: &Ready, ty: Option<&Ty>, op: &Op, loc: Loc) -> Result<()> {
         if self.slot.status.load(Ordering::Acquire) >= REPLACED && ty != Some(&Ty::Tensor(ready.ty())) {
-            let why = Why::Other(
-                "an operand was given other data by another thread (set_data) while the op started".into(),
-            );
-            return Err(Error::op(op.name(), why, loc));
+            return Err(Error::op(op.name(), Why::Replaced, loc));
         }
         Ok(())
     }
@@ -426,7 +422,7 @@ impl Tensor {
         let fail = |why| Err(Error::op("set_data", why, loc));
         let (own, other) = (self.ready()?.ty(), data.ready()?.ty());
         if !self.is_leaf() {
-            return fail(Why::Other("only a leaf's data can be replaced".into()));
+            return fail(Why::NotLeaf { what: "the tensor".into() });
         }
         if own.device != other.device {
             return fail(Why::Devices { left: own.device, right: other.device });
@@ -477,10 +473,7 @@ impl Tensor {
     #[cold]
     fn forced(&self) -> Result<Seen<'_>> {
         hook::force(self.tag())?;
-        self.try_ready().ok_or_else(|| {
-            let lost = Why::Other("the computation that should have produced this tensor failed".into());
-            Error::op("tensor", lost, Loc::UNKNOWN)
-        })
+        self.try_ready().ok_or_else(|| Error::op("tensor", Why::Lost, Loc::UNKNOWN))
     }
 
     /// The run that knows this tensor, and its number there.

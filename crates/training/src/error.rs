@@ -33,6 +33,7 @@ use kiln_ir::Loc;
 /// assert_eq!(*sample, Some(5));
 /// # Ok(()) }
 /// ```
+#[allow(missing_docs, reason = "the message of a variant says what its fields are")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -49,22 +50,10 @@ pub enum Error {
     },
     /// A file that is no checkpoint, or a damaged one.
     #[error("{}: {why}", .path.display())]
-    Checkpoint {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    Checkpoint { path: PathBuf, why: String },
     /// A checkpoint without something that is to be loaded from it.
     #[error("{} has no {part}, at {loc}", .path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-        /// What it does not have.
-        part: String,
-        /// The line that loads it.
-        loc: Loc,
-    },
+    Missing { path: PathBuf, part: String, loc: Loc },
 }
 
 impl From<Error> for kiln_ir::Error {

@@ -115,7 +115,7 @@ fn errors_and_panics_arrive_at_their_batch() {
     for workers in [0, 2] {
         let built = (options().workers(workers).build(ListDataset(ragged.clone())).unwrap(), line!());
         let error = built.0.iter().next().unwrap().unwrap_err().to_string();
-        let want = "batch 0, sample 1: collate: all tensors of a batch must have the same shape, got f32[2] and f32[1]";
+        let want = "batch 0, sample 1: collate: every tensor of the batch must have shape [1], got [2]";
         assert_eq!(error, format!("{want}, at data.rs:{}", built.1), "{workers} workers");
     }
     let (pairs, line) =

@@ -97,7 +97,7 @@ pub fn run(program: &Program, backend: Backend) -> Report {
             .flat_map(|e| &e.graphs)
             .filter_map(|g| g.interpreted.as_ref().map(|why| why.to_string()))
             .collect(),
-        recompiles: explanations.iter().flat_map(|e| &e.recompiles).map(|r| r.reason.clone()).collect(),
+        recompiles: explanations.iter().flat_map(|e| &e.recompiles).map(ToString::to_string).collect(),
         explanations,
     }
 }

@@ -41,8 +41,8 @@ impl Translator<'_> {
             {
                 let part = self.read(target)?;
                 if !(self.recording && self.requires[part.index()]) {
-                    let why = "a value in the middle of a tape is changed without being recorded";
-                    return Err(Error::op("functionalise", Why::Other(why.into()), self.graph.loc));
+                    let reason = "a value in the middle of a tape is changed without being recorded";
+                    return Err(Error::op("functionalise", Why::NotCaptured { reason }, self.graph.loc));
                 }
             }
         }

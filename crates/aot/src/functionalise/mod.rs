@@ -343,9 +343,9 @@ impl Translator<'_> {
                 Remade::View => {}
                 Remade::Root => self.add_root(step, value),
                 Remade::Never => {
-                    let why =
+                    let reason =
                         "a view is read after the view or its base was moved to another place on the tape";
-                    return Err(Error::op("functionalise", Why::Other(why.into()), self.graph.loc));
+                    return Err(Error::op("functionalise", Why::NotCaptured { reason }, self.graph.loc));
                 }
             }
             let now = Some((self.clock, value));
@@ -429,6 +429,7 @@ impl Translator<'_> {
     }
 }
 
+#[track_caller]
 pub(crate) fn bug(what: &str, loc: Loc) -> Error {
-    Error::op("functionalise", Why::Other(format!("{what}: this is a bug in Kiln")), loc)
+    Error::bug(format!("functionalise: {what} ({loc})"))
 }

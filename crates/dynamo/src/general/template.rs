@@ -25,7 +25,7 @@ use super::{Came, Resized};
 use crate::analysis::Analysis;
 use crate::kernels;
 use crate::region::Site;
-use crate::segment::{Code, Info, Plan, Segment};
+use crate::segment::{Code, Execution, Info, Segment};
 use crate::trie::{LiveSet, Trie};
 use crate::why::NotCompiled;
 
@@ -402,17 +402,18 @@ impl Template {
         }
         draft.settle();
         let mode = site.options.mode;
-        let mut info = Info { nodes: self.draft.edges.inputs.len(), ..Info::default() };
+        let mut info = Info::default();
+        info.graph.nodes = self.draft.edges.inputs.len();
         let mut kernels = self.kernels.iter();
         let bind = |drawn: Drawn| {
             let kernels = kernels.next().ok_or("a draft without kernels")?;
-            info.arena_bytes += drawn.general.plan().arena_bytes;
-            info.kernels += kernels.len();
+            info.graph.arena_bytes += drawn.general.plan().arena_bytes;
+            info.graph.kernels += kernels.len();
             kernels::bind(&drawn.outline, drawn.general.plan(), kernels, mode).map(Code::Program)
         };
         let made = draft.made.map(bind)?;
-        let plan = Plan::compiled(&self.tape, made, draft.edges);
-        Ok(Segment { plan, info })
+        let execution = Execution::compiled(&self.tape, made, draft.edges);
+        Ok(Segment { execution, info })
     }
 }
 

@@ -28,7 +28,7 @@ use crate::why::Reason;
 pub(crate) enum Held {
     Input(Tensor),
     /// An input that arrived as an element of a list, which is a variable, too, and keeps it.
-    Item(Place),
+    Item(ListItem),
     Made(Kept),
     List(TensorList),
 }
@@ -36,11 +36,11 @@ pub(crate) enum Held {
 /// An element of a list, in one word: with two, a [`Held`] would travel through memory instead of registers,
 /// and replay would wait for it.
 #[derive(Copy, Clone)]
-pub(crate) struct Place(u64);
+pub(crate) struct ListItem(u64);
 
-impl Place {
-    fn new(list: Variable, index: u32) -> Place {
-        Place(u64::from(list) << 32 | u64::from(index))
+impl ListItem {
+    fn new(list: Variable, index: u32) -> ListItem {
+        ListItem(u64::from(list) << 32 | u64::from(index))
     }
 
     fn list(self) -> usize {

@@ -5,7 +5,7 @@ use kiln_tensor::hook::{Arg, Call, Tag};
 use kiln_tensor::internal::{ListState, TensorState};
 use kiln_tensor::{Tensor, TensorList, autograd};
 
-use super::{Held, Place, State};
+use super::{Held, ListItem, State};
 use crate::region::Site;
 use crate::trie::Quick;
 
@@ -108,7 +108,8 @@ impl State {
             variable += 1;
         }
         self.makers.resize(variable as usize, u32::MAX);
-        self.variables.extend((0..items.len() as u32).map(|index| Held::Item(Place::new(variable, index))));
+        self.variables
+            .extend((0..items.len() as u32).map(|index| Held::Item(ListItem::new(variable, index))));
         self.at = next;
         list.set_tag(Tag::new(self.id, variable));
         self.variables.push(Held::List(list.clone()));

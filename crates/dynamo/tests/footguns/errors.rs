@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use kiln_dynamo::{Backend, Compile};
 use kiln_tensor::{Error, GradOptions, Result, Tensor, TensorList, foreach};
 
-use crate::lab::{CPU, Lab, check, leaf, matrix, one_graph, reason, t, training_step, turn};
+use crate::lab::{CPU, Lab, as_eager, check, leaf, matrix, one_graph, reason, t, training_step, turn};
 
 #[test]
 fn values_in_the_middle_are_right() -> Result<()> {
@@ -49,7 +49,7 @@ fn fullgraph_names_the_line_that_breaks() -> Result<()> {
 
 #[test]
 fn printing_in_the_middle() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.5, 2.0]);
         for k in [1.0, 2.0] {
             let y = lab.run(|| {
@@ -61,8 +61,7 @@ fn printing_in_the_middle() -> Result<()> {
             lab.see("y", &y)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -88,7 +87,7 @@ fn shapes_of_lazy_tensors_do_not_break() -> Result<()> {
 
 #[test]
 fn a_panic_in_the_middle() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, 2.0]);
         let w = leaf(&[1.0, 2.0]);
         let kept: RefCell<Option<Tensor>> = RefCell::default();
@@ -113,13 +112,12 @@ fn a_panic_in_the_middle() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn an_early_return_in_the_middle() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (x, bad) = (t(&[1.0, 2.0]), t(&[1.0, 2.0, 3.0]));
         for round in 0..3 {
             let outcome = lab.run(|| {
@@ -136,13 +134,12 @@ fn an_early_return_in_the_middle() -> Result<()> {
             lab.see("x", &x)?;
         }
         lab.see("still usable", &lab.run(|| x.mul(4.0))?)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn errors_of_ops_are_those_of_eager() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (x, y, w) = (matrix(2, 3), matrix(4, 5), leaf(&[1.0, 2.0]));
         let i = Tensor::from_slice(&[1i64, 2])?;
         for _ in 0..2 {
@@ -162,13 +159,12 @@ fn errors_of_ops_are_those_of_eager() -> Result<()> {
             lab.see("y", &y)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_program_may_go_on_after_an_error() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (x, y) = (matrix(2, 3), matrix(4, 5));
         for round in 0..4 {
             let z = lab.run(|| {
@@ -195,13 +191,12 @@ fn a_program_may_go_on_after_an_error() -> Result<()> {
             (&before.sum()? + &y).ok()
         })?;
         lab.see("z", &z)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn indices_out_of_range() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(3, 4);
         let (before, after, direct) = (t(&[1.0, 2.0]), t(&[1.0, 2.0]), Tensor::zeros([3, 2], &CPU)?);
         for k in [1i64, 7, 2, -1, 0] {
@@ -222,8 +217,7 @@ fn indices_out_of_range() -> Result<()> {
             lab.see("direct", &direct)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -351,7 +345,7 @@ fn tensors_that_were_changed_after_they_were_saved() -> Result<()> {
 /// A closure may handle the error of `backward()` and go on.
 #[test]
 fn errors_of_backward_can_be_handled() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = matrix(3, 3);
         w.requires_grad_(true)?;
         for _ in 0..3 {
@@ -372,6 +366,5 @@ fn errors_of_backward_can_be_handled() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use kiln_tensor::{DType, Result, Tensor, manual_seed};
 
-use crate::lab::{CPU, check, leaf, matrix, t};
+use crate::lab::{CPU, as_eager, check, leaf, matrix, t};
 
 #[test]
 fn constants_are_not_frozen() -> Result<()> {
@@ -24,7 +24,7 @@ fn constants_are_not_frozen() -> Result<()> {
 
 #[test]
 fn integers_stay_integers() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = Tensor::from_slice(&[1i64, -7, (1 << 60) + 1])?;
         for k in [3i64, -5, (1 << 53) + 1, i64::MAX] {
             let y = lab.run(|| Ok((x.add(k)?, x.mul(k)?, x.eq(k)?, x.sum()?)))?;
@@ -34,13 +34,12 @@ fn integers_stay_integers() -> Result<()> {
             lab.say("sum", y.3.item::<i64>()?);
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn exponents_that_change_the_code() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = leaf(&[0.5, 1.0, 2.5]);
         for k in [2.0, 3.0, 0.5, -0.5, -1.0, 1.0, 0.0, 1.7, 2.0, 2.2] {
             x.set_grad(None);
@@ -48,25 +47,23 @@ fn exponents_that_change_the_code() -> Result<()> {
             lab.see_grad("gradient", &x)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn branches_on_host_values_are_taken_anew() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, 2.0]);
         for flag in [true, false, true, true, false] {
             lab.see("y", &lab.run(|| if flag { x.add(1.0) } else { x.mul(3.0) })?)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn branches_on_elements_are_taken_anew() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         for first in [1.0, -1.0, 2.0, -3.0, 0.0] {
             let x = t(&[first, 2.0]);
             let y = lab.run(|| {
@@ -76,13 +73,12 @@ fn branches_on_elements_are_taken_anew() -> Result<()> {
             lab.see("y", &y)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn shapes_are_not_frozen() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         for n in [3, 5, 1, 0, 3, 8, 5] {
             let x = matrix(2, n);
             let y = lab.run(|| {
@@ -92,13 +88,12 @@ fn shapes_are_not_frozen() -> Result<()> {
             lab.see("y", &y)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn dtypes_and_strides_are_not_frozen() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(3, 3);
         let wide = matrix(3, 6);
         let inputs = [
@@ -116,8 +111,7 @@ fn dtypes_and_strides_are_not_frozen() -> Result<()> {
             }
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -138,7 +132,7 @@ fn learning_rates_do_not_recompile() -> Result<()> {
 
 #[test]
 fn train_and_eval() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(4, 8);
         for training in [true, false, true, false] {
             let y = lab.run(|| {
@@ -151,13 +145,12 @@ fn train_and_eval() -> Result<()> {
             lab.see("y", &y)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn closure_state_changes_between_calls() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (scale, weights) = (Cell::new(1.0), RefCell::new(vec![t(&[1.0, 2.0])]));
         for round in 0..4 {
             let y = lab.run(|| {
@@ -178,13 +171,12 @@ fn closure_state_changes_between_calls() -> Result<()> {
             lab.see("y", &lab.run(|| weights.borrow()[0].add(1.0))?)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn the_random_stream_goes_on_as_in_eager() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let body = || {
             let (a, b) = (Tensor::rand([7], &CPU)?, Tensor::rand([7], &CPU)?);
             Ok((a, b, Tensor::randn([3, 3], &CPU)?, Tensor::uniform([5], -1.0, 2.0, &CPU)?))
@@ -208,6 +200,5 @@ fn the_random_stream_goes_on_as_in_eager() -> Result<()> {
         })?;
         lab.see("with a break", &y)?;
         lab.see("integers", &lab.run(|| Tensor::randint(-3, 9, [20], &CPU))?)
-    })?;
-    Ok(())
+    })
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kiln_dynamo::Backend;
 use kiln_tensor::{Context, Function, GradOptions, Result, Tensor, backward_all, grad, no_grad};
 
-use crate::lab::{check, leaf, one_graph, t};
+use crate::lab::{as_eager, check, leaf, one_graph, t};
 
 /// Rounds; the gradient passes.
 struct StraightThrough;
@@ -92,7 +92,7 @@ impl Function for First {
 /// The tape of an input that gets no gradient may be used up.
 #[test]
 fn an_input_without_a_gradient() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         for _ in 0..3 {
             let w = leaf(&[1.0, -2.0, 3.0]);
             let used = w.exp()?;
@@ -104,8 +104,7 @@ fn an_input_without_a_gradient() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -193,7 +192,7 @@ fn the_gradient_of_a_gradient() -> Result<()> {
 
 #[test]
 fn gradients_by_request_through_a_function() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.4, -0.6]);
         let calls = Arc::new(AtomicUsize::new(0));
         for _ in 0..3 {
@@ -216,13 +215,12 @@ fn gradients_by_request_through_a_function() -> Result<()> {
             }
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn gradients_that_are_wrong_are_errors() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.4, -0.6]);
         for round in 0..8 {
             let outcome = lab.run(|| Wrong(round % 4).apply(&[&w])?.exp()?.sum()?.backward());
@@ -230,8 +228,7 @@ fn gradients_that_are_wrong_are_errors() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -273,7 +270,7 @@ fn a_backward_that_needs_a_value() -> Result<()> {
             Ok(vec![Some(if largest > 1.0 { grads[0].div(largest)? } else { grads[0].clone() })])
         }
     }
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.4, -0.6]);
         let calls = Arc::new(AtomicUsize::new(0));
         for scale in [0.1, 10.0, 0.2, 20.0] {
@@ -283,13 +280,12 @@ fn a_backward_that_needs_a_value() -> Result<()> {
             lab.say("calls", calls.load(Ordering::Relaxed));
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn what_was_saved_is_changed_and_the_tape_is_used_up() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.4, -0.6]);
         for _ in 0..3 {
             let twice = lab.run(|| {
@@ -316,13 +312,12 @@ fn what_was_saved_is_changed_and_the_tape_is_used_up() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn an_input_of_a_function_that_is_frozen_afterwards() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.4, -0.6]);
         for _ in 0..3 {
             w.set_grad(None);
@@ -335,8 +330,7 @@ fn an_input_of_a_function_that_is_frozen_afterwards() -> Result<()> {
             w.requires_grad_(true)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -360,7 +354,7 @@ fn without_gradients_a_function_is_its_forward() -> Result<()> {
 
 #[test]
 fn functions_hooks_and_several_losses() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, v) = (leaf(&[0.4, -0.6]), leaf(&[1.5, 0.25]));
         let order = Arc::new(std::sync::Mutex::new(Vec::new()));
         for (name, parameter) in [("w", &w), ("v", &v)] {
@@ -386,6 +380,5 @@ fn functions_hooks_and_several_losses() -> Result<()> {
             lab.say("order", format!("{:?}", order.lock().unwrap()));
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -3,7 +3,7 @@
 use kiln_dynamo::{Backend, Explanation};
 use kiln_tensor::{GradOptions, Result, Tensor, backward_all, grad, no_grad};
 
-use crate::lab::{Lab, check, leaf, matrix, reason, t};
+use crate::lab::{Lab, as_eager, check, leaf, matrix, reason, t};
 
 const ONCE: GradOptions = GradOptions { retain_graph: None, create_graph: false, allow_unused: false };
 const KEEP: GradOptions = GradOptions { retain_graph: Some(true), ..ONCE };
@@ -169,7 +169,7 @@ fn weights_are_given() -> Result<()> {
 
 #[test]
 fn a_weight_comes_back() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.5, -1.0, 2.0]);
         for round in 0..3 {
             let seed = t(&[1.0, 10.0, 100.0]);
@@ -188,8 +188,7 @@ fn a_weight_comes_back() -> Result<()> {
             lab.see("seed", &seed)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -206,7 +205,7 @@ fn twice_needs_retain_graph() -> Result<()> {
         }
         Ok(())
     })?);
-    check(|lab| {
+    as_eager(|lab| {
         let (w, v) = (leaf(&[0.5, -1.0]), leaf(&[2.0, 3.0]));
         for _ in 0..3 {
             let outcome = lab.run(|| {
@@ -233,8 +232,7 @@ fn twice_needs_retain_graph() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -255,7 +253,7 @@ fn tensors_made_inside() -> Result<()> {
         Ok(())
     })?);
     // Changed in place while gradients are recorded: the gradient is that of the last value.
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.5, -1.0]);
         for _ in 0..3 {
             let found = lab.run(|| {
@@ -270,13 +268,12 @@ fn tensors_made_inside() -> Result<()> {
             see_all(lab, "gradient", &found)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn the_tape_goes_on_outside() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (a, b) = (leaf(&[1.0, 2.0]), leaf(&[0.5, -1.0]));
         for _ in 0..3 {
             let outer = (&a * 3.0).tanh().ok()?;
@@ -297,13 +294,12 @@ fn the_tape_goes_on_outside() -> Result<()> {
             see_all(lab, "unused", &unused)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn hooks_are_called() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, v) = (leaf(&[1.0, 2.0]), leaf(&[0.5, -1.0]));
         for round in 0..4 {
             let hook = (round > 1).then(|| v.register_hook(|g| g.mul(10.0).map(Some))).transpose()?;
@@ -314,13 +310,12 @@ fn hooks_are_called() -> Result<()> {
             drop((hook, watched));
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn errors_are_those_of_eager() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = (leaf(&[1.0, 2.0]), t(&[3.0, 4.0]));
         for _ in 0..3 {
             let outcome = lab.run(|| {
@@ -339,8 +334,7 @@ fn errors_are_those_of_eager() -> Result<()> {
             outcome.into_iter().for_each(|result| lab.outcome("outcome", result));
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -445,7 +439,7 @@ fn a_step_of_training_inside_training() -> Result<()> {
 
 #[test]
 fn a_gradient_that_is_constant_is_on_no_tape() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = (leaf(&[1.0, 2.0]), t(&[3.0, 4.0]));
         for _ in 0..3 {
             let (flags, outcome) = lab.run(|| {
@@ -459,13 +453,12 @@ fn a_gradient_that_is_constant_is_on_no_tape() -> Result<()> {
             lab.outcome("backward", outcome);
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn gradients_leave_with_their_tape() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = leaf(&[0.3, -0.7, 1.1]);
         for round in 0..4 {
             x.set_grad(None);
@@ -484,13 +477,12 @@ fn gradients_leave_with_their_tape() -> Result<()> {
             lab.outcome("y", y.backward().map_err(reason));
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_second_pass_uses_up_the_first() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (x, v) = (leaf(&[0.3, -0.7]), leaf(&[2.0, 1.0]));
         for _ in 0..3 {
             let (y, z, outcome) = lab.run(|| {
@@ -510,13 +502,12 @@ fn a_second_pass_uses_up_the_first() -> Result<()> {
             x.set_grad(None);
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_gradient_on_the_tape_is_changed() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (x, y) = (leaf(&[0.3, -0.7]), leaf(&[2.0, 1.0]));
         for _ in 0..3 {
             let found = lab.run(|| {
@@ -530,13 +521,12 @@ fn a_gradient_on_the_tape_is_changed() -> Result<()> {
             lab.see("second", &found[1])?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn an_error_after_a_gradient() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, 2.0]);
         let mut kept = None;
         for again in [false, true, false, true] {
@@ -553,13 +543,12 @@ fn an_error_after_a_gradient() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn other_requests_are_other_recordings() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, v) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
         for round in 0..6 {
             let found = lab.run(|| {
@@ -570,13 +559,12 @@ fn other_requests_are_other_recordings() -> Result<()> {
             see_all(lab, "gradient", &found)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn backward_of_several() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, v) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
         for _ in 0..3 {
             lab.run(|| {
@@ -588,6 +576,5 @@ fn backward_of_several() -> Result<()> {
             lab.see_grad("v", &v)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

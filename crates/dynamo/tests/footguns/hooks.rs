@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kiln_tensor::{GradOptions, Result, grad};
 
-use crate::lab::{check, leaf, one_graph, t};
+use crate::lab::{as_eager, check, leaf, one_graph, t};
 
 #[test]
 fn a_hook_on_a_parameter_runs_on_every_call() -> Result<()> {
@@ -36,7 +36,7 @@ fn a_hook_on_a_parameter_runs_on_every_call() -> Result<()> {
 
 #[test]
 fn a_hook_set_inside() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, -2.0]);
         for round in 1..4 {
             w.set_grad(None);
@@ -48,13 +48,12 @@ fn a_hook_set_inside() -> Result<()> {
             lab.see_grad("gradient", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_hook_and_a_retained_gradient_set_after_the_tensor_was_used() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, -2.0]);
         for round in 1..5 {
             w.set_grad(None);
@@ -74,13 +73,12 @@ fn a_hook_and_a_retained_gradient_set_after_the_tensor_was_used() -> Result<()> 
             lab.see_grad("kept", &kept)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_retained_gradient() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, -2.0]);
         for _ in 0..3 {
             let hidden = lab.run(|| {
@@ -93,13 +91,12 @@ fn a_retained_gradient() -> Result<()> {
             lab.see_grad("leaf", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn gradients_by_request_inside_and_outside() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.5, -2.0]);
         for _ in 0..3 {
             let inside = lab.run(|| {
@@ -113,6 +110,5 @@ fn gradients_by_request_inside_and_outside() -> Result<()> {
             lab.see_grad("untouched", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

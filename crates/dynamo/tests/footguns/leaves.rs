@@ -3,7 +3,7 @@
 
 use kiln_tensor::{GradOptions, Result, Tensor, TensorList, backward_all, foreach, grad, no_grad};
 
-use crate::lab::{check, leaf, matrix, one_graph, t};
+use crate::lab::{as_eager, check, leaf, matrix, one_graph, t};
 
 #[test]
 fn an_adversarial_example() -> Result<()> {
@@ -57,7 +57,7 @@ fn steps_of_a_leaf_that_is_changed_in_place() -> Result<()> {
 
 #[test]
 fn a_leaf_that_shares_the_memory_of_an_input() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, 2.0, 3.0]);
         for _ in 0..3 {
             let z = lab.run(|| {
@@ -73,13 +73,12 @@ fn a_leaf_that_shares_the_memory_of_an_input() -> Result<()> {
             lab.see("z", &z)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn what_was_computed_before_has_no_history() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = (leaf(&[2.0, 3.0]), t(&[1.0, 4.0]));
         for _ in 0..3 {
             w.set_grad(None);
@@ -96,8 +95,7 @@ fn what_was_computed_before_has_no_history() -> Result<()> {
             lab.see("before", &before)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -126,7 +124,7 @@ fn parameters_frozen_for_a_part_of_a_step() -> Result<()> {
 
 #[test]
 fn a_leaf_and_its_tape_that_leave() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, -2.0]);
         for _ in 0..4 {
             let (z, y) = lab.run(|| {
@@ -140,13 +138,12 @@ fn a_leaf_and_its_tape_that_leave() -> Result<()> {
             lab.see_grad("z", &z)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn what_may_be_told() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = (leaf(&[1.0, -2.0]), t(&[1.0, 3.0]));
         for _ in 0..3 {
             lab.run(|| {
@@ -164,8 +161,7 @@ fn what_may_be_told() -> Result<()> {
             })?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -194,7 +190,7 @@ fn a_retained_gradient_is_part_of_the_graph() -> Result<()> {
 
 #[test]
 fn a_gradient_retained_by_several_passes() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, -2.0]);
         for _ in 0..3 {
             let hidden = lab.run(|| {
@@ -219,13 +215,12 @@ fn a_gradient_retained_by_several_passes() -> Result<()> {
             lab.see_grad("leaf", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_gradient_retained_for_a_pass_outside() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.5, -2.0]);
         for _ in 0..4 {
             w.set_grad(None);
@@ -240,13 +235,12 @@ fn a_gradient_retained_for_a_pass_outside() -> Result<()> {
             lab.see_grad("leaf", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_view_and_a_changed_tensor_that_are_retained() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.5, -2.0, 1.0, 3.0]);
         for _ in 0..3 {
             w.set_grad(None);
@@ -265,13 +259,12 @@ fn a_view_and_a_changed_tensor_that_are_retained() -> Result<()> {
             lab.see_grad("leaf", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_changed_tensor_that_is_retained_and_leaves() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.5, -2.0, 1.0, 3.0]);
         for _ in 0..3 {
             w.set_grad(None);
@@ -286,13 +279,12 @@ fn a_changed_tensor_that_is_retained_and_leaves() -> Result<()> {
             lab.see_grad("leaf", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_leaf_that_was_let_go_is_changed_twice() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, -2.0, 3.0]);
         for _ in 0..3 {
             w.set_grad(None);
@@ -307,14 +299,13 @@ fn a_leaf_that_was_let_go_is_changed_twice() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// A leaf that an optimizer changed as one of a list: what is computed from it after `backward` has a tape of its own.
 #[test]
 fn a_leaf_of_a_changed_list_is_used_on() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, step) = (leaf(&[1.0, -2.0, 3.0]), t(&[0.5, 0.5, 0.25]));
         for _ in 0..3 {
             w.set_grad(None);
@@ -330,8 +321,7 @@ fn a_leaf_of_a_changed_list_is_used_on() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -358,7 +348,7 @@ fn several_losses_at_once() -> Result<()> {
 
 #[test]
 fn several_losses_some_from_outside() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, -2.0]);
         for _ in 0..3 {
             let outside = w.exp()?.sum()?;
@@ -377,13 +367,12 @@ fn several_losses_some_from_outside() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_penalty_on_the_gradient_by_backward_alone() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = (leaf(&[1.0, -2.0]), t(&[0.3, 0.8]));
         for _ in 0..3 {
             w.set_grad(None);
@@ -407,13 +396,12 @@ fn a_penalty_on_the_gradient_by_backward_alone() -> Result<()> {
             lab.see_grad("second", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_call_that_ends_early() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = (leaf(&[1.0, -2.0]), t(&[0.3, 0.8]));
         for round in 0..4 {
             let mut kept: Option<Tensor> = None;
@@ -437,6 +425,5 @@ fn a_call_that_ends_early() -> Result<()> {
             lab.see_grad("hidden", &kept.expect("the call came here"))?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -4,7 +4,7 @@
 use kiln_dynamo::Backend;
 use kiln_tensor::{Context, Function, GradOptions, Result, Tensor, grad};
 
-use crate::lab::{Lab, check, leaf, t};
+use crate::lab::{Lab, as_eager, check, leaf, t};
 
 fn weight_and_data() -> Result<(Tensor, Tensor)> {
     let w = t(&[0.3, -0.2, 0.5, 0.1, -0.4, 0.7]).reshape([3, 2])?.clone_tensor()?;
@@ -25,7 +25,7 @@ fn three(lab: &Lab, w: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> 
 
 #[test]
 fn a_gradient_is_retained_where_another_result_begins() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = weight_and_data()?;
         for _ in 0..3 {
             let (first, second, third) = three(lab, &w, &x)?;
@@ -37,13 +37,12 @@ fn a_gradient_is_retained_where_another_result_begins() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_hook_changes_the_gradient_of_a_result_on_its_way() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = weight_and_data()?;
         for call in 0..3 {
             let (first, _, third) = three(lab, &w, &x)?;
@@ -52,13 +51,12 @@ fn a_hook_changes_the_gradient_of_a_result_on_its_way() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn grad_is_asked_for_results() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = weight_and_data()?;
         for _ in 0..2 {
             let (first, second, third) = three(lab, &w, &x)?;
@@ -75,13 +73,12 @@ fn grad_is_asked_for_results() -> Result<()> {
             found("of the first", &first.sum()?, &[&w], GradOptions::default())?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn tapes_are_used_up_part_by_part() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = weight_and_data()?;
         for _ in 0..2 {
             let (first, second, third) = three(lab, &w, &x)?;
@@ -93,13 +90,12 @@ fn tapes_are_used_up_part_by_part() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn what_a_backward_inside_used_up_is_named() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, x) = weight_and_data()?;
         for _ in 0..2 {
             let y = lab.run(|| {
@@ -111,8 +107,7 @@ fn what_a_backward_inside_used_up_is_named() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -156,7 +151,7 @@ impl Function for First {
 
 #[test]
 fn a_function_that_no_gradient_reached_is_not_used_up() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, -2.0, 0.5]);
         for _ in 0..3 {
             let kept = lab.run(|| {
@@ -170,8 +165,7 @@ fn a_function_that_no_gradient_reached_is_not_used_up() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// Its backward returns something of another shape.
@@ -190,7 +184,7 @@ impl Function for Misshapen {
 /// A pass that fails outside the region has changed no leaf, those inside among them.
 #[test]
 fn a_pass_that_fails_outside_changes_nothing() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (w, v) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
         for _ in 0..3 {
             let outside = Misshapen.apply(&[&w])?;
@@ -199,8 +193,7 @@ fn a_pass_that_fails_outside_changes_nothing() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// Hands its input back.
@@ -218,7 +211,7 @@ impl Function for Same {
 
 #[test]
 fn a_leaf_is_frozen_after_a_function_was_applied_to_it() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         for call in 0..3 {
             let z = lab.run(|| {
                 let z = t(&[1.0, 2.0]).mul(call)?;
@@ -231,13 +224,12 @@ fn a_leaf_is_frozen_after_a_function_was_applied_to_it() -> Result<()> {
             lab.see_grad("z", &z)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_function_that_a_backward_inside_used_up_is_named() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, 2.0]);
         for _ in 0..3 {
             let y = lab.run(|| {
@@ -249,6 +241,5 @@ fn a_function_that_a_backward_inside_used_up_is_named() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -8,6 +8,7 @@ mod frozen;
 mod functions;
 mod general;
 mod gradients;
+mod gradients_in_place;
 mod grads;
 mod hooks;
 mod lab;

@@ -3,11 +3,11 @@
 use kiln_dynamo::Compile;
 use kiln_tensor::{Result, Tensor, TensorList, foreach};
 
-use crate::lab::{CPU, check, leaf, matrix, t};
+use crate::lab::{CPU, as_eager, leaf, matrix, t};
 
 #[test]
 fn results_keep_their_values_when_called_again() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let mut kept = Vec::new();
         for k in 0..4 {
             let x = t(&[k as f32, 1.0, 2.0]);
@@ -15,13 +15,12 @@ fn results_keep_their_values_when_called_again() -> Result<()> {
             kept.extend([a, b]);
         }
         kept.iter().try_for_each(|y| lab.see("kept", y))
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn results_have_memory_of_their_own() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, 2.0, 3.0]);
         for _ in 0..2 {
             let (a, b, c, d) =
@@ -35,13 +34,12 @@ fn results_have_memory_of_their_own() -> Result<()> {
             }
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn results_that_share_memory_still_do() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(2, 3);
         for _ in 0..2 {
             let (y, row, flat, view) = lab.run(|| {
@@ -55,13 +53,12 @@ fn results_that_share_memory_still_do() -> Result<()> {
             }
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn contiguous_is_the_same_tensor_where_it_can_be() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(2, 3);
         for _ in 0..2 {
             let (y, z) = lab.run(|| {
@@ -78,13 +75,12 @@ fn contiguous_is_the_same_tensor_where_it_can_be() -> Result<()> {
             lab.see("x", &x)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn one_tensor_passed_twice() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let f = |a: &Tensor, b: &Tensor| {
             a.add_(1.0)?;
             (a * b).ok()
@@ -96,13 +92,12 @@ fn one_tensor_passed_twice() -> Result<()> {
             lab.see("y", &y)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn two_views_of_one_storage() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let base = t(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let (a, b) = (base.slice(0, 0, 4, 1)?, base.slice(0, 2, 6, 1)?);
         for round in 0..3 {
@@ -147,13 +142,12 @@ fn two_views_of_one_storage() -> Result<()> {
             lab.see("apart", &lab.run(|| a.add_(1.0)?.mul(&b))?)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn the_base_is_written_and_an_outer_view_read() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let base = matrix(3, 4);
         let column = base.select(1, 2)?;
         for _ in 0..3 {
@@ -182,13 +176,12 @@ fn the_base_is_written_and_an_outer_view_read() -> Result<()> {
             lab.see("base", &base)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_view_of_an_input_is_changed() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(4, 5);
         for _ in 0..3 {
             let y = lab.run(|| {
@@ -203,13 +196,12 @@ fn a_view_of_an_input_is_changed() -> Result<()> {
             lab.see("x", &x)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn inputs_change_places() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (a, b, c) = (t(&[1.0, 2.0, 3.0]), t(&[4.0, 5.0, 6.0]), t(&[7.0, 8.0, 9.0]));
         let square = matrix(3, 3);
         for _ in 0..3 {
@@ -228,13 +220,12 @@ fn inputs_change_places() -> Result<()> {
             }
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn host_writes_between_ops_are_in_order() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, 2.0]);
         for k in 0..3 {
             let (y, z, w) = lab.run(|| {
@@ -251,13 +242,12 @@ fn host_writes_between_ops_are_in_order() -> Result<()> {
             }
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn state_kept_across_calls() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = matrix(4, 4);
         let mut h = Tensor::zeros([4], &CPU)?;
         let mut history = Vec::new();
@@ -267,13 +257,12 @@ fn state_kept_across_calls() -> Result<()> {
             history.push(h.clone());
         }
         history.iter().try_for_each(|h| lab.see("h", h))
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn results_outlive_their_region() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let kept = {
             let region = Compile::new().region();
             let w = leaf(&[1.0, 2.0]);
@@ -283,13 +272,12 @@ fn results_outlive_their_region() -> Result<()> {
         lab.see("y", &kept.1)?;
         kept.1.sum()?.backward()?;
         lab.see_grad("w", &kept.0)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn one_tensor_in_two_regions() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let other = Compile::new().region();
         let x = t(&[1.0, 2.0]);
         for _ in 0..3 {
@@ -303,13 +291,12 @@ fn one_tensor_in_two_regions() -> Result<()> {
             lab.see("x", &x)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn lists_whose_elements_share_memory() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(3, 3);
         for _ in 0..2 {
             lab.run(|| {
@@ -323,13 +310,12 @@ fn lists_whose_elements_share_memory() -> Result<()> {
             lab.see("x", &x)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn empty_and_0d_tensors() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (empty, number) = (Tensor::zeros([2, 0, 3], &CPU)?, Tensor::full([0; 0], 2.0, &CPU)?);
         for _ in 0..2 {
             let results = lab.run(|| {
@@ -349,13 +335,12 @@ fn empty_and_0d_tensors() -> Result<()> {
             lab.outcome("size", lab.run(|| number.size(0)));
         }
         lab.see("number", &number)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn a_window_lies_over_what_surrounds_it() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = matrix(4, 4);
         for _ in 0..2 {
             let (sums, patched) = lab.run(|| {
@@ -367,13 +352,12 @@ fn a_window_lies_over_what_surrounds_it() -> Result<()> {
             lab.see("patched", &patched)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn an_input_written_through_a_reshaped_view_by_a_library_step() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = Tensor::from_slice(&[2i64, 0, 1])?;
         let on = Tensor::from_slice(&[true])?;
         for _ in 0..3 {
@@ -386,6 +370,5 @@ fn an_input_written_through_a_reshaped_view_by_a_library_step() -> Result<()> {
             lab.see("written", &x)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

@@ -5,11 +5,11 @@ use std::sync::Barrier;
 use kiln_dynamo::{Backend, Compile};
 use kiln_tensor::{Error, Result, Tensor};
 
-use crate::lab::{CPU, Lab, check, matrix, t, turn};
+use crate::lab::{CPU, Lab, as_eager, matrix, t, turn};
 
 #[test]
 fn nested_regions() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let inner = Compile::new().region();
         let x = t(&[1.0, 2.0]);
         for k in [1.0, 2.0] {
@@ -20,8 +20,7 @@ fn nested_regions() -> Result<()> {
             lab.see("y", &y)?;
         }
         lab.see("alone", &inner.run(|| x.mul(2.0))?)
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -29,14 +28,13 @@ fn recursion() -> Result<()> {
     fn power(lab: &Lab, x: &Tensor, n: usize) -> Result<Tensor> {
         lab.run(|| if n == 0 { Tensor::ones([2], &CPU) } else { (x * &power(lab, x, n - 1)?).ok() })
     }
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.5, 2.0]);
         for n in [3, 0, 5, 3] {
             lab.see("power", &power(lab, &x, n)?)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -111,7 +109,7 @@ fn two_threads_train_shared_parameters() -> Result<()> {
 
 #[test]
 fn a_lazy_tensor_on_another_thread() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, 2.0]);
         for k in [1.0, 2.0, 3.0] {
             let y = lab.run(|| {
@@ -125,13 +123,12 @@ fn a_lazy_tensor_on_another_thread() -> Result<()> {
             lab.see("y", &y)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn another_thread_changes_an_input() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let x = t(&[1.0, 2.0]);
         for _ in 0..3 {
             let y = lab.run(|| {
@@ -146,8 +143,7 @@ fn another_thread_changes_an_input() -> Result<()> {
             lab.see("x", &x)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]

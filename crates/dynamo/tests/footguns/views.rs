@@ -2,7 +2,7 @@
 
 use kiln_tensor::{IndexOp, Result, Tensor, no_grad};
 
-use crate::lab::{CPU, check, leaf, matrix, one_graph, t};
+use crate::lab::{CPU, as_eager, check, leaf, matrix, one_graph, t};
 
 /// The buffer of a recurrent loop: `outputs[t] = h`.
 #[test]
@@ -32,7 +32,7 @@ fn rows_of_a_buffer_are_assigned() -> Result<()> {
 
 #[test]
 fn a_buffer_leaves_and_is_differentiated_outside() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[0.5, -0.25]);
         for call in 0..3 {
             let buffer = lab.run(|| {
@@ -45,8 +45,7 @@ fn a_buffer_leaves_and_is_differentiated_outside() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
@@ -75,7 +74,7 @@ fn views_follow_their_base() -> Result<()> {
 /// A view leaves the region and is changed outside, and the other way round.
 #[test]
 fn views_across_the_border() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, 2.0, 3.0, 4.0]);
         for _ in 0..3 {
             w.set_grad(None);
@@ -93,13 +92,12 @@ fn views_across_the_border() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 #[test]
 fn what_is_cut_off_or_unrecorded() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let w = leaf(&[1.0, 2.0]);
         for _ in 0..2 {
             w.set_grad(None);
@@ -118,14 +116,13 @@ fn what_is_cut_off_or_unrecorded() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// An input whose elements share memory can't be written back as a whole: nothing may happen twice.
 #[test]
 fn a_row_of_an_expanded_input_is_changed() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         let (narrow, other) = (matrix(1, 3), t(&[1.0, 2.0]));
         let wide = narrow.expand([2, 3])?;
         for _ in 0..3 {
@@ -137,14 +134,13 @@ fn a_row_of_an_expanded_input_is_changed() -> Result<()> {
             lab.see("other", &other)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }
 
 /// A change off the tape gives views a new place on it: what a pass before used up is not theirs any more.
 #[test]
 fn views_are_renewed_after_a_change_off_the_tape() -> Result<()> {
-    check(|lab| {
+    as_eager(|lab| {
         for read in 0..3 {
             let w = leaf(&[1.0, 2.0, 3.0, 4.0]);
             let (row, part) = lab.run(|| {
@@ -167,6 +163,5 @@ fn views_are_renewed_after_a_change_off_the_tape() -> Result<()> {
             lab.see_grad("w", &w)?;
         }
         Ok(())
-    })?;
-    Ok(())
+    })
 }

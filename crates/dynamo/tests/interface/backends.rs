@@ -122,11 +122,8 @@ fn what_a_backend_returns_is_checked() -> Result<()> {
         let error = compile.region().run(|| x.exp()).unwrap_err().to_string();
         assert_eq!(error, want);
     };
-    check(answering(|_| Ok(Vec::new())), "backend custom: returned 0 tensors for 1 outputs");
-    check(
-        answering(|_| Ok(vec![t(&[1.0])])),
-        "backend custom: returned f32[1] for output 0, expected f32[2]",
-    );
+    check(answering(|_| Ok(Vec::new())), "backend custom: expected 1 tensors, one per output, got 0");
+    check(answering(|_| Ok(vec![t(&[1.0])])), "backend custom: output 0 must be f32[2], got f32[1]");
     check(answering(|_| Err(Error::State("out of order".into()))), "out of order");
     Ok(())
 }

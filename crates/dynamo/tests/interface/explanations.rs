@@ -1,7 +1,7 @@
 //! What `explain()` tells, as data and as text.
 
 use kiln_dynamo::{Compile, explain};
-use kiln_tensor::{Error, Result, Tensor, no_grad};
+use kiln_tensor::{DType, Error, Result, Tensor, no_grad};
 
 use crate::{leaf, t};
 
@@ -172,7 +172,7 @@ fn inputs_have_the_same_numbers_in_guards_and_recompiles() -> Result<()> {
         region.run(|| x.exp()?.mul(&y)?.neg()?.add(&z))?;
     }
     let explanation = region.explain();
-    assert!(explanation.recompiles[0].reason.ends_with("input 2 was [1], now [2]"), "{explanation}");
+    assert!(explanation.recompiles[0].to_string().ends_with(": input 2 was [1], now [2]"), "{explanation}");
     assert_eq!(explanation.graphs[1].guards[2].to_string(), "input 2 is f32[2]");
     Ok(())
 }
@@ -185,7 +185,58 @@ fn recompiles_by_grad_mode_say_so() -> Result<()> {
     let _guard = no_grad();
     region.run(|| w.exp())?;
     let reason = &region.explain().recompiles[0].reason;
-    assert!(reason.ends_with("gradients were recorded, now they are not recorded"), "{reason}");
+    assert_eq!(reason.to_string(), "gradients were recorded, now they are not recorded");
+    Ok(())
+}
+
+/// What is new says so in its own words, and what helps where something does.
+#[test]
+fn recompiles_tell_what_is_new_and_what_helps() -> Result<()> {
+    type Body<'a> = &'a dyn Fn() -> Result<Tensor>;
+    let (x, wide) = (t(&[1.0, 4.0]), t(&[1.0, 4.0]).to_dtype(DType::F64)?);
+    let square = t(&[1.0, 2.0, 3.0, 4.0]).reshape([2, 2])?;
+    let turned = square.t()?;
+    let (marked, y, pair) = (t(&[1.0, 4.0, 9.0]), t(&[2.0, 3.0]), t(&[1.0, 2.0, 3.0, 4.0]).chunk(2, 0)?);
+    marked.mark_dynamic(0, 2..=8)?;
+    let w = leaf(&[1.0, 2.0]);
+    let cases: [(Body<'_>, Body<'_>, &str, Option<&str>); 12] = [
+        (&|| x.exp(), &|| t(&[1.0]).exp(), "input 0 was [2], now [1]", Some("pad to 2")),
+        (&|| x.exp(), &|| wide.exp(), "input 0 was f32, now f64", Some("to_dtype")),
+        (&|| square.exp(), &|| turned.exp(), "input 0 had strides [2, 1], now [1, 2]", Some("contiguous()")),
+        (&|| x.exp(), &|| w.exp(), "input 0 had requires_grad false, now true", None),
+        (&|| x.exp(), &|| marked.exp(), "input 0 has different dims marked as dynamic", Some("mark_dynamic")),
+        (&|| x.add(&wide), &|| pair[0].add(&pair[1]), "input 1 was f64, now f32", Some("to_dtype")),
+        (&|| x.add(&y), &|| pair[0].add(&pair[1]), "input 1 shares its storage differently", Some("clone")),
+        (&|| x.exp(), &|| x.neg(), "next came exp, now neg", None),
+        (
+            &|| square.sum_dim(0, false),
+            &|| square.sum_dim(1, false),
+            "dims of sum was [0], now [1]",
+            Some("takes a tensor"),
+        ),
+        (&|| x.mul(2.0), &|| x.mul(2), "operand 1 of mul was float, now int", Some("the same way")),
+        (
+            &|| x.pow(2.0),
+            &|| x.pow(2.5),
+            "operand 1 of pow is a number that needs different code",
+            Some("a tensor"),
+        ),
+        (&|| x.sub(&square), &|| x.sub(&x), "sub has different operands", None),
+    ];
+    for (first, second, reason, advice) in cases {
+        let region = Compile::new().region();
+        region.run(first)?;
+        region.run(second)?;
+        let explanation = region.explain();
+        let [recompile] = explanation.recompiles.as_slice() else { panic!("{reason}: {explanation}") };
+        assert_eq!(recompile.reason.to_string(), reason, "{explanation}");
+        assert_eq!(recompile.reason.advice().is_some(), advice.is_some(), "{explanation}");
+        if let Some(advice) = advice {
+            let hint =
+                explanation.to_string().lines().find(|line| line.starts_with("  hint: ")).map(String::from);
+            assert!(hint.is_some_and(|hint| hint.contains(advice)), "{explanation}");
+        }
+    }
     Ok(())
 }
 

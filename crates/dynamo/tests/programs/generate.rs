@@ -404,7 +404,16 @@ impl Generator {
             Err(error) => {
                 let deferred = matches!(
                     error.why(),
-                    Some(Why::Version { .. } | Why::Freed | Why::Index { .. } | Why::Other(_))
+                    Some(
+                        Why::Version { .. }
+                            | Why::Freed
+                            | Why::Index { .. }
+                            | Why::Lost
+                            | Why::Independent { .. }
+                            | Why::NoView
+                            | Why::NotCaptured { .. }
+                            | Why::Other(_)
+                    )
                 );
                 if deferred || !self.rng.one_in(25) {
                     return;

@@ -197,7 +197,7 @@ fn check(backend: Backend, rows: &[&'static Row], dtype: DType, pass: Backward) 
         }
     }
     for recompile in &explanation.recompiles {
-        failures.push(format!("{backend}: {} {dtype}: {}", names(), recompile.reason));
+        failures.push(format!("{backend}: {} {dtype}: {}", names(), recompile));
     }
     Ok(failures)
 }

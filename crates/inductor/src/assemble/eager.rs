@@ -117,11 +117,7 @@ impl Builder<'_, '_> {
         }
         let Some(node) = self.fusion.graph.producer(value) else {
             // Inputs are all known: numbers and tensors were found before.
-            return Err(kiln_ir::Error::op(
-                "compiled program",
-                kiln_ir::Why::Other(format!("%{} is lost", value.0)),
-                kiln_ir::Loc::UNKNOWN,
-            ));
+            return Err(kiln_ir::Error::bug(format!("%{} of a compiled program is lost", value.0)));
         };
         let mut args = Vec::with_capacity(node.args.len());
         for &arg in &node.args {

@@ -4,9 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a test")]
 
 mod attention;
+mod dtypes;
+mod epilogues;
 mod execute;
 mod folds;
 mod golden;
+mod in_place;
 mod machines;
 mod mutations;
 mod random;

@@ -4,7 +4,7 @@ use crate::decompose::one as result;
 use crate::formula::Term;
 use crate::gradient::Cx;
 use crate::samples::{Any, FLOATS, calls, t};
-use crate::types::{Rule, common_device, one, tensor};
+use crate::types::{Rule, common_device, float, one, tensor};
 use crate::{DType, EmitExt, Op, Result, Sample, ScalarKind, Shape, Ty, Value, Values, Why};
 
 /// selu's factors.
@@ -195,9 +195,7 @@ pub(crate) fn ramp(x: Term<'_>) -> Term<'_> {
 pub(crate) fn prelu_type(_: &Op, args: &[Ty]) -> Rule {
     let (x, weight) = (tensor(args, 0, "x")?, tensor(args, 1, "weight")?);
     common_device(args)?;
-    if !x.dtype.is_float() {
-        return Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype });
-    }
+    float(args, 0, "x")?;
     if weight.dtype != x.dtype {
         return Err(Why::DType { argument: "weight", expected: x.dtype.name(), got: weight.dtype });
     }

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
-use crate::types::{checked, common_device, same_dtype, tensor};
+use crate::types::{checked, common_device, float, same_dtype};
 use crate::{
     DType, Dims, EmitExt, GradCall, Op, Result, Shape, Sizes, TensorTy, Ty, Tys, Value, Values, Why,
 };
@@ -62,29 +62,28 @@ impl Window {
         if weight.rank() != x.rank() {
             return Err(Why::sizes("the ranks of weight and x", weight.rank(), x.rank()));
         }
-        for (what, list) in
-            [("stride", &self.stride), ("padding", &self.padding), ("dilation", &self.dilation)]
-        {
+        for (what, list) in [
+            ("entries of stride, one per spatial dim", &self.stride),
+            ("entries of padding, one per spatial dim", &self.padding),
+            ("entries of dilation, one per spatial dim", &self.dilation),
+        ] {
             if list.len() != dims {
-                return Err(Why::Other(format!(
-                    "{what} has {} entries, but x has {dims} spatial dims",
-                    list.len()
-                )));
+                return Err(Why::Count { what, expected: dims, got: list.len() });
             }
         }
         for (argument, list) in [("stride", &self.stride), ("dilation", &self.dilation)] {
             if list.contains(&0) {
-                return Err(Why::Number { argument, expected: "1 or more", got: 0.0 });
+                return Err(Why::none(argument));
             }
         }
-        if self.groups == 0 {
-            return Err(Why::Number { argument: "groups", expected: "1 or more", got: 0.0 });
+        let (by, parts) = ("groups", self.groups);
+        if parts == 0 {
+            return Err(Why::none(by));
         }
-        if x[1].checked_rem(self.groups) != Some(0) || !weight[0].is_multiple_of(self.groups) {
-            return Err(Why::Other(format!(
-                "{} input and {} output channels can't be split evenly into {} groups",
-                x[1], weight[0], self.groups
-            )));
+        for (what, size) in [("the channels of x", x[1]), ("the channels of the result", weight[0])] {
+            if !size.is_multiple_of(parts) {
+                return Err(Why::Divisible { what, size, by, parts });
+            }
         }
         if x[1] / self.groups != weight[1] {
             return Err(Why::sizes("the channels per group of x and weight", x[1] / self.groups, weight[1]));
@@ -92,11 +91,7 @@ impl Window {
         let mut shape = Shape::from([x[0], weight[0]]);
         for d in 0..dims {
             let (size, kernel) = (x[d + 2], weight[d + 2]);
-            let fail = || {
-                Why::Other(format!(
-                    "a kernel of size {kernel} is larger than the padded input (input size {size})"
-                ))
-            };
+            let fail = || Why::Window { kernel, size };
             if kernel == 0 {
                 return Err(fail());
             }
@@ -105,15 +100,6 @@ impl Window {
             shape.push(padded.checked_sub(reach.ok_or_else(fail)?).ok_or_else(fail)? / self.stride[d] + 1);
         }
         Ok(shape)
-    }
-}
-
-fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
-    let t = tensor(args, i, argument)?;
-    if t.dtype.is_float() {
-        Ok(t)
-    } else {
-        Err(Why::DType { argument, expected: "floating point", got: t.dtype })
     }
 }
 

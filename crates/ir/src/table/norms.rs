@@ -5,21 +5,13 @@ use smallvec::smallvec;
 use crate::formula::{Term, steps};
 use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
-use crate::types::{checked, common_device, same_dtype, tensor};
+use crate::types::{checked, common_device, float, same_dtype};
 use crate::{
     DType, Dims, EmitExt, GradCall, Op, Result, Scalar, Shape, TensorTy, Ty, Tys, Value, Values, Why,
 };
 
 type Rule = Result<Tys, Why>;
 type Grads = Result<Vec<Option<Value>>>;
-fn float<'a>(args: &'a [Ty], i: usize, argument: &'static str) -> Result<&'a TensorTy, Why> {
-    let t = tensor(args, i, argument)?;
-    if t.dtype.is_float() {
-        Ok(t)
-    } else {
-        Err(Why::DType { argument, expected: "floating point", got: t.dtype })
-    }
-}
 
 fn number(args: &[Ty], i: usize) -> Result<(), Why> {
     if args[i].is_scalar() { Ok(()) } else { Err(Why::Operand { argument: "eps", expected: "a number" }) }
@@ -62,7 +54,8 @@ pub(crate) fn group_norm_type(op: &Op, args: &[Ty]) -> Rule {
     let count = channels(args)?;
     let Op::GroupNorm { groups } = *op else { return Ok(smallvec![args[0].clone()]) };
     if groups == 0 || !count.is_multiple_of(groups) {
-        return Err(Why::Other(format!("{count} channels can't be split evenly into {groups} groups")));
+        let (what, by) = ("the channels of x", "groups");
+        return Err(Why::Divisible { what, size: count, by, parts: groups });
     }
     affine(args, &[count])
 }

@@ -113,7 +113,8 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
         Op::Argsort { .. } => (DType::I64, x.shape.clone()),
         Op::TopkIndex { k, .. } => {
             if k > size {
-                return Err(Why::Other(format!("k is {k}, but dim {dim} has only {size} elements")));
+                let limit = "the size of dim";
+                return Err(Why::Limit { argument: "k", most: size, limit, dim: Some(dim), got: k });
             }
             let mut shape = x.shape.clone();
             if rank > 0 {

@@ -72,10 +72,8 @@ pub(crate) fn repeating_type(op: &Op, args: &[Ty]) -> Rule {
         let (widest, size) = (before[d].max(after[d]), x.shape[d]);
         let most = if mirrored { size.saturating_sub(1) } else { size.min(1).saturating_mul(usize::MAX) };
         if widest > most {
-            let bound = if mirrored { "smaller than" } else { "0 for an empty dim:" };
-            return Err(Why::Other(format!(
-                "padding must be {bound} dim {d}: got padding {widest}, size {size}"
-            )));
+            let limit = if mirrored { "less than the size of dim" } else { "the size of dim" };
+            return Err(Why::Limit { argument: "padding", most, limit, dim: Some(d), got: widest });
         }
     }
     Ok(result)

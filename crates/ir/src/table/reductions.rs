@@ -4,7 +4,7 @@ use crate::decompose::one as result;
 use crate::formula::{Term, rule, steps};
 use crate::gradient::{Cx, Grads, one, share, zeros_like};
 use crate::samples::{FLOATS, reductions};
-use crate::types::{Rule, check_dims, tensor};
+use crate::types::{Rule, check_dims, float, tensor};
 use crate::{
     DType, Dims, EmitExt, GradCall, Op, Result, Sample, Scalar, Shape, TensorTy, Ty, Value, Values, Why,
 };
@@ -125,19 +125,12 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
     {
         return Err(Why::Empty { dim });
     }
-    let float_only = || {
-        if x.dtype.is_float() {
-            Ok(x.dtype)
-        } else {
-            Err(Why::DType { argument: "x", expected: "floating point", got: x.dtype })
-        }
-    };
     let dtype = match op {
         Op::Any { .. } | Op::All { .. } => DType::Bool,
         Op::CountNonzero { .. } => DType::I64,
         Op::Prod { .. } | Op::Nansum { .. } if !x.dtype.is_float() => DType::I64,
         Op::Logsumexp { .. } if !x.dtype.is_float() => DType::F32,
-        Op::Var { .. } | Op::Std { .. } | Op::LinalgVectorNorm { .. } => float_only()?,
+        Op::Var { .. } | Op::Std { .. } | Op::LinalgVectorNorm { .. } => float(args, 0, "x")?.dtype,
         _ => x.dtype,
     };
     crate::types::one(TensorTy { dtype, device: x.device, shape: x.shape.reduced(dims, keepdim) })

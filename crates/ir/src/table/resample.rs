@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
-use crate::types::{checked, tensor};
+use crate::types::{checked, float, tensor};
 use crate::{DType, EmitExt, GradCall, Op, Result, Scalar, Shape, Sizes, TensorTy, Ty, Tys, Value, Why};
 
 type Rule = Result<Tys, Why>;
@@ -118,16 +118,13 @@ fn windows(
     dilation: usize,
     ceil: bool,
 ) -> Result<usize, Why> {
-    let fail = || {
-        Why::Other(format!("a window of size {kernel} is larger than the padded input (input size {size})"))
-    };
+    let fail = || Why::Window { kernel, size };
     if kernel == 0 || stride == 0 || dilation == 0 {
-        return Err(Why::Number { argument: "kernel, stride and dilation", expected: "1 or more", got: 0.0 });
+        return Err(Why::none("kernel, stride and dilation"));
     }
     if padding > kernel / 2 {
-        return Err(Why::Other(format!(
-            "padding must be at most half the window: got padding {padding}, window {kernel}"
-        )));
+        let (most, limit) = (kernel / 2, "half the window");
+        return Err(Why::Limit { argument: "padding", most, limit, dim: None, got: padding });
     }
     let reach = (kernel - 1).checked_mul(dilation).and_then(|reach| reach.checked_add(1)).ok_or_else(fail)?;
     let padded = padding.checked_mul(2).and_then(|both| both.checked_add(size)).ok_or_else(fail)?;
@@ -146,17 +143,13 @@ fn images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a TensorTy, Wh
 }
 
 fn float_images<'a>(args: &'a [Ty], argument: &'static str) -> Result<&'a TensorTy, Why> {
-    let x = images(args, argument)?;
-    if x.dtype.is_float() {
-        Ok(x)
-    } else {
-        Err(Why::DType { argument, expected: "floating point", got: x.dtype })
-    }
+    images(args, argument)?;
+    float(args, 0, argument)
 }
 
 fn pairs(lists: &[(&'static str, &Sizes)]) -> Result<(), Why> {
     match lists.iter().find(|(_, list)| list.len() != 2) {
-        Some((what, list)) => Err(Why::Other(format!("{what} must have 2 entries, got {}", list.len()))),
+        Some(&(what, list)) => Err(Why::Count { what, expected: 2, got: list.len() }),
         None => Ok(()),
     }
 }
@@ -169,7 +162,12 @@ pub(crate) fn max_pool_type(op: &Op, args: &[Ty]) -> Rule {
     if x.dtype == DType::Bool {
         return Err(Why::DType { argument: "x", expected: "numeric", got: x.dtype });
     }
-    pairs(&[("kernel", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)])?;
+    pairs(&[
+        ("entries of kernel", kernel),
+        ("entries of stride", stride),
+        ("entries of padding", padding),
+        ("entries of dilation", dilation),
+    ])?;
     let mut shape = Shape::from(&x.shape[..2]);
     for d in 0..2 {
         shape.push(windows(x.shape[d + 2], kernel[d], stride[d], padding[d], dilation[d], *ceil_mode)?);
@@ -184,7 +182,11 @@ fn output_size(op: &Op, input: &Shape, output: &[usize]) -> Result<[usize; 2], W
         let size = input[d + 2];
         sizes[d] = match kind(op) {
             Some(Kind::Average { kernel, stride, padding, ceil_mode, .. }) => {
-                pairs(&[("kernel", kernel), ("stride", stride), ("padding", padding)])?;
+                pairs(&[
+                    ("entries of kernel", kernel),
+                    ("entries of stride", stride),
+                    ("entries of padding", padding),
+                ])?;
                 windows(size, kernel[d], stride[d], padding[d], 1, ceil_mode)?
             }
             Some(Kind::Nearest { ratio } | Kind::Bilinear { ratio, .. })
@@ -196,7 +198,7 @@ fn output_size(op: &Op, input: &Shape, output: &[usize]) -> Result<[usize; 2], W
             _ => output[d],
         };
         if size == 0 && sizes[d] > 0 {
-            return Err(Why::Other(format!("can't resample an empty image: x has shape {input}")));
+            return Err(Why::none("the height and width of x"));
         }
     }
     Ok(sizes)
@@ -208,7 +210,7 @@ pub(crate) fn forward_type(op: &Op, args: &[Ty]) -> Rule {
         Op::AdaptiveAvgPool2d { output }
         | Op::UpsampleNearest2d { output, .. }
         | Op::UpsampleBilinear2d { output, .. } => {
-            pairs(&[("output", output)])?;
+            pairs(&[("entries of output", output)])?;
             output
         }
         _ => &[0, 0],

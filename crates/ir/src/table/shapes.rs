@@ -101,7 +101,7 @@ use crate::{
 
 /// A row of the wrong op was given to a rule: the table names the rules, so this is a bug of ours.
 fn misplaced() -> Why {
-    Why::Other("the type rule of another op was used: this is a bug in Kiln".into())
+    Why::Bug { what: "the type rule of another op was used" }
 }
 
 /// Zero as a number that leaves a dtype as it is.
@@ -454,11 +454,11 @@ pub(crate) fn unfold_type(op: &Op, args: &[Ty]) -> Rule {
     let Op::Unfold { dim, size, step } = *op else { return Err(misplaced()) };
     check_dims(&Dims::from(dim), x.shape.rank())?;
     if size > x.shape[dim] {
-        let have = x.shape[dim];
-        return Err(Why::Other(format!("a window of size {size} is larger than dim {dim} of size {have}")));
+        let (most, limit) = (x.shape[dim], "the size of dim");
+        return Err(Why::Limit { argument: "size", most, limit, dim: Some(dim), got: size });
     }
     if step == 0 {
-        return Err(Why::Number { argument: "step", expected: "1 or more", got: 0.0 });
+        return Err(Why::none("step"));
     }
     let mut shape = x.shape.clone();
     shape[dim] = (x.shape[dim] - size) / step + 1;

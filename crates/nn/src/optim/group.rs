@@ -292,7 +292,7 @@ impl<R: Rule> Groups<R> {
     pub(super) fn new(groups: Vec<ParamGroup<R>>, name: &str, loc: Loc) -> Result<Groups<R>> {
         let all = Groups(Mutex::new(Vec::new()));
         if groups.is_empty() {
-            return Err(Error::op(name, Why::Other("needs at least one parameter group".into()), loc));
+            return Err(Error::op(name, Why::none("the number of parameter groups"), loc));
         }
         for group in groups {
             all.add(group, loc)?;
@@ -306,13 +306,16 @@ impl<R: Rule> Groups<R> {
         let mut groups = self.0.lock();
         let fail = |why| Err(Error::op(rule.name(), why, loc));
         if parameters.is_empty() {
-            return fail(Why::Other("the parameter list is empty".into()));
+            return fail(Why::none("the number of parameters"));
         }
         let mut seen: HashSet<usize> =
             groups.iter().flat_map(|group| &group.entries).map(|entry| entry.param.address()).collect();
         for parameter in &parameters {
-            let named = || parameter.label().map_or(String::new(), |label| format!(" ({label})"));
             let ty = parameter.ty();
+            let named = || {
+                let label = parameter.label().map_or(String::new(), |label| format!(" ({label})"));
+                format!("the parameter {ty}{label}")
+            };
             if !ty.dtype.is_float() {
                 return fail(Why::DType {
                     argument: "a parameter",
@@ -321,13 +324,10 @@ impl<R: Rule> Groups<R> {
                 });
             }
             if !parameter.is_leaf() {
-                return fail(Why::Other(format!(
-                    "the parameter {ty}{} is not a leaf: only leaves can be optimized",
-                    named()
-                )));
+                return fail(Why::NotLeaf { what: named() });
             }
             if !seen.insert(parameter.address()) {
-                return fail(Why::Other(format!("the parameter {ty}{} appears twice", named())));
+                return fail(Why::Twice { what: named() });
             }
         }
         let entry = |param| Entry {

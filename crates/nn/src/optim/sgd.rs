@@ -35,11 +35,14 @@ impl Rule for Settings {
     fn check(&self, loc: Loc) -> Result<()> {
         let numbers = [("lr", self.lr), ("momentum", self.momentum), ("weight_decay", self.weight_decay)];
         check_not_negative("SGD", numbers, loc)?;
-        if self.nesterov && (self.momentum <= 0.0 || self.dampening != 0.0) {
-            let why = Why::Other("nesterov needs momentum > 0 and dampening 0".into());
-            return Err(Error::op("SGD", why, loc));
-        }
-        Ok(())
+        let why = if self.nesterov && self.momentum <= 0.0 {
+            Why::Number { argument: "momentum", expected: "more than 0 with nesterov", got: self.momentum }
+        } else if self.nesterov && self.dampening != 0.0 {
+            Why::Number { argument: "dampening", expected: "0 with nesterov", got: self.dampening }
+        } else {
+            return Ok(());
+        };
+        Err(Error::op("SGD", why, loc))
     }
 
     fn states(&self) -> Vec<&'static str> {

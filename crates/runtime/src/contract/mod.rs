@@ -63,7 +63,7 @@ struct Task<'a, T> {
 }
 
 /// What is told that these rows and columns of a result are finished, on the thread that computed them.
-pub type Then<'a> = &'a (dyn Fn(Range<usize>, Range<usize>) + Sync);
+pub type OnTile<'a> = &'a (dyn Fn(Range<usize>, Range<usize>) + Sync);
 
 /// `dst = lhs · rhs`. Every element is told of once to `then`.
 ///
@@ -75,7 +75,7 @@ pub unsafe fn contract<T: Real>(
     dst: Lattice<'_, T>,
     lhs: Lattice<'_, T>,
     rhs: Lattice<'_, T>,
-    then: Option<Then<'_>>,
+    then: Option<OnTile<'_>>,
 ) -> Result<(), AllocError> {
     // SAFETY: the caller's promise is passed on.
     unsafe { contract_in(machine().l2, dst, lhs, rhs, then) }
@@ -90,7 +90,7 @@ unsafe fn contract_in<T: Real>(
     dst: Lattice<'_, T>,
     lhs: Lattice<'_, T>,
     rhs: Lattice<'_, T>,
-    then: Option<Then<'_>>,
+    then: Option<OnTile<'_>>,
 ) -> Result<(), AllocError> {
     debug_assert_eq!((dst.rows.len(), dst.columns.len()), (lhs.rows.len(), rhs.columns.len()));
     debug_assert_eq!(lhs.columns.len(), rhs.rows.len());
@@ -139,7 +139,7 @@ unsafe fn contract_packed<T: Real>(
     rhs: Lattice<'_, T>,
     panels: *mut T,
     (tile, height): (Tile<T>, usize),
-    then: Then<'_>,
+    then: OnTile<'_>,
 ) -> Result<(), AllocError> {
     let count = dst.columns.len().div_ceil(tile.width);
     // SAFETY: the buffer has room for every panel, and the operand's elements are valid.

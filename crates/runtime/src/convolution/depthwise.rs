@@ -1,6 +1,6 @@
 //! Convolutions with one input channel a group: a plane at a time, a tap at a time, along whole rows.
 
-use super::{Finished, Geometry, Then};
+use super::{Finished, Geometry, OnFinished};
 use crate::contract::Real;
 use crate::threads::{GRAIN, Shared, parallel_for};
 
@@ -57,7 +57,7 @@ pub(super) unsafe fn forward<T: Real>(
     out: *mut T,
     x: *const T,
     weight: *const T,
-    then: Option<Then<'_>>,
+    then: Option<OnFinished<'_>>,
 ) {
     let [area, pixels, taps] = areas(g);
     let shared = Shared((out, x, weight));

@@ -31,6 +31,15 @@ pub struct Geometry {
     pub groups: usize,
 }
 
+/// Spatial sizes as vertical, horizontal; over one dim the vertical one is `fill`.
+pub fn pair(list: &[usize], fill: usize) -> [usize; 2] {
+    match *list {
+        [width] => [fill, width],
+        [height, width, ..] => [height, width],
+        [] => [fill, fill],
+    }
+}
+
 impl Geometry {
     /// The sizes of a convolution, or of one of its gradients.
     pub fn of(op: &Op, input: &Shape, weight: &Shape, output: &Shape) -> Option<Geometry> {
@@ -39,11 +48,6 @@ impl Geometry {
         | Op::ConvolutionWeightGradient { stride, padding, dilation, groups, .. }) = op
         else {
             return None;
-        };
-        let pair = |list: &[usize], fill: usize| match *list {
-            [width] => [fill, width],
-            [height, width, ..] => [height, width],
-            [] => [fill, fill],
         };
         // Larger strides and dilations than the padded input make no difference: there is one position, one tap.
         let within = |steps: &[usize]| -> [usize; 2] {

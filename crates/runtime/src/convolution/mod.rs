@@ -20,7 +20,7 @@ use crate::threads::{GRAIN, Shared, parallel_for};
 #[cfg(target_arch = "x86_64")]
 use crate::winograd::{self, Kernels, Task};
 
-pub use geometry::Geometry;
+pub use geometry::{Geometry, pair};
 
 /// Elements of a result that are there: those of these planes (counted through all images) from pixel to pixel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Finished {
 }
 
 /// What is told of every part of a result once, when it is finished, on the thread that computed it.
-pub type Then<'a> = &'a (dyn Fn(Finished) + Sync);
+pub type OnFinished<'a> = &'a (dyn Fn(Finished) + Sync);
 
 /// Kernels that stay as they are from call to call.
 #[derive(Debug, Clone, Copy)]
@@ -212,7 +212,7 @@ pub unsafe fn forward_with<T: Real>(
     x: *const T,
     weight: *const T,
     constant: Option<Constant<'_>>,
-    then: Option<Then<'_>>,
+    then: Option<OnFinished<'_>>,
 ) -> Result<(), AllocError> {
     if g.is_depthwise() {
         // SAFETY: the caller's promise is passed on.

@@ -53,8 +53,7 @@ pub(super) fn check(name: &str, grads: &[Option<Tensor>], loc: Loc) -> Result<()
         let dims = (0..grad.rank()).collect();
         let count = execute_tensor(&Op::Sum { dims, keepdim: false }, &[Arg::Tensor(&differs)], loc)?;
         if count.item::<i64>()? > 0 {
-            let why = Why::Other("it produced a gradient with NaN".into());
-            return Err(Error::op(&format!("backward of {name}"), why, loc));
+            return Err(Error::op(&format!("backward of {name}"), Why::NanGradient, loc));
         }
     }
     Ok(())

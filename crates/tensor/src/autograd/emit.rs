@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use kiln_ir::{Emit, Error, Lifetimes, Loc, Op, Result, Scalar, TensorTy, Ty, Value, Values, Why};
+use kiln_ir::{Emit, Error, Lifetimes, Loc, Op, Result, Scalar, TensorTy, Ty, Value, Values};
 
 use super::node::Saved;
 use crate::dispatch::execute;
@@ -93,12 +93,9 @@ impl EagerEmit {
         }
     }
 
+    #[track_caller]
     fn unsaved(&self, what: &str) -> Error {
-        Error::op(
-            "autograd",
-            Why::Other(format!("the gradient rule reads {what}, which was not saved: this is a bug in Kiln")),
-            self.loc,
-        )
+        Error::bug(format!("the gradient rule of an op ({}) reads {what}, which was not saved", self.loc))
     }
 }
 

@@ -70,10 +70,8 @@ pub trait Function: Send + Sync + 'static {
         let mut outputs = apply(self, inputs, loc)?;
         match outputs.len() {
             1 => Ok(outputs.remove(0)),
-            n => {
-                let why = Why::Other(format!(
-                    "the function returned {n} outputs, but apply expects exactly one (use apply_all)"
-                ));
+            got => {
+                let why = Why::Count { what: "output (apply_all takes several)", expected: 1, got };
                 Err(Error::op(&name, why, loc))
             }
         }
@@ -259,14 +257,10 @@ pub fn gradients_of(
         });
     }
     let mut results = function.backward(context, &given)?;
-    let fail =
-        |text: String| Err(Error::op(&format!("backward of {}", function.name()), Why::Other(text), loc));
+    let fail = |why| Err(Error::op(&format!("backward of {}", function.name()), why, loc));
     if results.len() != inputs.len() {
-        return fail(format!(
-            "backward must return one gradient per input: got {} for {} inputs",
-            results.len(),
-            inputs.len()
-        ));
+        let (expected, got) = (inputs.len(), results.len());
+        return fail(Why::Count { what: "gradients, one per input", expected, got });
     }
     for (i, (result, ty)) in results.iter_mut().zip(inputs).enumerate() {
         if !context.needs_input_grad(i) {
@@ -275,7 +269,7 @@ pub fn gradients_of(
         if let Some(grad) = result
             && grad.ty() != *ty
         {
-            return fail(format!("the gradient of input {i} must be {ty}, got {}", grad.ty()));
+            return fail(Why::ty("the gradient of input", Some(i), ty.clone(), grad.ty()));
         }
     }
     Ok(results)

@@ -132,7 +132,7 @@ impl Tensor {
             return Err(Error::op("requires_grad_", why, loc));
         }
         if !self.is_leaf() {
-            let why = Why::Other("only a leaf's requires_grad can be changed (detach() gives a leaf)".into());
+            let why = Why::NotLeaf { what: "the tensor".into() };
             return Err(Error::op("requires_grad_", why, loc));
         }
         if self.requires_grad() != on {
@@ -272,7 +272,7 @@ pub fn check_backward(root: &Tensor, gradient: Option<&Tensor>, loc: Loc) -> Res
     }
     match gradient {
         None if ty.shape.numel() != 1 => fail(Why::ImplicitGradient { shape: ty.shape.clone() }),
-        Some(g) if g.ty() != ty => fail(Why::Other(format!("the gradient must be {ty}, got {}", g.ty()))),
+        Some(g) if g.ty() != ty => fail(Why::ty("the gradient", None, ty.clone(), g.ty())),
         _ => Ok(()),
     }
 }

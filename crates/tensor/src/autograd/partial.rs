@@ -76,12 +76,9 @@ pub fn run_grad(request: &GradRequest<'_>) -> Result<Vec<Option<Tensor>>> {
     let pass = if request.quiet { pass.quiet() } else { pass };
     let mut found = run("grad", request, pass)?;
     if !request.allow_unused
-        && let Some(index) = found.iter().position(Option::is_none)
+        && let Some(input) = found.iter().position(Option::is_none)
     {
-        let why = Why::Other(format!(
-            "the outputs don't depend on input {index} (pass allow_unused to get None for it)"
-        ));
-        return Err(Error::op("grad", why, loc));
+        return Err(Error::op("grad", Why::Independent { input }, loc));
     }
     if !create_graph {
         // Plain values: to change one must not change another, or a weight.

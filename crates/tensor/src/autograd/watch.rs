@@ -51,8 +51,7 @@ pub(crate) fn pass_through(watchers: &Mutex<Watchers>, output: usize, grad: Tens
     for hook in hooks {
         if let Some(other) = hook(&grad)? {
             if other.ty() != grad.ty() {
-                let why =
-                    Why::Other(format!("the gradient returned must be {}, got {}", grad.ty(), other.ty()));
+                let why = Why::ty("the gradient returned", None, grad.ty(), other.ty());
                 return Err(Error::op("a gradient hook", why, Loc::UNKNOWN));
             }
             grad = other;

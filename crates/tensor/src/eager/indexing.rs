@@ -146,10 +146,7 @@ impl Job<'_> {
                 unsafe { kernels::convert(&operand(out), &operand(&view)) };
                 Ok(())
             }
-            None => {
-                let why = Why::Other("can't view the elements with these strides".into());
-                Err(self.op.error(self.tys, why, self.loc))
-            }
+            None => Err(self.op.error(self.tys, Why::NoView, self.loc)),
         }
     }
 

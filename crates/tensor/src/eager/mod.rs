@@ -433,11 +433,7 @@ impl Job<'_> {
             Op::CrossEntropy { .. } => self.cross_entropy(out, inputs),
             // Scalar functions ran above, and what has a decomposition doesn't get here: `has_kernel`.
             _ => self.along(out, inputs).unwrap_or_else(|| {
-                Err(self.op.error(
-                    self.tys,
-                    Why::Other("has no eager kernel: this is a bug in Kiln".into()),
-                    self.loc,
-                ))
+                Err(Error::bug(format!("{} ({}) has no eager kernel", self.op.name(), self.loc)))
             }),
         }
     }

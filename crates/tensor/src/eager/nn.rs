@@ -3,7 +3,7 @@
 use kiln_ir::table::resample;
 use kiln_ir::{DType, Op, Result, Shape, Why};
 use kiln_runtime::AllocError;
-use kiln_runtime::convolution::{self, Geometry};
+use kiln_runtime::convolution::{self, Geometry, pair};
 
 use super::{Input, Job, operand};
 use crate::kernels::norm::{self, Affine, Groups, Normalisation};
@@ -25,14 +25,6 @@ macro_rules! with_float {
             got => return Err($job.fail(Why::DType { argument: "x", expected: "f32 or f64", got })),
         }
     };
-}
-
-fn pair(list: &[usize], fill: usize) -> [usize; 2] {
-    match *list {
-        [width] => [fill, width],
-        [height, width, ..] => [height, width],
-        [] => [fill, fill],
-    }
 }
 
 impl Job<'_> {

@@ -37,10 +37,7 @@ impl Tensor {
             .map_err(|why| op.error(std::slice::from_ref(&ty), why, loc).named("view"))?;
         match self.layout()?.view(&op) {
             Some(_) => self.unary(op, loc),
-            None => {
-                let why = "the strides don't allow this shape without a copy (use reshape)";
-                Err(op.error(&[ty], Why::Other(why.into()), loc).named("view"))
-            }
+            None => Err(op.error(&[ty], Why::NoView, loc).named("view")),
         }
     }
 
@@ -286,8 +283,8 @@ impl Tensor {
         if self.is_contiguous()? {
             self.unary(op, loc)
         } else {
-            let why = "the tensor must be contiguous (call contiguous() first)";
-            Err(op.error(&[self.ty().into()], Why::Other(why.into()), loc))
+            let expected = "contiguous (call contiguous() first)";
+            Err(op.error(&[self.ty().into()], Why::Operand { argument: "the tensor", expected }, loc))
         }
     }
 

@@ -9,5 +9,6 @@ mod indexing;
 mod lists;
 mod nn;
 mod order;
+mod reasons;
 mod shaping;
 mod views_in_place;

@@ -43,12 +43,8 @@ impl Collate for Tensor {
             let shape = first.shape();
             if let Some((place, other)) = samples.iter().enumerate().find(|(_, other)| other.shape() != shape)
             {
-                let why = format!(
-                    "all tensors of a batch must have the same shape, got {} and {}",
-                    other.ty(),
-                    first.ty()
-                );
-                return Err(unlike(place, Why::Other(why), loc));
+                let why = Why::shape("every tensor of the batch", shape, other.shape());
+                return Err(unlike(place, why, loc));
             }
         }
         Tensor::stack(&samples, 0)

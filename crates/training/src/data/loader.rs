@@ -87,17 +87,15 @@ impl DataLoaderOptions {
         collate: impl Fn(Vec<D::Sample>) -> Result<B> + Send + Sync + 'static,
     ) -> Result<DataLoader<D, B>> {
         let loc = Loc::caller();
-        let refuse = |why: &str| Err(Error::op("DataLoader", Why::Other(why.into()), loc));
+        let refuse = |why| Err(Error::op("DataLoader", why, loc));
         if self.batch_size == 0 {
-            return refuse("batch_size must be at least 1");
+            return refuse(Why::none("batch_size"));
         }
         if self.prefetch_factor == 0 {
-            return refuse("prefetch_factor must be at least 1");
+            return refuse(Why::none("prefetch_factor"));
         }
         let sampler: Box<dyn Sampler> = match (self.sampler, self.shuffle) {
-            (Some(_), true) => {
-                return refuse("pass either a sampler or shuffle, not both");
-            }
+            (Some(_), true) => return refuse(Why::Either { one: "a sampler", other: "shuffle" }),
             (Some(sampler), false) => sampler,
             (None, true) => Box::new(RandomSampler { seed: self.seed }),
             (None, false) => Box::new(SequentialSampler),

@@ -47,7 +47,7 @@ impl Schedule for SequentialLR {
     }
     fn check(&self, groups: usize, loc: Loc) -> Result<()> {
         if self.parts.windows(2).any(|pair| pair[0].0 > pair[1].0) {
-            let why = Why::Other("milestones must be in ascending order".into());
+            let why = Why::Operand { argument: "milestones", expected: "in ascending order" };
             return Err(Error::op("SequentialLR", why, loc));
         }
         self.parts.iter().try_for_each(|(_, schedule)| schedule.check(groups, loc))

@@ -5,31 +5,19 @@ use std::f64::consts::PI;
 use kiln_ir::{Error, Loc, Why};
 use kiln_tensor::Result;
 
-use super::{Schedule, check_number, each, options};
+use super::{Schedule, check_number, each, schedule};
 
-/// Every `step_size` steps the learning rate is multiplied by gamma.
-#[derive(Clone, Debug)]
-pub struct StepLR {
-    step_size: u64,
-    gamma: f64,
-}
-
-impl StepLR {
+schedule! {
+    /// Every `step_size` steps the learning rate is multiplied by gamma.
+    StepLR
     /// With gamma 0.1.
-    pub fn new(step_size: u64) -> StepLR {
-        StepLR { step_size, gamma: 0.1 }
+    (step_size: u64) {
+        /// The factor, 0.1 by default.
+        gamma: f64 = 0.1,
     }
 }
-
-options!(StepLR {
-    /// The factor, 0.1 by default.
-    gamma: f64,
-});
 
 impl Schedule for StepLR {
-    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
-        now.to_vec()
-    }
     fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
         if epoch.is_multiple_of(self.step_size) { each(now, |lr| lr * self.gamma) } else { now.to_vec() }
     }
@@ -38,19 +26,17 @@ impl Schedule for StepLR {
     }
 }
 
-/// At each milestone the learning rate is multiplied by gamma.
-#[derive(Clone, Debug)]
-pub struct MultiStepLR {
-    milestones: Vec<u64>,
-    gamma: f64,
+schedule! {
+    /// At each milestone the learning rate is multiplied by gamma.
+    MultiStepLR
+    /// With gamma 0.1.
+    (milestones: &[u64]) [milestones: Vec<u64> = milestones.to_vec()] {
+        /// The factor, 0.1 by default.
+        gamma: f64 = 0.1,
+    }
 }
 
 impl MultiStepLR {
-    /// With gamma 0.1.
-    pub fn new(milestones: &[u64]) -> MultiStepLR {
-        MultiStepLR { milestones: milestones.to_vec(), gamma: 0.1 }
-    }
-
     fn at(&self, epoch: u64, now: &[f64]) -> Vec<f64> {
         let count = self.milestones.iter().filter(|&&milestone| milestone == epoch).count();
         match count {
@@ -59,11 +45,6 @@ impl MultiStepLR {
         }
     }
 }
-
-options!(MultiStepLR {
-    /// The factor, 0.1 by default.
-    gamma: f64,
-});
 
 impl Schedule for MultiStepLR {
     fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
@@ -74,39 +55,28 @@ impl Schedule for MultiStepLR {
     }
 }
 
-/// Every step multiplies the learning rate by gamma.
-#[derive(Clone, Debug)]
-pub struct ExponentialLR {
-    gamma: f64,
-}
-
-impl ExponentialLR {
+schedule! {
+    /// Every step multiplies the learning rate by gamma.
+    ExponentialLR
     /// With this factor.
-    pub fn new(gamma: f64) -> ExponentialLR {
-        ExponentialLR { gamma }
-    }
+    (gamma: f64) {}
 }
 
 impl Schedule for ExponentialLR {
-    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
-        now.to_vec()
-    }
     fn next(&self, _: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
         each(now, |lr| lr * self.gamma)
     }
 }
 
-/// The learning rate times a factor for some steps, then as it is.
-#[derive(Clone, Debug)]
-pub struct ConstantLR {
-    factor: f64,
-    total_iters: u64,
-}
-
-impl ConstantLR {
+schedule! {
+    /// The learning rate times a factor for some steps, then as it is.
+    ConstantLR
     /// A third for five steps.
-    pub fn new() -> ConstantLR {
-        ConstantLR { factor: 1.0 / 3.0, total_iters: 5 }
+    () {
+        /// The factor, ⅓ by default.
+        factor: f64 = 1.0 / 3.0,
+        /// For how many steps, 5 by default.
+        total_iters: u64 = 5,
     }
 }
 
@@ -115,13 +85,6 @@ impl Default for ConstantLR {
         ConstantLR::new()
     }
 }
-
-options!(ConstantLR {
-    /// The factor, ⅓ by default.
-    factor: f64,
-    /// For how many steps, 5 by default.
-    total_iters: u64,
-});
 
 impl Schedule for ConstantLR {
     fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
@@ -136,18 +99,17 @@ impl Schedule for ConstantLR {
     }
 }
 
-/// From one share of the learning rate to another, in equal steps.
-#[derive(Clone, Debug)]
-pub struct LinearLR {
-    start_factor: f64,
-    end_factor: f64,
-    total_iters: u64,
-}
-
-impl LinearLR {
+schedule! {
+    /// From one share of the learning rate to another, in equal steps.
+    LinearLR
     /// From a third to the whole in five steps.
-    pub fn new() -> LinearLR {
-        LinearLR { start_factor: 1.0 / 3.0, end_factor: 1.0, total_iters: 5 }
+    () {
+        /// The first share, ⅓ by default.
+        start_factor: f64 = 1.0 / 3.0,
+        /// The last share, 1 by default.
+        end_factor: f64 = 1.0,
+        /// In how many steps, 5 by default.
+        total_iters: u64 = 5,
     }
 }
 
@@ -156,15 +118,6 @@ impl Default for LinearLR {
         LinearLR::new()
     }
 }
-
-options!(LinearLR {
-    /// The first share, ⅓ by default.
-    start_factor: f64,
-    /// The last share, 1 by default.
-    end_factor: f64,
-    /// In how many steps, 5 by default.
-    total_iters: u64,
-});
 
 impl Schedule for LinearLR {
     fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
@@ -186,29 +139,17 @@ impl Schedule for LinearLR {
     }
 }
 
-/// Down to zero by a power of what is left of the steps.
-#[derive(Clone, Debug)]
-pub struct PolynomialLR {
-    total_iters: u64,
-    power: f64,
-}
-
-impl PolynomialLR {
+schedule! {
+    /// Down to zero by a power of what is left of the steps.
+    PolynomialLR
     /// Linearly, in this many steps.
-    pub fn new(total_iters: u64) -> PolynomialLR {
-        PolynomialLR { total_iters, power: 1.0 }
+    (total_iters: u64) {
+        /// The power, 1 by default.
+        power: f64 = 1.0,
     }
 }
-
-options!(PolynomialLR {
-    /// The power, 1 by default.
-    power: f64,
-});
 
 impl Schedule for PolynomialLR {
-    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
-        now.to_vec()
-    }
     fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
         if epoch > self.total_iters {
             return now.to_vec();
@@ -219,29 +160,17 @@ impl Schedule for PolynomialLR {
     }
 }
 
-/// Down along half a cosine, and up again.
-#[derive(Clone, Debug)]
-pub struct CosineAnnealingLR {
-    t_max: u64,
-    eta_min: f64,
-}
-
-impl CosineAnnealingLR {
+schedule! {
+    /// Down along half a cosine, and up again.
+    CosineAnnealingLR
     /// To zero in this many steps.
-    pub fn new(t_max: u64) -> CosineAnnealingLR {
-        CosineAnnealingLR { t_max, eta_min: 0.0 }
+    (t_max: u64) {
+        /// The least learning rate, 0 by default.
+        eta_min: f64 = 0.0,
     }
 }
-
-options!(CosineAnnealingLR {
-    /// The least learning rate, 0 by default.
-    eta_min: f64,
-});
 
 impl Schedule for CosineAnnealingLR {
-    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
-        now.to_vec()
-    }
     fn next(&self, epoch: u64, base: &[f64], now: &[f64]) -> Vec<f64> {
         let (length, least) = (self.t_max as f64, self.eta_min);
         // At the lowest point there is nothing left to scale.
@@ -258,20 +187,19 @@ impl Schedule for CosineAnnealingLR {
     }
 }
 
-/// Down along half a cosine, then anew from the top, each time for longer.
-#[derive(Clone, Debug)]
-pub struct CosineAnnealingWarmRestarts {
-    t_0: u64,
-    t_mult: u64,
-    eta_min: f64,
+schedule! {
+    /// Down along half a cosine, then anew from the top, each time for longer.
+    CosineAnnealingWarmRestarts
+    /// So many steps until the first restart, and between any two.
+    (t_0: u64) {
+        /// How many times as long each run is as the one before, 1 by default.
+        t_mult: u64 = 1,
+        /// The least learning rate, 0 by default.
+        eta_min: f64 = 0.0,
+    }
 }
 
 impl CosineAnnealingWarmRestarts {
-    /// So many steps until the first restart, and between any two.
-    pub fn new(t_0: u64) -> CosineAnnealingWarmRestarts {
-        CosineAnnealingWarmRestarts { t_0, t_mult: 1, eta_min: 0.0 }
-    }
-
     fn at(&self, epoch: u64, base: &[f64]) -> Vec<f64> {
         let (mut done, mut length) = (epoch, self.t_0);
         while done >= length {
@@ -282,13 +210,6 @@ impl CosineAnnealingWarmRestarts {
         each(base, |base| self.eta_min + (base - self.eta_min) * height)
     }
 }
-
-options!(CosineAnnealingWarmRestarts {
-    /// How many times as long each run is as the one before, 1 by default.
-    t_mult: u64,
-    /// The least learning rate, 0 by default.
-    eta_min: f64,
-});
 
 impl Schedule for CosineAnnealingWarmRestarts {
     fn begin(&self, base: &[f64], _: &[f64]) -> Vec<f64> {
@@ -362,9 +283,6 @@ impl Schedule for LambdaLR {
 }
 
 impl Schedule for MultiplicativeLR {
-    fn begin(&self, _: &[f64], now: &[f64]) -> Vec<f64> {
-        now.to_vec()
-    }
     fn next(&self, epoch: u64, _: &[f64], now: &[f64]) -> Vec<f64> {
         self.times(epoch, now)
     }

@@ -43,8 +43,12 @@ pub use plateau::{Plateau, PlateauScheduler, ReduceLROnPlateau, ThresholdMode};
 
 /// How learning rates evolve. All lists have one entry per parameter group.
 pub trait Schedule: Send + Sync {
-    /// The learning rates before the first step, given those that the schedule counts from and those there are.
-    fn begin(&self, base: &[f64], now: &[f64]) -> Vec<f64>;
+    /// The learning rates before the first step, given those that the schedule counts from and those there are, which
+    /// stay by default.
+    fn begin(&self, base: &[f64], now: &[f64]) -> Vec<f64> {
+        let _ = base;
+        now.to_vec()
+    }
 
     /// The learning rates after step number `epoch`, from 1.
     fn next(&self, epoch: u64, base: &[f64], now: &[f64]) -> Vec<f64>;
@@ -122,7 +126,8 @@ impl<O: Optimizer> Scheduler<O> {
         let groups = optimizer.lrs().len();
         schedule.check(groups, loc)?;
         if schedule.momentum(0).is_some() && optimizer.momenta().is_empty() {
-            let why = Why::Other("the schedule cycles momentum, but the optimizer has none".into());
+            let argument = "the optimizer of a schedule that cycles momentum";
+            let why = Why::Operand { argument, expected: "one with momentum" };
             return Err(Error::op("lr_scheduler", why, loc));
         }
         if let Some(base) = schedule.base(groups) {
@@ -210,12 +215,32 @@ fn each(values: &[f64], change: impl Fn(f64) -> f64) -> Vec<f64> {
     values.iter().map(|&value| change(value)).collect()
 }
 
-/// Options of a schedule.
-macro_rules! options {
-    ($Type:ident { $($(#[$doc:meta])* $field:ident: $Number:ty),* $(,)? }) => {
+/// A schedule: what `new` takes and what it keeps of that, where it is not the same, then its options with their
+/// defaults.
+macro_rules! schedule {
+    ($(#[$doc:meta])* $Type:ident $(#[$new:meta])* ($($given:ident: $Given:ty),*) { $($options:tt)* }) => {
+        schedule! {
+            $(#[$doc])* $Type $(#[$new])* ($($given: $Given),*) [$($given: $Given = $given),*] { $($options)* }
+        }
+    };
+    ($(#[$doc:meta])* $Type:ident $(#[$new:meta])*
+        ($($given:ident: $Given:ty),*) [$($own:ident: $Own:ty = $kept:expr),*]
+        { $($(#[$option:meta])* $field:ident: $Number:ty = $default:expr),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $Type {
+            $($own: $Own,)*
+            $($field: $Number,)*
+        }
+
         impl $Type {
+            $(#[$new])*
+            pub fn new($($given: $Given),*) -> $Type {
+                $Type { $($own: $kept,)* $($field: $default),* }
+            }
+
             $(
-                $(#[$doc])*
+                $(#[$option])*
                 pub fn $field(mut self, $field: $Number) -> $Type {
                     self.$field = $field;
                     self
@@ -224,4 +249,4 @@ macro_rules! options {
         }
     };
 }
-use options;
+use schedule;

@@ -5,7 +5,7 @@ use std::f64::consts::PI;
 use kiln_ir::Loc;
 use kiln_tensor::Result;
 
-use super::{Schedule, check_number, options};
+use super::{Schedule, check_number, schedule};
 
 /// The way between two learning rates.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
@@ -17,36 +17,35 @@ pub enum Anneal {
     Linear,
 }
 
-/// Up to a largest learning rate and down far below the first, once; momentum goes the other way.
-#[derive(Clone, Debug)]
-pub struct OneCycleLR {
-    max_lrs: Vec<f64>,
-    total_steps: u64,
-    pct_start: f64,
-    anneal_strategy: Anneal,
-    cycle_momentum: bool,
-    base_momentum: f64,
-    max_momentum: f64,
-    div_factor: f64,
-    final_div_factor: f64,
-    three_phase: bool,
+schedule! {
+    /// Up to a largest learning rate and down far below the first, once; momentum goes the other way.
+    OneCycleLR
+    /// With PyTorch's defaults.
+    (max_lr: f64, total_steps: u64) [max_lrs: Vec<f64> = vec![max_lr], total_steps: u64 = total_steps] {
+        /// The share of the steps that go up, 0.3 by default.
+        pct_start: f64 = 0.3,
+        /// The way between two learning rates, a cosine by default.
+        anneal_strategy: Anneal = Anneal::Cos,
+        /// Whether momentum goes the other way; it does by default.
+        cycle_momentum: bool = true,
+        /// The least momentum, 0.85 by default.
+        base_momentum: f64 = 0.85,
+        /// The largest momentum, 0.95 by default.
+        max_momentum: f64 = 0.95,
+        /// The largest learning rate over the first, 25 by default.
+        div_factor: f64 = 25.0,
+        /// The first learning rate over the last, 10⁴ by default.
+        final_div_factor: f64 = 1e4,
+        /// Whether to come down to the first learning rate before going below it; not by default.
+        three_phase: bool = false,
+    }
 }
 
 impl OneCycleLR {
-    /// With PyTorch's defaults.
-    pub fn new(max_lr: f64, total_steps: u64) -> OneCycleLR {
-        OneCycleLR {
-            max_lrs: vec![max_lr],
-            total_steps,
-            pct_start: 0.3,
-            anneal_strategy: Anneal::Cos,
-            cycle_momentum: true,
-            base_momentum: 0.85,
-            max_momentum: 0.95,
-            div_factor: 25.0,
-            final_div_factor: 1e4,
-            three_phase: false,
-        }
+    /// The largest learning rate of each group.
+    pub fn max_lrs(mut self, max_lrs: Vec<f64>) -> OneCycleLR {
+        self.max_lrs = max_lrs;
+        self
     }
 
     /// At a step: `pick` says which of initial, largest and least value (or both momenta) a phase goes between.
@@ -85,27 +84,6 @@ impl OneCycleLR {
         (0..groups).map(lr).collect()
     }
 }
-
-options!(OneCycleLR {
-    /// The largest learning rate of each group.
-    max_lrs: Vec<f64>,
-    /// The share of the steps that go up, 0.3 by default.
-    pct_start: f64,
-    /// The way between two learning rates, a cosine by default.
-    anneal_strategy: Anneal,
-    /// Whether momentum goes the other way; it does by default.
-    cycle_momentum: bool,
-    /// The least momentum, 0.85 by default.
-    base_momentum: f64,
-    /// The largest momentum, 0.95 by default.
-    max_momentum: f64,
-    /// The largest learning rate over the first, 25 by default.
-    div_factor: f64,
-    /// The first learning rate over the last, 10⁴ by default.
-    final_div_factor: f64,
-    /// Whether to come down to the first learning rate before going below it; not by default.
-    three_phase: bool,
-});
 
 impl Schedule for OneCycleLR {
     fn begin(&self, base: &[f64], _: &[f64]) -> Vec<f64> {

@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 use kiln_ir::{Error, Loc, Why};
 use kiln_tensor::Result;
 
+use super::schedule;
 use crate::StateDict;
 use crate::optim::Optimizer;
 
@@ -28,48 +29,45 @@ pub enum ThresholdMode {
     Absolute,
 }
 
-/// Multiplies the learning rate by a factor when a number has not got better for some steps. Options with PyTorch's
-/// names and defaults; [`on`](ReduceLROnPlateau::on) puts it on an optimizer.
-///
-/// ```
-/// use kiln_nn::{Linear, Module, optim::{Optimizer, SGD}};
-/// use kiln_nn::optim::lr_scheduler::ReduceLROnPlateau;
-/// # fn main() -> kiln_tensor::Result<()> {
-/// let sgd = SGD::new(Linear::new(4, 2)?.parameters(), 0.1)?;
-/// let scheduler = ReduceLROnPlateau::new().factor(0.5).patience(1).on(&sgd)?;
-/// for loss in [1.0, 0.9, 0.9, 0.9] {
-///     scheduler.step(loss);
-/// }
-/// assert_eq!(sgd.lr(), 0.05);
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug)]
-pub struct ReduceLROnPlateau {
-    mode: Plateau,
-    factor: f64,
-    patience: u64,
-    threshold: f64,
-    threshold_mode: ThresholdMode,
-    cooldown: u64,
-    min_lr: f64,
-    eps: f64,
+schedule! {
+    /// Multiplies the learning rate by a factor when a number has not got better for some steps. Options with
+    /// PyTorch's names and defaults; [`on`](ReduceLROnPlateau::on) puts it on an optimizer.
+    ///
+    /// ```
+    /// use kiln_nn::{Linear, Module, optim::{Optimizer, SGD}};
+    /// use kiln_nn::optim::lr_scheduler::ReduceLROnPlateau;
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let sgd = SGD::new(Linear::new(4, 2)?.parameters(), 0.1)?;
+    /// let scheduler = ReduceLROnPlateau::new().factor(0.5).patience(1).on(&sgd)?;
+    /// for loss in [1.0, 0.9, 0.9, 0.9] {
+    ///     scheduler.step(loss);
+    /// }
+    /// assert_eq!(sgd.lr(), 0.05);
+    /// # Ok(()) }
+    /// ```
+    ReduceLROnPlateau
+    /// With PyTorch's defaults.
+    () {
+        /// Which way is better, smaller by default.
+        mode: Plateau = Plateau::Min,
+        /// The factor, 0.1 by default.
+        factor: f64 = 0.1,
+        /// How many steps without progress are borne, 10 by default.
+        patience: u64 = 10,
+        /// By how much a number must be better to count, 1e-4 by default.
+        threshold: f64 = 1e-4,
+        /// How the threshold counts, as a share by default.
+        threshold_mode: ThresholdMode = ThresholdMode::Relative,
+        /// How many steps after a change nothing is counted, 0 by default.
+        cooldown: u64 = 0,
+        /// The least learning rate, 0 by default.
+        min_lr: f64 = 0.0,
+        /// Changes smaller than this are not made, 1e-8 by default.
+        eps: f64 = 1e-8,
+    }
 }
 
 impl ReduceLROnPlateau {
-    /// With PyTorch's defaults.
-    pub fn new() -> ReduceLROnPlateau {
-        ReduceLROnPlateau {
-            mode: Plateau::Min,
-            factor: 0.1,
-            patience: 10,
-            threshold: 1e-4,
-            threshold_mode: ThresholdMode::Relative,
-            cooldown: 0,
-            min_lr: 0.0,
-            eps: 1e-8,
-        }
-    }
-
     /// Puts it on an optimizer.
     #[track_caller]
     pub fn on<O: Optimizer>(self, optimizer: O) -> Result<PlateauScheduler<O>> {
@@ -100,25 +98,6 @@ impl Default for ReduceLROnPlateau {
         ReduceLROnPlateau::new()
     }
 }
-
-super::options!(ReduceLROnPlateau {
-    /// Which way is better, smaller by default.
-    mode: Plateau,
-    /// The factor, 0.1 by default.
-    factor: f64,
-    /// How many steps without progress are borne, 10 by default.
-    patience: u64,
-    /// By how much a number must be better to count, 1e-4 by default.
-    threshold: f64,
-    /// How the threshold counts, as a share by default.
-    threshold_mode: ThresholdMode,
-    /// How many steps after a change nothing is counted, 0 by default.
-    cooldown: u64,
-    /// The least learning rate, 0 by default.
-    min_lr: f64,
-    /// Changes smaller than this are not made, 1e-8 by default.
-    eps: f64,
-});
 
 /// A [`ReduceLROnPlateau`] on an optimizer.
 pub struct PlateauScheduler<O> {
