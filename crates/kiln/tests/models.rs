@@ -332,7 +332,7 @@ fn gpt2_goes_on_as_hugging_faces_does() -> Result<()> {
     assert!(decoded.sub(&whole)?.abs()?.max()?.item::<f32>()? < 1e-5);
     assert_eq!((cache.len(), cache.capacity()), (15, 15));
     let refused = model.decode(&all.narrow(1, 14, 1)?, &cache).unwrap_err().to_string();
-    assert!(refused.contains("1 tokens after 15 with a cache of 15"), "{refused}");
+    assert!(refused.contains("at most 0 (the room left in the cache), got 1"), "{refused}");
     assert!(KvCache::new(&model, 2, 25).is_err());
     // Back to where it was: the same token gives the same logits, at whatever place.
     cache.truncate(14)?;

@@ -8,12 +8,15 @@
 //!   `w` the results are dot products, else `w` or `x` is transposed first, block by block, which costs less
 //!   than the kernels' own packing of such a matrix.
 
+mod batched;
 mod straight;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::panel::Float;
 use crate::threads::{self, Shared, parallel_for};
+pub(crate) use batched::batched;
+pub use batched::{batched_f32, batched_f64, batched_i64};
 use straight::{straight_lhs, straight_rhs};
 
 pub use straight::is_kept;
@@ -292,73 +295,6 @@ unsafe fn dots<T: Float>(product: Product<T>) {
             // SAFETY: within the shape.
             unsafe { T::panel(product.part(i, j, shape)) }
         }
-    }
-}
-
-/// Work of one product of a batch from which each uses all threads, in multiply-adds.
-const LARGE: usize = 1 << 22;
-
-/// As [`gemm_f32()`] or [`gemm_f64()`] for `count` products of one shape; `operands` are the result, the left and the
-/// right operand of each.
-///
-/// # Safety
-/// As for [`gemm_f32()`], for each of them; no two results share memory, and none with an operand of another.
-pub(crate) unsafe fn batched<T: Float>(
-    count: usize,
-    shape: Shape,
-    operands: &(dyn Fn(usize) -> [Matrix<T>; 3] + Sync),
-) {
-    // SAFETY: the caller's promise is passed on.
-    let product = |[dst, lhs, rhs]: [Matrix<T>; 3], alone: bool| unsafe {
-        let product = Product { shape, dst, accumulate: false, lhs, rhs, straight: None };
-        // Tiles of what is computed on one thread would only turn an operand again and again.
-        if alone { serial(product) } else { _ = gemm(product, None) }
-    };
-    each(count, shape, |range, alone| range.for_each(|number| product(operands(number), alone)));
-}
-
-macro_rules! of_floats {
-    ($($name:ident $one:ident $ty:ty),*) => { $(
-        #[doc = concat!("As [`", stringify!($one), "()`] for `count` products of one shape.")]
-        /// `operands` are the result, the left and the right operand of each.
-        ///
-        /// # Safety
-        #[doc = concat!("As for [`", stringify!($one), "()`], for each of them; no two results share memory, and")]
-        /// none with an operand of another.
-        pub unsafe fn $name(
-            count: usize,
-            shape: Shape,
-            operands: &(dyn Fn(usize) -> [Matrix<$ty>; 3] + Sync),
-        ) {
-            // SAFETY: the caller's promise is passed on.
-            unsafe { batched(count, shape, operands) }
-        }
-    )* };
-}
-of_floats!(batched_f32 gemm_f32 f32, batched_f64 gemm_f64 f64);
-
-/// As [`batched_f32`], for 64-bit integers.
-///
-/// # Safety
-/// As for [`batched_f32`].
-pub unsafe fn batched_i64(count: usize, shape: Shape, operands: &(dyn Fn(usize) -> [Matrix<i64>; 3] + Sync)) {
-    each(count, shape, |range, _| {
-        for [dst, lhs, rhs] in range.map(operands) {
-            // SAFETY: the caller's promise is passed on.
-            unsafe { gemm_i64(shape, dst, false, lhs, rhs) };
-        }
-    });
-}
-
-/// Has `run` compute `count` products of one shape: side by side if there are many of them, each alone on a thread, else
-/// each on all threads.
-fn each(count: usize, shape: Shape, run: impl Fn(std::ops::Range<usize>, bool) + Sync) {
-    let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
-    let alone = count >= 2 * threads::count();
-    if alone || work < LARGE {
-        parallel_for(count, TASK.div_ceil(work.max(1)), |begin, end| run(begin..end, alone));
-    } else {
-        run(0..count, false);
     }
 }
 
