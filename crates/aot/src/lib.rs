@@ -7,6 +7,7 @@ mod leaves;
 mod leaving;
 mod partition;
 mod passes;
+mod text;
 pub mod trace;
 
 pub use functionalise::{Functional, GraphInput, Home, Survivor, View, functionalise};
@@ -14,4 +15,5 @@ pub use joint::{Joint, Part, differentiate, expand_decomposed, joint};
 pub use leaving::{ChangedInput, Gradients};
 pub use partition::{BackwardPart, Partition, Report, Saved, SavedFrom, partition};
 pub use passes::{Output, Survey, survey_backward, survey_grad};
+pub use text::Recording;
 pub use trace::Trace;

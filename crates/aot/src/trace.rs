@@ -121,3 +121,28 @@ pub struct Trace {
     /// What happened, in order.
     pub events: Vec<Event>,
 }
+
+impl Event {
+    /// The user's line.
+    pub fn loc(&self) -> Loc {
+        match self {
+            Event::Call { loc, .. }
+            | Event::Backward { loc, .. }
+            | Event::Grad { loc, .. }
+            | Event::RequiresGrad { loc, .. }
+            | Event::Retain { loc, .. }
+            | Event::Apply { loc, .. } => *loc,
+        }
+    }
+}
+
+impl Trace {
+    /// The type of an operand.
+    pub fn ty(&self, arg: &TraceArg) -> Ty {
+        match arg {
+            TraceArg::Variable(variable) => self.variables[*variable as usize].ty.clone(),
+            TraceArg::Number(number) => Ty::Scalar(self.numbers[*number as usize]),
+            TraceArg::Constant(value) => Ty::Scalar(value.kind()),
+        }
+    }
+}

@@ -1,25 +1,55 @@
 //! Golden files of functionalisation, the joint graph and its partition.
 //!
-//! - `; test functionalise`: a trace (its text is described in `support`) becomes a graph, its results and write-backs.
+//! - `; test functionalise`: a trace (its text is described in `src/text.rs`) becomes a graph, its results and write-backs.
 //! - `; test joint`: gradients flow from every float result to every float input, except class numbers and inputs named in
 //!   a `; data %n` line. With `parts`, every result is a part of its own.
 //! - `; test partition` (`parts`): the joint graph in prims, cut in two.
 
-mod support;
-
-use kiln_aot::{Joint, functionalise, joint, partition};
+use kiln_aot::trace::Variable;
+use kiln_aot::{Functional, Home, Joint, Recording, View, functionalise, joint, partition};
 use kiln_ir::Graph;
 use kiln_testkit::golden;
-use support::Reader;
 
 fn functional(text: &str) -> Result<String, String> {
-    let reader = Reader::read(text)?;
-    if let Err(changed) = reader.trace.check() {
+    let (recording, names) = Recording::named(text).map_err(|e| e.to_string())?;
+    if let Err(changed) = recording.trace.check() {
         return Err(format!("{} changes an input through which gradients flow", changed.op));
     }
-    let functional = functionalise(&reader.trace, &reader.live).map_err(|e| e.to_string())?;
+    let functional = functionalise(&recording.trace, &recording.live).map_err(|e| e.to_string())?;
     functional.graph.verify(kiln_ir::Stage::Functional, "functionalise").map_err(|e| e.to_string())?;
-    Ok(format!("{}{}", functional.graph, reader.survivors(&functional)))
+    Ok(format!("{}{}", functional.graph, survivors(&names, &functional)))
+}
+
+/// What outlives a trace: where its memory is, and what it is to autograd.
+fn survivors(names: &[String], functional: &Functional) -> String {
+    let name = |variable: Variable| &names[variable as usize];
+    let mut text = String::new();
+    for survivor in &functional.survivors {
+        let homes = survivor.homes.iter().map(|(home, layout)| {
+            let home = match home {
+                Home::Output(output) => format!("output {output}"),
+                Home::Input(input) => format!("memory of {}", name(*input)),
+            };
+            let strides: Vec<String> = layout.strides.iter().map(isize::to_string).collect();
+            format!("{home} {} by [{}] at {}", layout.shape, strides.join(", "), layout.offset)
+        });
+        let notes = [
+            (survivor.requires_grad, "on the tape"),
+            (survivor.used_up, "used up"),
+            (survivor.twice, "through a pass"),
+            (survivor.view == View::Unrecorded, "a view that was not recorded"),
+        ];
+        let homes: Vec<String> = homes.collect();
+        text += &format!("{}: {}", name(survivor.variable), homes.join("; "));
+        for (_, note) in notes.iter().filter(|(holds, _)| *holds) {
+            text += &format!(", {note}");
+        }
+        if let View::Of(base) = survivor.view {
+            text += &format!(", a view of {}", name(base));
+        }
+        text += "\n";
+    }
+    text
 }
 
 fn joint_of(text: &str, in_parts: bool) -> kiln_ir::Result<Joint> {

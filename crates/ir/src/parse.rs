@@ -20,7 +20,7 @@ impl FromStr for Graph {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Graph> {
-        let mut parser = Parser { text, at: 0, values: FxHashMap::default() };
+        let mut parser = Parser::new(text);
         let graph = parser.graph()?;
         parser.space();
         if parser.rest().is_empty() {
@@ -31,7 +31,33 @@ impl FromStr for Graph {
     }
 }
 
+impl FromStr for Ty {
+    type Err = Error;
+
+    /// Reads what a type's text form says: `f32[4, 3]`, `float`.
+    fn from_str(text: &str) -> Result<Ty> {
+        let mut parser = Parser::new(text);
+        let ty = parser.ty()?;
+        parser.space();
+        if parser.rest().is_empty() { Ok(ty) } else { Err(parser.fail("expected nothing after the type")) }
+    }
+}
+
+impl Op {
+    /// Reads an op as it is printed, its name (`sum`, `foreach_add`, `mul_`) and its attributes
+    /// (`{dims: [1], keepdim: false}`, or nothing); and whether it changes its first operand.
+    pub fn from_text(name: &str, attributes: &str) -> Result<(Op, bool)> {
+        let mut parser = Parser::new(attributes);
+        let attributes = parser.attributes()?;
+        parser.op(name, &attributes)
+    }
+}
+
 impl<'a> Parser<'a> {
+    fn new(text: &'a str) -> Parser<'a> {
+        Parser { text, at: 0, values: FxHashMap::default() }
+    }
+
     fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
@@ -166,6 +192,16 @@ impl<'a> Parser<'a> {
         Ok(attributes)
     }
 
+    fn op(&self, written: &str, attributes: &FxHashMap<&str, String>) -> Result<(Op, bool)> {
+        let base = written.strip_prefix("foreach_").unwrap_or(written);
+        let find = |name: &str| Op::parse(name, &mut |attribute| attributes.get(attribute).cloned());
+        match (find(base), base.strip_suffix('_').and_then(find)) {
+            (Some(op), _) => Ok((op, false)),
+            (None, Some(op)) => Ok((op, true)),
+            (None, None) => Err(self.fail(format!("unknown op or attributes: `{written}`"))),
+        }
+    }
+
     fn node(&mut self, graph: &mut Graph) -> Result<()> {
         let mut labels = vec![self.label()?];
         while self.eat(",") {
@@ -173,7 +209,6 @@ impl<'a> Parser<'a> {
         }
         self.expect("=")?;
         let written = self.word();
-        let base = written.strip_prefix("foreach_").unwrap_or(written);
         self.expect("(")?;
         let mut args = Vec::new();
         while !self.eat(")") {
@@ -181,12 +216,7 @@ impl<'a> Parser<'a> {
             self.eat(",");
         }
         let attributes = self.attributes()?;
-        let find = |name: &str| Op::parse(name, &mut |attribute| attributes.get(attribute).cloned());
-        let (op, in_place) = match (find(base), base.strip_suffix('_').and_then(find)) {
-            (Some(op), _) => (op, false),
-            (None, Some(op)) => (op, true),
-            (None, None) => return Err(self.fail(format!("unknown op or attributes: `{written}`"))),
-        };
+        let (op, in_place) = self.op(written, &attributes)?;
         self.expect(":")?;
         let mut tys = vec![self.ty()?];
         let mut loc = self.line();

@@ -14,7 +14,25 @@
 
 use std::fmt;
 
-use crate::{Class, Graph, Node, Ty};
+use crate::{Class, Graph, Node, Op, Ty};
+
+impl Op {
+    /// The name that it has in text, over lists and in place.
+    pub fn text_name(&self, over_lists: bool, in_place: bool) -> String {
+        let (before, after) = (if over_lists { "foreach_" } else { "" }, if in_place { "_" } else { "" });
+        format!("{before}{}{after}", self.row().name)
+    }
+
+    /// Its attributes in text, with a space before: ` {dims: [1], keepdim: false}`; nothing if there are none.
+    pub fn text_attributes(&self) -> String {
+        let attributes = self.attributes();
+        if attributes.is_empty() {
+            return String::new();
+        }
+        let texts: Vec<String> = attributes.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        format!(" {{{}}}", texts.join(", "))
+    }
+}
 
 impl Graph {
     fn fmt_node(&self, f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
@@ -25,20 +43,13 @@ impl Graph {
         let over_lists = node.op.row().class == Class::Pointwise
             && node.args.iter().any(|&v| matches!(self.ty(v), Ty::List(_)));
         line += " = ";
-        line += if over_lists { "foreach_" } else { "" };
-        line += node.op.row().name;
-        line += if node.in_place { "_" } else { "" };
+        line += &node.op.text_name(over_lists, node.in_place);
         line.push('(');
         for (i, arg) in node.args.iter().enumerate() {
             line += &format!("{}%{}", if i > 0 { ", " } else { "" }, arg.0);
         }
         line.push(')');
-        let attributes = node.op.attributes();
-        if !attributes.is_empty() {
-            let texts: Vec<String> =
-                attributes.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-            line += &format!(" {{{}}}", texts.join(", "));
-        }
+        line += &node.op.text_attributes();
         line += " : ";
         for (i, &out) in node.outs.iter().enumerate() {
             line += &format!("{}{}", if i > 0 { ", " } else { "" }, self.ty(out));

@@ -74,6 +74,12 @@ pub fn run_op_in_place(op: &Op, args: &[Arg<'_>]) -> Result<()> {
     dispatch(op, args, true, Loc::caller()).map(drop)
 }
 
+/// Runs an op on the user's behalf, recorded if a recorder is set, as if it stood at this line: for programs that are
+/// not Rust's.
+pub fn run_op_at(op: &Op, args: &[Arg<'_>], in_place: bool, loc: Loc) -> Result<Output> {
+    dispatch(op, args, in_place, loc)
+}
+
 /// The types of operands.
 pub(crate) fn arg_tys(args: &[Arg<'_>]) -> Result<SmallVec<[Ty; 4]>> {
     let mut tys = SmallVec::new();

@@ -63,7 +63,7 @@ pub use autograd::{
 pub use conv::{ConvTranspose, IntoSizes, Padding};
 pub use custom::{CustomOp, CustomOpBuilder};
 pub use dispatch::{
-    check_in_place, check_in_place_target, check_in_place_types, execute, run_op, run_op_in_place,
+    check_in_place, check_in_place_target, check_in_place_types, execute, run_op, run_op_at, run_op_in_place,
     with_module,
 };
 pub use dynamic::DynamicDim;

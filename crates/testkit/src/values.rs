@@ -4,8 +4,8 @@ use kiln_ir::{
     DType, Domain, Emit, Graph, Result, Sample, SampleArg, Scalar, ScalarKind, TensorTy, Ty, bf16, f16,
 };
 
-use crate::array::round;
 use crate::{Argument, Array, Precision, Program, Rng};
+use kiln_reference::round;
 
 /// A random tensor whose elements lie in a domain.
 pub fn random_array(rng: &mut Rng, ty: &TensorTy, domain: Domain) -> Array {

@@ -19,12 +19,14 @@ const fn layer(name: &'static str, knows: &'static [&'static str]) -> Layer {
 const LAYERS: &[Layer] = &[
     layer("ir", &[]),
     layer("plan", &["ir"]),
+    layer("reference", &["ir", "plan"]),
     layer("runtime", &["ir", "plan"]),
     layer("tensor", &["ir", "plan", "runtime"]),
     layer("prims", &["ir"]),
     layer("aot", &["ir"]),
     layer("inductor", &["ir", "plan", "prims"]),
-    layer("dynamo", &["ir", "plan", "runtime", "tensor", "prims", "aot", "inductor"]),
+    layer("repro", &["ir", "tensor", "aot"]),
+    layer("dynamo", &["ir", "plan", "reference", "runtime", "tensor", "prims", "aot", "inductor", "repro"]),
     layer("nn-derive", &[]),
     layer("nn", &["ir", "tensor", "nn-derive"]),
     layer("training", &["ir", "tensor", "nn"]),
@@ -33,7 +35,7 @@ const LAYERS: &[Layer] = &[
     layer("corpus", &["kiln"]),
     layer("torch", &["kiln"]),
     layer("cli", &["runtime", "kiln", "corpus"]),
-    layer("testkit", &["ir", "plan"]),
+    layer("testkit", &["ir", "reference"]),
     layer("xtask", &[]),
 ];
 

@@ -151,7 +151,7 @@ impl From<Array> for Argument {
 }
 
 /// A double rounded to a dtype.
-pub(crate) fn round(x: f64, dtype: DType, precision: Precision) -> f64 {
+pub fn round(x: f64, dtype: DType, precision: Precision) -> f64 {
     match precision {
         Precision::Rounded => dtype.round(x),
         Precision::Exact => x,

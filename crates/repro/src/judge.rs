@@ -1,0 +1,145 @@
+//! Whether an outcome is right: its error against doubles is at most twice eager's own.
+//!
+//! [Note: what rounding may do] Eager's own error may be small by luck, above all where it is one number, and a result
+//! next to a jump (an argmax of near-equal scores, a mask) is either of two. So what looks wrong is looked at again:
+//! the program is played a few times with every result off by a unit in the last place, and whatever that does to it,
+//! rounding may do as well.
+
+use std::cell::OnceCell;
+
+use kiln_ir::{DType, Result};
+use kiln_tensor::Tensor;
+
+use crate::case::Case;
+use crate::play::{Arithmetic, Outcome, Seen, play};
+
+/// How often a program is played with noise.
+const NOISES: u64 = 4;
+/// How much more than eager's error is allowed.
+const FACTOR: f64 = 2.0;
+/// Units in the last place of the value itself that are allowed in any case.
+const ULPS: f64 = 4.0;
+
+/// What an outcome is.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Verdict {
+    /// Within what rounding explains.
+    Right,
+    /// Something else.
+    Wrong {
+        /// Where it shows first.
+        seen: Seen,
+        /// In words.
+        what: String,
+    },
+}
+
+/// Eager's outcome of a case, and how exact it is.
+pub struct Judge<'a> {
+    case: &'a Case,
+    /// What eager gives.
+    pub eager: Outcome,
+    wide: Option<Outcome>,
+    noisy: OnceCell<Vec<Outcome>>,
+}
+
+impl<'a> Judge<'a> {
+    /// Plays a case eagerly, in its own numbers and in doubles.
+    pub fn new(case: &'a Case) -> Result<Judge<'a>> {
+        let eager = play(case, Arithmetic::Own, &|run| run())?;
+        Ok(Judge { case, eager, wide: None, noisy: OnceCell::new() }.with_wide())
+    }
+
+    fn with_wide(mut self) -> Judge<'a> {
+        // An op that has no doubles leaves eager as the only measure.
+        self.wide = play(self.case, Arithmetic::Wide, &|run| run()).ok();
+        self
+    }
+
+    /// Judges what somebody else made of the case.
+    pub fn verdict(&self, got: &Outcome) -> Verdict {
+        let eager = &self.eager;
+        if got.refused.is_some() != eager.refused.is_some() {
+            let said = |outcome: &Outcome| outcome.refused.clone().unwrap_or("runs".into());
+            let what = format!("a backward pass {} here, {} eagerly", said(got), said(eager));
+            let seen = eager.seen.first().map_or(Seen::Live(0, 0), |(seen, _)| *seen);
+            return Verdict::Wrong { seen, what };
+        }
+        for (number, (seen, eager)) in eager.seen.iter().enumerate() {
+            let got = got.seen.get(number).and_then(|(_, tensor)| tensor.as_ref());
+            let what = match (got, eager) {
+                (None, None) => None,
+                (Some(_), None) => Some("there is one, eagerly there is none".to_string()),
+                (None, Some(_)) => Some("there is none, eagerly there is one".to_string()),
+                (Some(got), Some(eager)) => self.difference(number, got, eager),
+            };
+            if let Some(what) = what {
+                return Verdict::Wrong { seen: *seen, what };
+            }
+        }
+        Verdict::Right
+    }
+
+    /// How a tensor differs more than it may.
+    fn difference(&self, number: usize, got: &Tensor, eager: &Tensor) -> Option<String> {
+        if got.shape() != eager.shape() || got.dtype() != eager.dtype() {
+            let ty = |tensor: &Tensor| format!("{}{}", tensor.dtype(), tensor.shape());
+            return Some(format!("it is {}, eagerly {}", ty(got), ty(eager)));
+        }
+        if got.to_bytes().ok()? == eager.to_bytes().ok()? {
+            return None;
+        }
+        let of =
+            |outcome: &Outcome| outcome.seen.get(number).and_then(|(_, tensor)| numbers(tensor.as_ref()?));
+        let (got, own) = (numbers(got)?, numbers(eager)?);
+        let wide = self.wide.as_ref().and_then(of).filter(|wide| wide.len() == own.len());
+        let exact = wide.as_ref().unwrap_or(&own);
+        let ulp = ulp(eager.dtype());
+        if first_wrong(&got, &[&own], exact, ulp).is_none() {
+            return None;
+        }
+        let noisy = self.noisy.get_or_init(|| {
+            let noisy = |seed| play(self.case, Arithmetic::Noisy(seed), &|run| run()).ok();
+            (1..=NOISES).filter_map(noisy).collect()
+        });
+        let samples: Vec<Vec<f64>> = noisy.iter().filter_map(of).filter(|s| s.len() == own.len()).collect();
+        let all: Vec<&Vec<f64>> = std::iter::once(&own).chain(&samples).collect();
+        let (at, limit) = first_wrong(&got, &all, exact, ulp)?;
+        let count = (0..got.len()).filter(|&i| !agrees(got[i], own[i], limit)).count();
+        let wide = wide.map_or(String::new(), |wide| format!(", in doubles {}", wide[at]));
+        let of = if got.len() == 1 { String::new() } else { format!(" ({count} of {} elements)", got.len()) };
+        Some(format!("element {at} is {}, eagerly {}{wide}{of}", got[at], own[at]))
+    }
+}
+
+fn ulp(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::F32 => f64::from(f32::EPSILON),
+        DType::F16 => 9.765_625e-4,
+        DType::BF16 => 7.8125e-3,
+        _ => 0.0,
+    }
+}
+
+fn numbers(tensor: &Tensor) -> Option<Vec<f64>> {
+    tensor.to_dtype(DType::F64).ok()?.to_vec::<f64>().ok()
+}
+
+/// Whether two numbers are within a limit of each other, or are the same in being none.
+fn agrees(a: f64, b: f64, limit: f64) -> bool {
+    a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= limit
+}
+
+/// The first element that is further from exact than eager's errors allow, and how far it could be.
+fn first_wrong(got: &[f64], samples: &[&Vec<f64>], exact: &[f64], ulp: f64) -> Option<(usize, f64)> {
+    let errors = samples.iter().flat_map(|own| own.iter().zip(exact).map(|(a, b)| (a - b).abs()));
+    let worst = errors.filter(|error| error.is_finite()).fold(0.0, f64::max);
+    let limit =
+        |i: usize| FACTOR * worst + ULPS * ulp * if exact[i].is_finite() { exact[i].abs() } else { 0.0 };
+    let explained = |i: usize| {
+        // What eager gives, with noise or without, is right by definition; so is what lies between.
+        agrees(got[i], exact[i], limit(i)) || samples.iter().any(|own| agrees(got[i], own[i], limit(i)))
+    };
+    (0..got.len()).find(|&i| !explained(i)).map(|i| (i, limit(i)))
+}

@@ -1,0 +1,2 @@
+pub struct Minified;
+pub fn minify() {}
