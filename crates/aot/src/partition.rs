@@ -73,9 +73,16 @@ pub struct Report {
 
 /// Splits a joint graph.
 pub fn partition(joint: &Joint) -> Result<Partition> {
+    partition_saving(joint, Facts::of(joint).cut(&joint.graph))
+}
+
+/// Splits a joint graph without a choice: backward gets the program's inputs and computes everything again.
+pub fn partition_again(joint: &Joint) -> Result<Partition> {
+    partition_saving(joint, joint.graph.inputs[..joint.forward_inputs].to_vec())
+}
+
+fn partition_saving(joint: &Joint, saved: Vec<Value>) -> Result<Partition> {
     let graph = &joint.graph;
-    let facts = Facts::of(joint);
-    let saved = facts.cut(graph);
     let outputs = &graph.outputs[..joint.forward_outputs];
 
     // Where each saved value comes from.

@@ -136,6 +136,95 @@ impl Event {
     }
 }
 
+impl Event {
+    /// The variables that it makes.
+    pub fn made(&self) -> Vec<Variable> {
+        match self {
+            Event::Call { out, .. } => out.iter().copied().collect(),
+            Event::Backward { targets, .. } => {
+                let new = |(_, target): &(Variable, GradTarget)| match target {
+                    GradTarget::New(new) => Some(*new),
+                    GradTarget::Accumulate(_) => None,
+                };
+                targets.iter().filter_map(new).collect()
+            }
+            Event::Grad { results, .. } => results.iter().copied().flatten().collect(),
+            Event::RequiresGrad { .. } | Event::Retain { .. } | Event::Apply { .. } => Vec::new(),
+        }
+    }
+
+    /// The variables that it reads or changes.
+    pub fn used(&self) -> Vec<Variable> {
+        let both = |outputs: &[(Variable, Option<Variable>)]| -> Vec<Variable> {
+            outputs.iter().flat_map(|(output, seed)| std::iter::once(*output).chain(*seed)).collect()
+        };
+        match self {
+            Event::Call { args, .. } => {
+                let variable = |arg: &TraceArg| match arg {
+                    TraceArg::Variable(variable) => Some(*variable),
+                    TraceArg::Number(_) | TraceArg::Constant(_) => None,
+                };
+                args.iter().filter_map(variable).collect()
+            }
+            Event::Backward { outputs, targets, .. } => {
+                let mut used = both(outputs);
+                for (leaf, target) in targets {
+                    used.push(*leaf);
+                    used.extend(match target {
+                        GradTarget::Accumulate(existing) => Some(*existing),
+                        GradTarget::New(_) => None,
+                    });
+                }
+                used
+            }
+            Event::Grad { outputs, inputs, .. } => {
+                let mut used = both(outputs);
+                used.extend(inputs);
+                used
+            }
+            Event::RequiresGrad { variable, .. } | Event::Retain { variable, .. } => vec![*variable],
+            Event::Apply { outputs, .. } => outputs.clone(),
+        }
+    }
+
+    /// Gives every variable another number.
+    pub fn renumber(&mut self, number: &mut dyn FnMut(Variable) -> Variable) {
+        let mut set = |variable: &mut Variable| *variable = number(*variable);
+        match self {
+            Event::Call { args, out, .. } => {
+                for arg in args {
+                    if let TraceArg::Variable(variable) = arg {
+                        set(variable);
+                    }
+                }
+                out.iter_mut().for_each(set);
+            }
+            Event::Backward { outputs, targets, .. } => {
+                outputs.iter_mut().for_each(|(output, seed)| {
+                    set(output);
+                    seed.iter_mut().for_each(&mut set);
+                });
+                targets.iter_mut().for_each(|(leaf, target)| {
+                    set(leaf);
+                    match target {
+                        GradTarget::New(variable) | GradTarget::Accumulate(variable) => set(variable),
+                    }
+                });
+            }
+            Event::Grad { outputs, inputs, results, .. } => {
+                outputs.iter_mut().for_each(|(output, seed)| {
+                    set(output);
+                    seed.iter_mut().for_each(&mut set);
+                });
+                inputs.iter_mut().for_each(&mut set);
+                results.iter_mut().flatten().for_each(set);
+            }
+            Event::RequiresGrad { variable, .. } | Event::Retain { variable, .. } => set(variable),
+            Event::Apply { outputs, .. } => outputs.iter_mut().for_each(set),
+        }
+    }
+}
+
 impl Trace {
     /// The type of an operand.
     pub fn ty(&self, arg: &TraceArg) -> Ty {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kiln_aot::trace::Variable;
+use kiln_aot::{Joint, Partition};
 use kiln_inductor::{C, KernelSource, Lowered, Options, Target};
 use kiln_ir::{Device, Graph, Op, Stage, Ty, Value};
-use kiln_prims::Rounding;
+use kiln_prims::{How, Rounding};
 use kiln_runtime::{Callable, Machine, machine, warn};
 use kiln_tensor::hook::Scope;
 
@@ -21,6 +22,7 @@ use crate::logs::{self, Log};
 use crate::options::Mode;
 use crate::pipeline::{self, Driver, Front, Part};
 use crate::region::Site;
+use crate::rung::Rung;
 use crate::segment::{Code, Execution, Info, Segment, Text};
 use crate::settings::{Numerics, Settings};
 use crate::trie::LiveSet;
@@ -102,12 +104,14 @@ pub(crate) fn lowering(
     }
 }
 
-/// Where halves are rounded.
-pub(crate) fn rounding(site: &Site) -> Rounding {
-    match site.options.settings.numerics {
+/// How prims are made.
+pub(crate) fn prims(site: &Site) -> How {
+    let rounding = match site.options.settings.numerics {
         Numerics::Default => Rounding::Stored,
         Numerics::Strict => Rounding::Ops,
-    }
+    };
+    let last = site.options.rung.map_or("", Rung::last_of_prims);
+    How { rounding, last, without: site.options.without_rule }
 }
 
 /// The driver that compiles; what it does is told in `info`.
@@ -148,17 +152,28 @@ impl Driver for Compiling<'_> {
         Ok(())
     }
 
-    fn rounding(&self) -> Option<Rounding> {
+    fn prims(&self) -> Option<How> {
         let backend = &self.site.options.backend;
         let wants_aten = backend.custom().is_some_and(|custom| custom.level() == Level::Aten);
         let is_whole = wants_aten || backend.is(Backend::AotEager);
-        (!is_whole).then(|| rounding(self.site))
+        (!is_whole).then(|| prims(self.site))
+    }
+
+    fn cut(&mut self, joint: &Joint) -> Result<Partition> {
+        let plain = self.site.options.rung == Some(Rung::Joint);
+        let cut = if plain { kiln_aot::partition_again } else { kiln_aot::partition };
+        self.pass("partition", || cut(joint))
     }
 
     fn lower(&mut self, part: &Part<'_>) -> Result<Built> {
         let backend = &self.site.options.backend;
         if backend.is(Backend::AotEager) {
             return Ok(Built { code: Code::Graph(part.graph.clone()), planned: None });
+        }
+        if let Some(code) =
+            self.site.options.rung.and_then(|rung| rung.code(part, &self.site.options.settings))
+        {
+            return Ok(Built { code: code?, planned: None });
         }
         match backend.custom() {
             Some(_) => Ok(Built { code: self.custom(part)?, planned: None }),
@@ -170,6 +185,10 @@ impl Driver for Compiling<'_> {
 impl Compiling<'_> {
     /// Takes a functional graph through the other stages, or finds what they made of it before.
     fn made(&mut self, front: &Front) -> Result<Made<Code>> {
+        if self.site.options.rung == Some(Rung::Functionalise) {
+            let front = Front { gradients: None, ..front.clone() };
+            return pipeline::back(&front, self)?.map(|built| Ok(built.code));
+        }
         let key = self.key(front);
         let found = key.as_ref().and_then(|key| self.timed("graph cache", || key.find()));
         let found = found.filter(|entry| {
@@ -219,7 +238,7 @@ impl Compiling<'_> {
         let shown = [Log::Joint, Log::Prims].into_iter().any(logs::enabled);
         // A plan says nothing about the device that it is for.
         let is_here = device::of(&front.functional.graph) == Ok(Device::Cpu);
-        if !usual || shown || !is_here || !options.settings.graph_cache {
+        if !usual || shown || !is_here || !options.settings.graph_cache || options.rung.is_some() {
             return None;
         }
         let Front { functional, gradients, layouts, .. } = front;
@@ -272,6 +291,10 @@ impl Compiling<'_> {
         };
         let lower = |settings: &Settings| lower_without(settings, &[]).map_err(|error| error.to_string());
         let mut lowered = self.timed("inductor", || lower_without(&options.settings, &[]))?;
+        if options.rung == Some(Rung::Call) {
+            let names: Vec<String> = lowered.code.iter().map(|source| source.name.clone()).collect();
+            lowered = lower_without(&options.settings, &names)?;
+        }
         let loaded = self.timed("compile", || kernels::load(&lowered.code, build));
         let refused = loaded.as_ref().map_or(&[][..], |loaded| &loaded.refused);
         if !refused.is_empty() {
@@ -344,13 +367,13 @@ impl Compiling<'_> {
         if !self.site.options.settings.keep_text {
             return;
         }
-        let (front, rounding) = (front.clone(), self.rounding());
+        let (front, prims) = (front.clone(), self.prims());
         let names: &[&'static str] = if front.gradients.is_some() { &["joint", "prims"] } else { &["prims"] };
         let front = Arc::new(front);
         let later = names.iter().map(|&name| {
             let front = front.clone();
             let text = move || {
-                let mut reader = Reader { name, rounding, text: None };
+                let mut reader = Reader { name, prims, text: None };
                 // Where a stage fails, the text says so.
                 let failed = pipeline::back(&front, &mut reader).err();
                 reader.text.or(failed.map(|error| error.to_string())).unwrap_or_default()
@@ -412,7 +435,7 @@ impl Compiling<'_> {
 /// The driver that reads one stage's text; loops and plans have their own.
 struct Reader {
     name: &'static str,
-    rounding: Option<Rounding>,
+    prims: Option<How>,
     text: Option<String>,
 }
 
@@ -430,8 +453,8 @@ impl Driver for Reader {
         Ok(())
     }
 
-    fn rounding(&self) -> Option<Rounding> {
-        self.rounding
+    fn prims(&self) -> Option<How> {
+        self.prims
     }
 
     fn lower(&mut self, _: &Part<'_>) -> Result<()> {

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use kiln_inductor::{KernelSource, Layout, Lowered, Options, Target, Tuning};
 use kiln_ir::{Device, Emit as _, Error, Graph, Loc, Op, Result, Strides, Ty, Value, Write};
-use kiln_prims::Rounding;
+use kiln_prims::{How, Rounding};
 use kiln_runtime::engine::{self, Code, Engine};
 use kiln_tensor::device::{DeviceBackend, Done};
 use kiln_tensor::graph::GraphValue;
@@ -96,7 +96,8 @@ struct OneOp {
 
 impl OneOp {
     fn make(&self, graph: &Graph, strides: &[Strides]) -> std::result::Result<LoadedGraph, String> {
-        let graph = kiln_prims::lower_rounding(graph, Rounding::Ops).map_err(|error| error.to_string())?;
+        let how = How { rounding: Rounding::Ops, ..How::default() };
+        let graph = kiln_prims::lower_how(graph, how).map_err(|error| error.to_string())?;
         let input_layouts = strides.iter().map(|strides| Layout { strides: strides.clone() }).collect();
         let (target, tuning) = (self.target.clone(), Tuning::DEFAULT);
         let options = Options { input_layouts, target, tuning, constants: false, general: false };

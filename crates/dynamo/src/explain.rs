@@ -107,6 +107,8 @@ pub struct GraphInfo {
     pub library_calls: usize,
     /// Ops that run as eager calls inside the program.
     pub fallbacks: Vec<String>,
+    /// Kernels that the C compiler refused, and why.
+    pub refused: Vec<String>,
     /// Bytes its kernels read per call.
     pub bytes_read: usize,
     /// Bytes its kernels write per call.

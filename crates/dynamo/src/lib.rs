@@ -32,6 +32,7 @@
 mod analysis;
 mod autotune;
 mod backend;
+mod bisect;
 mod caller;
 mod compile;
 mod compiling;
@@ -55,6 +56,7 @@ mod record;
 mod region;
 mod report;
 mod run;
+mod rung;
 mod segment;
 mod settings;
 mod sizes;
@@ -68,6 +70,7 @@ pub use backend::{
     Backend, ChosenBackend, CompiledGraph, CustomBackend, GraphContext, GraphKind, Level, OutputRole,
     list_backends, register_backend,
 };
+pub use bisect::{Failure, Found, bisect, investigate, reproduce};
 pub use compile::{Call, Callable, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
 pub use device::register_device;
@@ -78,6 +81,7 @@ pub use kiln_tensor::graph::{GraphValue, run_graph, run_graph_with, run_node};
 pub use options::{Compile, Mode, OptimizationLevel};
 pub use progress::{Progress, on_progress};
 pub use region::Region;
+pub use rung::Rung;
 pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
 pub use why::{NotCompiled, Reason};

@@ -7,6 +7,7 @@ use kiln_ir::{Device, Error, Result};
 use kiln_tensor::device::is_available;
 
 use crate::backend::{Backend, ChosenBackend};
+use crate::rung::Rung;
 use crate::settings::{Numerics, Settings};
 
 /// What compilation optimises for.
@@ -119,6 +120,10 @@ pub struct Compile {
     pub(crate) settings: Settings,
     pub(crate) disable: bool,
     pub(crate) name: Option<String>,
+    /// How far to compile, for whoever looks for a mistake; what is left runs by definition.
+    pub(crate) rung: Option<Rung>,
+    /// A rewrite rule to do without.
+    pub(crate) without_rule: &'static str,
 }
 
 /// The names that [`Compile::set`] knows.

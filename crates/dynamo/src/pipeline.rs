@@ -8,10 +8,10 @@
 use std::sync::Arc;
 
 use kiln_aot::trace::Variable;
-use kiln_aot::{Functional, Gradients, Partition, Report, Trace};
+use kiln_aot::{Functional, Gradients, Joint, Partition, Report, Trace};
 use kiln_inductor::Layout as InputLayout;
 use kiln_ir::{Graph, Stage};
-use kiln_prims::Rounding;
+use kiln_prims::How;
 
 use crate::analysis::Analysis;
 use crate::backend::GraphKind;
@@ -29,8 +29,12 @@ pub(crate) trait Driver {
     fn pass<T>(&mut self, name: &'static str, pass: impl FnOnce() -> kiln_ir::Result<T>) -> Result<T>;
     /// Looks at the graph that a pass has made.
     fn look(&mut self, name: &'static str, graph: &Arc<Graph>, stage: Stage) -> Result<()>;
-    /// Where halves are rounded; `None`: graphs are wanted at the level of the user's ops.
-    fn rounding(&self) -> Option<Rounding>;
+    /// How prims are made; `None`: graphs are wanted at the level of the user's ops.
+    fn prims(&self) -> Option<How>;
+    /// Splits a joint graph in two.
+    fn cut(&mut self, joint: &Joint) -> Result<Partition> {
+        self.pass("partition", || kiln_aot::partition(joint))
+    }
     /// Makes loops of a graph, and a plan of those.
     fn lower(&mut self, part: &Part<'_>) -> Result<Self::Code>;
 }
@@ -78,8 +82,7 @@ pub(crate) fn back<D: Driver>(front: &Front, driver: &mut D) -> Result<Made<D::C
     let whole = Arc::new(std::mem::take(&mut joint.graph));
     driver.look("joint", &whole, Stage::Functional)?;
     joint.graph = Arc::unwrap_or_clone(prims(&whole, driver)?);
-    let Partition { forward, forward_outputs, backward, report } =
-        driver.pass("partition", || kiln_aot::partition(&joint))?;
+    let Partition { forward, forward_outputs, backward, report } = driver.cut(&joint)?;
     let (layouts, results) = (front.layouts.clone(), forward_outputs);
     let code = driver.lower(&Part { graph: &forward, layouts, kind: GraphKind::Forward, results })?;
     let mut parts = Vec::with_capacity(backward.len());
@@ -93,8 +96,8 @@ pub(crate) fn back<D: Driver>(front: &Front, driver: &mut D) -> Result<Made<D::C
 }
 
 fn prims<D: Driver>(graph: &Arc<Graph>, driver: &mut D) -> Result<Arc<Graph>> {
-    let Some(rounding) = driver.rounding() else { return Ok(graph.clone()) };
-    let graph = Arc::new(driver.pass("prims", || kiln_prims::lower_rounding(graph, rounding))?);
+    let Some(how) = driver.prims() else { return Ok(graph.clone()) };
+    let graph = Arc::new(driver.pass("prims", || kiln_prims::lower_how(graph, how))?);
     driver.look("prims", &graph, Stage::Prims)?;
     Ok(graph)
 }

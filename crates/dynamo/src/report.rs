@@ -362,6 +362,7 @@ impl Info {
         }
         let info = &mut self.graph;
         info.arena_bytes += plan.arena_bytes;
+        info.refused.extend(refused.iter().map(|(name, reason)| format!("{name}: {reason}")));
         for (index, (step, report)) in plan.steps.iter().zip(&plan.report.steps).enumerate() {
             match step {
                 Step::Launch(_) => info.kernels += 1,

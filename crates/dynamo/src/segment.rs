@@ -23,6 +23,7 @@ use crate::graph_cache::Made;
 use crate::interpret;
 use crate::leaving::{self, Edges};
 use crate::region::Site;
+use crate::rung::Defined;
 use crate::state::{Held, State};
 use crate::why::NotCompiled;
 
@@ -32,6 +33,8 @@ pub(crate) enum Code {
     Program(LoadedGraph),
     /// A graph that is run op by op.
     Graph(Graph),
+    /// A plan that is run by its definition.
+    Plan(Box<Defined>),
     /// What a user's backend made.
     Custom(Custom),
 }
@@ -231,7 +234,7 @@ fn execute(
             program.executable.numbers().fill(&number, scalars)?;
             program.executable.run(inputs.iter().map(tensor), scalars, results).map_err(Stop::from)
         }
-        Code::Graph(_) | Code::Custom(_) => {
+        Code::Graph(_) | Code::Custom(_) | Code::Plan(_) => {
             let value = |(i, input): (usize, &GraphInput)| {
                 let tensor = tensor(input).map(|tensor| GraphValue::Tensor(tensor.clone()));
                 let value = tensor.or_else(|| number(i).map(GraphValue::Number));
@@ -242,6 +245,12 @@ fn execute(
                 Code::Graph(graph) => graph,
                 Code::Custom(custom) => {
                     results.extend(custom.run(&values).map_err(Stop::Backend)?);
+                    return Ok(());
+                }
+                Code::Plan(plan) => {
+                    for output in plan.run(&values)? {
+                        results.push(output.ready()?.clone());
+                    }
                     return Ok(());
                 }
                 Code::Program(_) => return Ok(()),
@@ -474,6 +483,7 @@ impl TapeFunction for CompiledBackward {
 fn run_on_values(code: &Code, values: &[GraphValue]) -> Result<Vec<Tensor>> {
     match code {
         Code::Graph(graph) => graph::run_functional(graph, values),
+        Code::Plan(plan) => plan.run(values),
         Code::Custom(custom) => Ok(custom.run(values)?.into_iter().map(Tensor::from_ready).collect()),
         Code::Program(program) => {
             let number = |i: usize| match &values[i] {

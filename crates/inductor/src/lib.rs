@@ -144,6 +144,11 @@ fn assembled(
     Ok(assemble::assemble(&fused.fusion, &fused.order, options, refused))
 }
 
+/// A graph of prims in the form that loops like best: the first stage of [`lower`], for whoever looks for a mistake.
+pub fn rewrite(graph: &Graph, options: &Options) -> Graph {
+    rewritten(graph, options).0.into_owned()
+}
+
 /// The graph in the form that loops like best.
 fn rewritten<'g>(graph: &'g Graph, options: &Options) -> (Cow<'g, Graph>, Vec<WhyNot>) {
     let is_cut = |shape: &Shape, dim: usize| lower::Space::of(shape, &[dim]).is_tall();

@@ -22,6 +22,7 @@ use kiln_ir::{Graph, Result, Stage};
 pub use dead::remove_dead;
 pub use decompose::{Rounding, decompose, decompose_rounding};
 pub use rewrite::{Call, Rewriter, Rule};
+use simplify::simplify_without;
 pub use simplify::{simplify, simplify_by};
 
 /// Lowers a functional graph to prims and cleans it up.
@@ -49,23 +50,54 @@ pub fn lower(graph: &Graph) -> Result<Graph> {
 
 /// [`lower`], with every intermediate graph shown to `after` under the name of the pass that made it.
 pub fn lower_with(graph: &Graph, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
-    run(graph, Rounding::Stored, after)
+    run(graph, How::default(), after)
 }
 
-/// [`lower`], with halves rounded as told.
-pub fn lower_rounding(graph: &Graph, rounding: Rounding) -> Result<Graph> {
-    run(graph, rounding, &mut |_, _| {})
+/// [`lower`], in another way.
+pub fn lower_how(graph: &Graph, how: How) -> Result<Graph> {
+    run(graph, how, &mut |_, _| {})
 }
 
-fn run(graph: &Graph, rounding: Rounding, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
+/// How far a graph is lowered, and by what.
+#[derive(Copy, Clone, Debug)]
+pub struct How {
+    /// Where halves are rounded.
+    pub rounding: Rounding,
+    /// The last pass, by name; all of them if there is none of that name.
+    pub last: &'static str,
+    /// A rule that is not used.
+    pub without: &'static str,
+}
+
+impl Default for How {
+    fn default() -> How {
+        How { rounding: Rounding::Stored, last: "", without: "" }
+    }
+}
+
+/// The rules that fire when a graph is lowered, each once, in the order of their first use.
+pub fn fired(graph: &Graph, how: How) -> Result<Vec<&'static str>> {
+    let graph = decompose_rounding(graph, how.rounding)?;
+    let (_, mut fired) = simplify_by(&graph, rules::ALL)?;
+    let mut seen = Vec::new();
+    fired.retain(|rule| {
+        !seen.contains(rule) && {
+            seen.push(rule);
+            true
+        }
+    });
+    Ok(fired)
+}
+
+fn run(graph: &Graph, how: How, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
     type Pass<'a> = (&'a str, &'a dyn Fn(&Graph) -> Result<Graph>);
     let passes: [Pass<'_>; 3] = [
-        ("decompose", &|graph| decompose_rounding(graph, rounding)),
-        ("simplify", &simplify),
+        ("decompose", &|graph| decompose_rounding(graph, how.rounding)),
+        ("simplify", &|graph| Ok(simplify_without(graph, rules::ALL, how.without)?.0)),
         ("accumulate", &accumulate::accumulate),
     ];
     // Eager's bits are not those of sums in another order.
-    let count = if matches!(rounding, Rounding::Stored) { passes.len() } else { 2 };
+    let count = if matches!(how.rounding, Rounding::Stored) { passes.len() } else { 2 };
     let mut graph = Cow::Borrowed(graph);
     for (name, pass) in passes.into_iter().take(count) {
         graph = Cow::Owned(pass(&graph)?);
@@ -73,6 +105,9 @@ fn run(graph: &Graph, rounding: Rounding, after: &mut dyn FnMut(&str, &Graph)) -
             graph.verify(Stage::Prims, name)?;
         }
         after(name, &graph);
+        if name == how.last {
+            break;
+        }
     }
     Ok(graph.into_owned())
 }

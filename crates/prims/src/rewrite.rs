@@ -41,12 +41,14 @@ pub struct Rewriter<'r> {
     rules: &'r [&'r [Rule]],
     known: FxHashMap<Key, Value>,
     fired: Vec<&'static str>,
+    /// The rule that is not used.
+    pub(crate) without: &'static str,
 }
 
 impl<'r> Rewriter<'r> {
     /// A rewriter with an empty graph.
     pub fn new(rules: &'r [&'r [Rule]]) -> Rewriter<'r> {
-        Rewriter { graph: Graph::new(), rules, known: FxHashMap::default(), fired: Vec::new() }
+        Rewriter { graph: Graph::new(), rules, known: FxHashMap::default(), fired: Vec::new(), without: "" }
     }
 
     /// The rules that fired, in order.
@@ -78,7 +80,8 @@ impl Emit for Rewriter<'_> {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
         let outs = self.graph.infer(&op, args)?;
         let rules = self.rules;
-        for rule in rules.iter().flat_map(|theme| theme.iter()) {
+        let without = self.without;
+        for rule in rules.iter().flat_map(|theme| theme.iter()).filter(|rule| rule.name != without) {
             let call = Call { op: &op, args, out: &outs[0] };
             if let Some(value) = (rule.apply)(self, &call)?
                 && *self.ty(value) == outs[0]

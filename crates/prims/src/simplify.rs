@@ -29,7 +29,17 @@ pub fn simplify(graph: &Graph) -> Result<Graph> {
 
 /// Simplifies by some rules; also returns the names of those that fired, in order.
 pub fn simplify_by(graph: &Graph, rules: &[&[Rule]]) -> Result<(Graph, Vec<&'static str>)> {
+    simplify_without(graph, rules, "")
+}
+
+/// [`simplify_by`], without the rule of this name.
+pub(crate) fn simplify_without(
+    graph: &Graph,
+    rules: &[&[Rule]],
+    without: &'static str,
+) -> Result<(Graph, Vec<&'static str>)> {
     let mut rewriter = Rewriter::new(rules);
+    rewriter.without = without;
     let (room, mut map) = Graph::with_inputs_of(graph);
     rewriter.graph = room;
     for node in &graph.nodes {

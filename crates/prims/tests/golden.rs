@@ -23,7 +23,9 @@ fn run(header: &str, text: &str) -> Result<String> {
             return Ok(format!("{result}by {}\n", fired.join(", ")));
         }
         ["lower"] => kiln_prims::lower(&graph)?,
-        ["lower", "strict"] => kiln_prims::lower_rounding(&graph, Rounding::Ops)?,
+        ["lower", "strict"] => {
+            kiln_prims::lower_how(&graph, How { rounding: Rounding::Ops, ..How::default() })?
+        }
         ["form", "averages"] => forms::as_plain(Cow::Owned(graph)).into_owned(),
         ["form", "extremes"] => forms::take_apart(Cow::Owned(graph), &|_, _| false).into_owned(),
         ["form", "products", most] => {

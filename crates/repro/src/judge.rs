@@ -58,14 +58,23 @@ impl<'a> Judge<'a> {
 
     /// Judges what somebody else made of the case.
     pub fn verdict(&self, got: &Outcome) -> Verdict {
+        self.judged(got, |_| true)
+    }
+
+    /// The same of values alone: whether gradients flow through them is not looked at.
+    pub fn verdict_of_values(&self, got: &Outcome) -> Verdict {
+        self.judged(got, |seen| !matches!(seen, Seen::Gradient(_)))
+    }
+
+    fn judged(&self, got: &Outcome, counts: impl Fn(&Seen) -> bool) -> Verdict {
         let eager = &self.eager;
-        if got.refused.is_some() != eager.refused.is_some() {
+        if got.refused.is_some() != eager.refused.is_some() && counts(&Seen::Gradient(0)) {
             let said = |outcome: &Outcome| outcome.refused.clone().unwrap_or("runs".into());
             let what = format!("a backward pass {} here, {} eagerly", said(got), said(eager));
             let seen = eager.seen.first().map_or(Seen::Live(0, 0), |(seen, _)| *seen);
             return Verdict::Wrong { seen, what };
         }
-        for (number, (seen, eager)) in eager.seen.iter().enumerate() {
+        for (number, (seen, eager)) in eager.seen.iter().enumerate().filter(|(_, (seen, _))| counts(seen)) {
             let got = got.seen.get(number).and_then(|(_, tensor)| tensor.as_ref());
             let what = match (got, eager) {
                 (None, None) => None,
@@ -95,9 +104,7 @@ impl<'a> Judge<'a> {
         let wide = self.wide.as_ref().and_then(of).filter(|wide| wide.len() == own.len());
         let exact = wide.as_ref().unwrap_or(&own);
         let ulp = ulp(eager.dtype());
-        if first_wrong(&got, &[&own], exact, ulp).is_none() {
-            return None;
-        }
+        first_wrong(&got, &[&own], exact, ulp)?;
         let noisy = self.noisy.get_or_init(|| {
             let noisy = |seed| play(self.case, Arithmetic::Noisy(seed), &|run| run()).ok();
             (1..=NOISES).filter_map(noisy).collect()

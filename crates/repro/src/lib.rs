@@ -10,9 +10,12 @@ mod judge;
 mod minify;
 mod play;
 mod program;
+mod sizes;
+mod trail;
 
 pub use case::{Case, Input, Value};
 pub use judge::{Judge, Verdict};
-pub use minify::{Minified, minify};
-pub use play::{Arithmetic, Outcome, Seen, play};
+pub use minify::{Progress, minify};
+pub use play::{Arithmetic, Live, Outcome, Seen, play};
 pub use program::rust_program;
+pub use sizes::other_sizes;

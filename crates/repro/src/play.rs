@@ -4,7 +4,7 @@
 use std::fmt;
 
 use kiln_aot::trace::{Event, GradTarget, InputVariable, TraceArg, Variable};
-use kiln_ir::{Class, DType, Error, Layout, Op, Result, Ty};
+use kiln_ir::{Class, DType, Error, Layout, Op, Result};
 use kiln_tensor::hook::{Arg, Output};
 use kiln_tensor::internal::TensorState;
 use kiln_tensor::{GradOptions, Tensor, TensorList, backward_all, enable_grad, grad, no_grad, run_op_at};
@@ -74,7 +74,7 @@ pub fn play(
     player.outcome(live)
 }
 
-struct Player<'a> {
+pub(crate) struct Player<'a> {
     case: &'a Case,
     arithmetic: Arithmetic,
     /// By variable, the inputs.
@@ -99,7 +99,7 @@ pub(crate) fn signs(seed: u64, count: usize) -> impl Iterator<Item = bool> {
 }
 
 impl<'a> Player<'a> {
-    fn new(case: &'a Case, arithmetic: Arithmetic) -> Result<Player<'a>> {
+    pub(crate) fn new(case: &'a Case, arithmetic: Arithmetic) -> Result<Player<'a>> {
         let trace = &case.recording.trace;
         let mut player =
             Player { case, arithmetic, inputs: vec![None; trace.variables.len()], bases: Vec::new() };
@@ -164,14 +164,52 @@ impl<'a> Player<'a> {
 
     /// Does what the recording says.
     fn run(&self) -> Result<Live> {
+        self.run_with(&mut |_, _, _| Ok(()))
+    }
+
+    fn begin(&self) -> Vec<Option<Held>> {
+        self.inputs.iter().map(|input| input.clone().map(Held::Tensor)).collect()
+    }
+
+    /// The same, with a look at what is held before every event.
+    pub(crate) fn run_with(
+        &self,
+        look: &mut dyn FnMut(usize, &Event, &[Option<Held>]) -> Result<()>,
+    ) -> Result<Live> {
         let recording = &self.case.recording;
-        let mut held: Vec<Option<Held>> =
-            self.inputs.iter().map(|input| input.clone().map(Held::Tensor)).collect();
+        let mut held = self.begin();
         for (number, event) in recording.trace.events.iter().enumerate() {
+            look(number, event, &held)?;
             self.event(event, number, &mut held)?;
         }
         let live = recording.live.iter().map(|&v| Some((v, held[v as usize].clone()?)));
         Ok(Live(live.collect::<Option<Vec<_>>>().ok_or_else(lost)?))
+    }
+
+    /// Plays as far as the first pass that does not give what it is to give (`lost`); by number of the pass, which leaves
+    /// it reached.
+    pub(crate) fn survey(
+        &self,
+        lost: &mut Vec<Variable>,
+        reached: &mut Vec<(usize, Vec<Variable>)>,
+    ) -> Result<()> {
+        let mut held = self.begin();
+        let leaves = || (0..).zip(&self.inputs).filter_map(|(v, input)| Some((v, input.as_ref()?)));
+        for (number, event) in self.case.recording.trace.events.iter().enumerate() {
+            if let Event::Backward { .. } = event {
+                leaves().filter(|(_, leaf)| leaf.grad().is_some()).for_each(|(_, leaf)| leaf.set_grad(None));
+            }
+            self.event(event, number, &mut held)?;
+            if let Event::Backward { .. } | Event::Grad { .. } = event {
+                lost.extend(event.made().into_iter().filter(|&made| held[made as usize].is_none()));
+                let found = leaves().filter(|(_, leaf)| leaf.grad().is_some());
+                reached.push((number, found.map(|(variable, _)| variable).collect()));
+            }
+            if !lost.is_empty() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn event(&self, event: &Event, number: usize, held: &mut [Option<Held>]) -> Result<()> {
@@ -219,7 +257,7 @@ impl<'a> Player<'a> {
                 let found = grad(&of, &inputs.iter().collect::<Vec<_>>(), &from, options)?;
                 for (found, result) in found.into_iter().zip(results) {
                     if let Some(result) = result {
-                        held[*result as usize] = Some(Held::Tensor(found.ok_or_else(lost)?));
+                        held[*result as usize] = found.map(Held::Tensor);
                     }
                 }
             }
@@ -273,6 +311,12 @@ impl<'a> Player<'a> {
             other => self.case.number(other).map(Arg::Number).ok_or_else(lost),
         });
         let args = args.collect::<Result<Vec<_>>>()?;
+        if let Op::List {} = op {
+            let tensor = |arg: &Arg<'_>| {
+                if let Arg::Tensor(tensor) = arg { Ok((*tensor).clone()) } else { Err(lost()) }
+            };
+            return Ok(Held::List(TensorList::new(args.iter().map(tensor).collect::<Result<_>>()?)));
+        }
         let class = op.row().class;
         let wide = (self.arithmetic == Arithmetic::Wide).then(|| widened(op)).flatten();
         let rounds = class != Class::Random;
@@ -384,9 +428,4 @@ fn arranged(tensor: &Tensor, layout: &Layout) -> Result<Tensor> {
     let mut back = vec![0; rank];
     order.iter().enumerate().for_each(|(place, &dim)| back[dim] = place);
     tensor.permute(&dims(&order)[..])?.contiguous()?.permute(&dims(&back)[..])
-}
-
-/// Whether a type is made of floats.
-pub(crate) fn is_float(ty: &Ty) -> bool {
-    ty.as_tensor().is_some_and(|tensor| tensor.dtype.is_float())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kiln_aot::{GraphInput, Survivor};
 use kiln_inductor::{General, Numbers, Wipe};
 use kiln_ir::{Device, Graph, Shape, Stage, Strides, Ty};
-use kiln_prims::Rounding;
+use kiln_prims::How;
 
 use crate::analysis::{self, Analysis};
 use crate::compiling;
@@ -114,8 +114,8 @@ impl Driver for Drafting<'_> {
         Ok(())
     }
 
-    fn rounding(&self) -> Option<Rounding> {
-        Some(compiling::rounding(self.site))
+    fn prims(&self) -> Option<How> {
+        Some(compiling::prims(self.site))
     }
 
     fn lower(&mut self, part: &Part<'_>) -> why::Result<Drawn> {

@@ -9,12 +9,14 @@
 //! ```
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
-use kiln_ir::{Class, Def, Graph, ListTy, Op, Shape, Strides, Ty, Value, Write};
+use kiln_ir::{Class, Def, Graph, ListTy, Op, Shape, Strides, TensorTy, Ty, Value, Write};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::lower::views::{is_dense, view_of};
+use crate::lower::{operand_dtype, operation};
 use crate::rewrite::elements::Elements;
 use crate::{Layout, WhyNot};
 
@@ -23,7 +25,7 @@ pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Layout]) -> (Cow<'g, G
     if !graph.nodes.iter().any(|n| matches!(n.op, Op::ListGet { .. } | Op::List {})) {
         return (Cow::Borrowed(graph), Vec::new());
     }
-    let odd = odd_rows(graph, layouts);
+    let (odd, lying) = odd_rows(graph, layouts);
     if odd.is_empty() && is_ready(graph) {
         return (Cow::Borrowed(graph), Vec::new());
     }
@@ -39,10 +41,7 @@ pub(crate) fn take_apart<'g>(graph: &'g Graph, layouts: &[Layout]) -> (Cow<'g, G
     }
     this.to.outputs = graph.outputs.iter().map(|&v| this.renamed(v)).collect();
     this.to.writes = graph.writes.iter().map(|w| this.write(w)).collect();
-    let mut rows: Vec<usize> = odd.values().flatten().copied().collect();
-    rows.sort_unstable();
-    rows.dedup();
-    (Cow::Owned(this.to), rows.into_iter().map(|row| WhyNot::Layouts { row }).collect())
+    (Cow::Owned(this.to), lying.into_iter().map(|row| WhyNot::Layouts { row }).collect())
 }
 
 /// Whether no packing undoes an unpacking, or the other way round, and no element is taken out twice.
@@ -248,6 +247,8 @@ struct Meeting {
     /// Per row, the kind that came first.
     first: Vec<Option<u32>>,
     odd: FxHashSet<usize>,
+    /// How many rows there are, if an op over them is no loop: then all are odd.
+    library: usize,
 }
 
 impl Meeting {
@@ -262,8 +263,9 @@ impl Meeting {
     }
 }
 
-/// For every list, the rows that can't be in a table. Lists that meet in an op agree.
-fn odd_rows(graph: &Graph, layouts: &[Layout]) -> FxHashMap<Value, FxHashSet<usize>> {
+/// For every list, the rows that can't be in a table; and those that can't because of how they lie. Lists that meet in an
+/// op agree.
+fn odd_rows(graph: &Graph, layouts: &[Layout]) -> (FxHashMap<Value, FxHashSet<usize>>, BTreeSet<usize>) {
     // Components of lists that are operands and results of the same ops.
     let mut component: FxHashMap<Value, usize> = FxHashMap::default();
     let mut parents: Vec<usize> = Vec::new();
@@ -337,7 +339,21 @@ fn odd_rows(graph: &Graph, layouts: &[Layout]) -> FxHashMap<Value, FxHashSet<usi
                     meetings[c].meet(*index, kind, &kinds);
                 }
             }
-            _ => {}
+            op => {
+                let out = node.outs[0];
+                let Some(&c) = component.get(&out) else { continue };
+                let types = graph.list_of(out);
+                let is_loop = |row: usize| {
+                    let operands = operand_dtype(op, node.args.iter().map(|&v| graph.ty(v)), row);
+                    operation(op, operands, types[row].dtype).is_some()
+                };
+                // Rows are mostly of one dtype.
+                let mut last = None;
+                let is_new = |(_, ty): &(usize, &TensorTy)| last.replace(ty.dtype) != Some(ty.dtype);
+                if !types.iter().enumerate().filter(is_new).all(|(row, _)| is_loop(row)) {
+                    meetings[c].library = types.len();
+                }
+            }
         }
     }
     for write in &graph.writes {
@@ -352,9 +368,10 @@ fn odd_rows(graph: &Graph, layouts: &[Layout]) -> FxHashMap<Value, FxHashSet<usi
             meetings[c].meet(row, kind, &kinds);
         }
     }
-    component
-        .into_iter()
-        .filter(|(_, c)| !meetings[*c].odd.is_empty())
-        .map(|(list, c)| (list, meetings[c].odd.clone()))
-        .collect()
+    let lying = meetings.iter().flat_map(|meeting| meeting.odd.iter().copied()).collect();
+    for meeting in &mut meetings {
+        meeting.odd.extend(0..meeting.library);
+    }
+    let odd = component.into_iter().filter(|(_, c)| !meetings[*c].odd.is_empty());
+    (odd.map(|(list, c)| (list, meetings[c].odd.clone())).collect(), lying)
 }

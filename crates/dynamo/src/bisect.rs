@@ -1,0 +1,326 @@
+//! Which stage is wrong: a case is compiled up to every [stage](Rung), the rest run by its definition, and the first
+//! stage whose outcome is not eager's is where the mistake is. Then the case is made smaller while that stage is still
+//! wrong in the same way.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use kiln_aot::trace::Event;
+use kiln_ir::{Line, Loc, Result};
+use kiln_repro::{Arithmetic, Case, Judge, Live, Outcome, Progress, Seen, Verdict, minify, play};
+use kiln_runtime::threads;
+
+use crate::backend::Backend;
+use crate::explain::Explanation;
+use crate::options::{Compile, Mode};
+use crate::region::Region;
+use crate::rung::Rung;
+use crate::why::NotCompiled;
+
+/// How a compiled program fails where eager does not.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A value that is not eager's.
+    Wrong {
+        /// Where it shows first.
+        seen: Seen,
+        /// How it differs.
+        what: String,
+    },
+    /// An error that eager does not give.
+    Error(String),
+    /// A panic.
+    Panic(String),
+    /// Kernels that the C compiler refuses.
+    Compiler(String),
+    /// It runs op by op, because a pass failed.
+    Pass(String),
+    /// The graph ends in the middle.
+    Break(String),
+    /// The process was ended by a signal.
+    Killed(String),
+    /// It does not end.
+    Hang,
+    /// It takes more memory than it may.
+    Memory,
+}
+
+impl Failure {
+    /// What kind it is: what stays the same while a case is made smaller.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Failure::Wrong { .. } => "wrong result",
+            Failure::Error(_) => "error",
+            Failure::Panic(_) => "panic",
+            Failure::Compiler(_) => "compiler error",
+            Failure::Pass(_) => "failed pass",
+            Failure::Break(_) => "graph break",
+            Failure::Killed(_) => "crash",
+            Failure::Hang => "hang",
+            Failure::Memory => "out of memory",
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Wrong { seen, what } => write!(f, "wrong result: {seen}: {what}"),
+            Failure::Error(text)
+            | Failure::Panic(text)
+            | Failure::Compiler(text)
+            | Failure::Pass(text)
+            | Failure::Break(text)
+            | Failure::Killed(text) => {
+                write!(f, "{}: {}", self.kind(), text.lines().next().unwrap_or_default())
+            }
+            Failure::Hang | Failure::Memory => f.write_str(self.kind()),
+        }
+    }
+}
+
+/// Where a mistake is.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// How it shows.
+    pub failure: Failure,
+    /// The first stage that is wrong.
+    pub stage: Rung,
+    /// What in it: the rewrite rule, the kernels, the library call.
+    pub detail: Option<String>,
+    /// The user's line of the last op of the case, if it has one.
+    pub loc: Loc,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.failure)?;
+        write!(f, "stage {}", self.stage)?;
+        if let Some(detail) = &self.detail {
+            write!(f, ": {detail}")?;
+        }
+        if self.loc.is_known() { write!(f, ", at {}", self.loc) } else { Ok(()) }
+    }
+}
+
+/// The stages that a mistake shows from, in order: each does what those before it do.
+const LADDER: [Rung; 16] = [
+    Rung::Capture,
+    Rung::Functionalise,
+    Rung::Joint,
+    Rung::Partition,
+    Rung::Decompose,
+    Rung::Simplify,
+    Rung::Accumulate,
+    Rung::Rewrite,
+    Rung::Lower,
+    Rung::Fuse,
+    Rung::Schedule,
+    Rung::Memory,
+    Rung::C,
+    Rung::Threads,
+    Rung::Codec,
+    Rung::General,
+];
+
+/// Runs a case as it was compiled: how it fails, if it does.
+pub fn reproduce(case: &Case) -> Result<Option<Failure>> {
+    let judge = Judge::new(case)?;
+    let mut last = None;
+    for rung in [Rung::Threads, Rung::Codec, Rung::General] {
+        last = attempt(case, &judge, &Options::of(case, rung)?);
+        if last.is_some() {
+            break;
+        }
+    }
+    Ok(last)
+}
+
+/// Which stage is wrong, of a case that fails; `None` if it does not.
+pub fn bisect(case: &Case) -> Result<Option<Found>> {
+    let judge = Judge::new(case)?;
+    // From the end: what shows only with templates or the cache is the last stages' own.
+    let mut top = None;
+    for rung in [Rung::Threads, Rung::Codec, Rung::General] {
+        if let Some(failure) = attempt(case, &judge, &Options::of(case, rung)?) {
+            top = Some((LADDER.iter().position(|other| *other == rung).unwrap_or_default(), failure));
+            break;
+        }
+    }
+    let Some((top, failure)) = top else { return Ok(None) };
+    let fails = |at: usize| -> Result<Option<Failure>> {
+        let found = attempt(case, &judge, &Options::of(case, LADDER[at])?);
+        Ok(found.filter(|found| found.kind() == failure.kind()))
+    };
+    // All stages below `right` are right, `wrong` is not.
+    let (mut right, mut wrong, mut failure) = (0, top, failure.clone());
+    while right < wrong {
+        let middle = (right + wrong) / 2;
+        match fails(middle)? {
+            Some(found) => (wrong, failure) = (middle, found),
+            None => right = middle + 1,
+        }
+    }
+    let mut stage = LADDER[wrong];
+    if stage == Rung::C && attempt(case, &judge, &Options::of(case, Rung::Call)?).is_some() {
+        stage = Rung::Call;
+    }
+    let detail = detail(case, &judge, stage)?;
+    let loc = case.recording.trace.events.last().map_or(Loc::UNKNOWN, Event::loc);
+    Ok(Some(Found { failure, stage, detail, loc }))
+}
+
+/// Makes a case that fails smaller, and finds its stage: at most so long. `tell` hears how it goes.
+pub fn investigate(
+    case: &Case,
+    limit: Duration,
+    tell: &mut dyn FnMut(Progress),
+) -> Result<Option<(Case, Found)>> {
+    let Some(found) = bisect(case)? else { return Ok(None) };
+    let (stage, kind) = (found.stage, found.failure.kind());
+    let mut fails = |case: &Case| -> bool {
+        let judged = || -> Result<bool> {
+            let judge = Judge::new(case)?;
+            let failed = |rung| Ok(attempt(case, &judge, &Options::of(case, rung)?));
+            let found: Result<Option<Failure>> = failed(stage);
+            Ok(found?.is_some_and(|found| found.kind() == kind))
+        };
+        judged().unwrap_or(false)
+    };
+    let mut small = minify(case, limit, &mut fails, tell)?;
+    let found = bisect(&small)?.unwrap_or(found);
+    small.notes = found.to_string().lines().map(str::to_string).collect();
+    Ok(Some((small, found)))
+}
+
+/// How a case is compiled up to a stage.
+struct Options {
+    rung: Rung,
+    compile: Compile,
+}
+
+impl Options {
+    fn of(case: &Case, rung: Rung) -> Result<Options> {
+        let mut compile: Compile =
+            if case.options.is_empty() { Compile::new() } else { case.options.parse()? };
+        compile.settings.graph_cache = rung == Rung::Codec;
+        compile.dynamic = Some(rung == Rung::General);
+        (compile.fullgraph, compile.disable) = (false, false);
+        match rung {
+            Rung::Capture => compile.backend = Backend::Eager.into(),
+            Rung::Functionalise | Rung::Joint | Rung::Partition => {
+                compile.backend = Backend::AotEager.into();
+                compile.rung = Some(rung);
+            }
+            Rung::C | Rung::Threads | Rung::Codec | Rung::General => {}
+            _ => compile.rung = Some(rung),
+        }
+        if compile.mode == Mode::Evaluation {
+            compile.mode = Mode::Default;
+        }
+        Ok(Options { rung, compile })
+    }
+}
+
+/// Runs a case up to a stage: how that fails.
+fn attempt(case: &Case, judge: &Judge<'_>, options: &Options) -> Option<Failure> {
+    let region = options.compile.clone().region();
+    let before = threads::count();
+    let single = options.rung != Rung::Threads;
+    if single {
+        threads::set_count(1);
+    }
+    let run = || -> Result<Outcome> {
+        match options.rung {
+            Rung::Codec => {
+                drop(played(case, &options.compile.clone().region())?);
+            }
+            Rung::General => {
+                for other in kiln_repro::other_sizes(case) {
+                    // Other sizes may be no program at all.
+                    let _ = played(&other, &region);
+                }
+            }
+            _ => {}
+        }
+        played(case, &region)
+    };
+    let outcome = catch_unwind(AssertUnwindSafe(run));
+    if single {
+        threads::set_count(before);
+    }
+    match outcome {
+        Err(panic) => Some(Failure::Panic(said(&*panic))),
+        Ok(Err(error)) => Some(Failure::Error(error.to_string())),
+        Ok(Ok(outcome)) => {
+            let verdict = if options.rung == Rung::Functionalise {
+                judge.verdict_of_values(&outcome)
+            } else {
+                judge.verdict(&outcome)
+            };
+            match verdict {
+                Verdict::Wrong { seen, what } => Some(Failure::Wrong { seen, what }),
+                Verdict::Right => other_failure(&region.explain(), options.rung),
+            }
+        }
+    }
+}
+
+fn played(case: &Case, region: &Region) -> Result<Outcome> {
+    play(case, Arithmetic::Own, &|run: &dyn Fn() -> Result<Live>| region.run(run))
+}
+
+/// What else is not as it should be, where results are right.
+fn other_failure(explanation: &Explanation, rung: Rung) -> Option<Failure> {
+    let told = |line: &Line, reason: &dyn fmt::Display| Failure::Break(format!("{reason}, at {line}"));
+    if let Some(at) = explanation.breaks.first().or(explanation.fallbacks.first()) {
+        return Some(told(&at.loc, &at.reason));
+    }
+    if rung == Rung::Capture {
+        return None;
+    }
+    explanation.graphs.iter().find_map(|graph| match &graph.interpreted {
+        Some(NotCompiled::Compiler(error)) => Some(Failure::Compiler(error.clone())),
+        Some(NotCompiled::Pass { name, error }) => Some(Failure::Pass(format!("{name}: {error}"))),
+        _ if rung == Rung::Call => None,
+        _ => graph.refused.first().cloned().map(Failure::Compiler),
+    })
+}
+
+fn said(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a message").to_string()
+}
+
+/// What in a stage is wrong.
+fn detail(case: &Case, judge: &Judge<'_>, stage: Rung) -> Result<Option<String>> {
+    let mut options = Options::of(case, stage)?;
+    match stage {
+        Rung::Simplify => {
+            for rule in kiln_prims::rules::ALL.iter().flat_map(|theme| theme.iter()) {
+                options.compile.without_rule = rule.name;
+                if attempt(case, judge, &options).is_none() {
+                    return Ok(Some(format!("rule {} ({})", rule.name, rule.law)));
+                }
+            }
+            Ok(None)
+        }
+        Rung::C | Rung::Threads | Rung::Call => {
+            let region = options.compile.clone().region();
+            let run = || play(case, Arithmetic::Own, &|run: &dyn Fn() -> Result<Live>| region.run(run));
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                return Ok(None);
+            }
+            let explanation = region.explain();
+            let steps = explanation.graphs.iter().flat_map(|graph| &graph.steps);
+            let mut names: Vec<String> =
+                steps.map(|step| format!("{} ({})", step.name, step.ops.join(", "))).collect();
+            names.dedup();
+            names.truncate(4);
+            Ok((!names.is_empty()).then(|| names.join("; ")))
+        }
+        _ => Ok(None),
+    }
+}
