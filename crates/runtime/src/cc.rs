@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use thiserror::Error;
 
+use crate::isolate::is_isolated;
+
 /// How long one compilation may take unless told otherwise.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
@@ -276,7 +278,8 @@ impl Compiler {
         let started = questions.map(|question| {
             let mut command = Command::new(&self.program);
             command.args(&self.arguments).arg(question).env("LC_ALL", "C");
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+            in_group(&mut command);
             (format!("{command:?}"), question, command.spawn())
         });
         let answers = started.map(|(command, question, child)| {
@@ -323,8 +326,7 @@ impl Compiler {
         command.args(["-x", "none"]).args(flags);
         // A file, not a pipe: nobody has to read it while the compiler runs.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        // A group of its own, so that the driver's children can be stopped with it.
-        command.process_group(0);
+        in_group(&mut command);
         let text = format!("{command:?}");
 
         let child = command.spawn().map_err(|error| CcError::system("start", &self.program, error));
@@ -359,8 +361,9 @@ impl Compiler {
                     std::thread::sleep(Duration::from_micros(250));
                 }
                 Ok(None) => {
-                    // SAFETY: the group is the one made for this child, which has not been waited for yet.
-                    unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+                    let pid = child.id() as libc::pid_t;
+                    // SAFETY: the child has not been waited for yet, and the group is the one made for it.
+                    unsafe { libc::kill(if is_isolated() { pid } else { -pid }, libc::SIGKILL) };
                     child.wait().map_err(|error| CcError::system("stop", &self.program, error))?;
                     let error = CcError::TimedOut { command, limit: self.time_limit, on: on.to_owned() };
                     return Err(self.hung.get_or_init(|| error).clone());
@@ -368,6 +371,14 @@ impl Compiler {
                 Err(error) => return Err(CcError::system("wait for", &self.program, error)),
             }
         }
+    }
+}
+
+/// Gives a compiler a group of its own, so that the driver's children can be stopped with it. In an isolated process
+/// it stays in that of the process: who stops the one stops the other, and what the driver leaves behind as well.
+fn in_group(command: &mut Command) {
+    if !is_isolated() {
+        command.process_group(0);
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`kernel`]  | the signature of compiled functions and their launch: [`Kernel`]  |
 //! | [`program`] | plans, prepared to run                                            |
 //! | [`engine`]  | other devices: their memory, and how plans run there              |
+//! | [`isolate`] | a closure in a process of its own, with limits                    |
 //! | [`owner`]   | a lock for data that one thread uses almost always                |
 //! | [`sync`]    | atomics, or the model checker's in their place                    |
 //! | [`warn`]    | warnings, each given once                                         |
@@ -59,6 +60,7 @@ pub mod directory;
 pub mod engine;
 pub mod gemm;
 mod guard;
+pub mod isolate;
 pub mod kept;
 pub mod kernel;
 mod lanes;

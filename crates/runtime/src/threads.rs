@@ -21,7 +21,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// Number of threads regions use: `KILN_NUM_THREADS`, else the cores available to the process.
 pub fn count() -> usize {
-    match POOL.count.load(Ordering::Relaxed) {
+    match COUNT.load(Ordering::Relaxed) {
         0 => set_count(default_count()),
         count => count,
     }
@@ -52,7 +52,7 @@ pub fn count() -> usize {
 /// Makes later regions use `threads` threads, clamped to `1..=MAX_THREADS`; returns the number taken.
 pub fn set_count(threads: usize) -> usize {
     let threads = threads.clamp(1, MAX_THREADS);
-    POOL.count.store(threads, Ordering::Relaxed);
+    COUNT.store(threads, Ordering::Relaxed);
     threads
 }
 
@@ -180,11 +180,16 @@ struct Slot {
     thread: OnceLock<Thread>,
 }
 
+impl Slot {
+    const fn new() -> Slot {
+        Slot { next: AtomicUsize::new(0), asleep: AtomicBool::new(false), thread: OnceLock::new() }
+    }
+}
+
 #[repr(align(128))]
 struct State(AtomicU64);
 
 struct Pool {
-    count: AtomicUsize,
     /// Held by the one thread whose region is running.
     busy: AtomicBool,
     state: State,
@@ -199,16 +204,25 @@ struct Pool {
 // before the state word that lets workers read it, and every read before the word that lets it be written.
 unsafe impl Sync for Pool {}
 
-static POOL: Pool = Pool {
-    count: AtomicUsize::new(0),
-    busy: AtomicBool::new(false),
-    state: State(AtomicU64::new(0)),
-    job: UnsafeCell::new(Job::NONE),
-    panicked: AtomicBool::new(false),
-    payload: Mutex::new(None),
-    slots: [const { Slot { next: AtomicUsize::new(0), asleep: AtomicBool::new(false), thread: OnceLock::new() } };
-        MAX_THREADS],
-};
+/// The number of threads; 0 until somebody asks.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+static FIRST: Pool = Pool::new();
+/// The process's pool: the first, unless the process was forked from one that has it.
+static POOL: AtomicPtr<Pool> = AtomicPtr::new((&raw const FIRST).cast_mut());
+
+fn pool() -> &'static Pool {
+    // SAFETY: a static, or one of `after_fork`, which is never freed; only ever shared.
+    unsafe { &*POOL.load(Ordering::Acquire) }
+}
+
+/// Gives a forked child, which has none of the workers, a pool of its own; they start with the first region. The old
+/// one stays as the fork found it: a worker may be counted in a region that it will never leave.
+#[cfg(target_os = "linux")]
+pub(crate) fn after_fork() {
+    POOL.store(Box::leak(Box::new(Pool::new())), Ordering::Release);
+    INSIDE.set(false);
+}
 
 /// The state word: region number (32 bits) | open (1) | threads that may take part (15) | workers inside (16).
 const OPEN: u64 = 1 << 31;
@@ -224,18 +238,19 @@ fn threads_of(word: u64) -> usize {
     ((word >> 16) & 0x7fff) as usize
 }
 
-/// The right to run a region; given back on drop.
-struct Region;
+/// The right to run a region of a pool; given back on drop.
+struct Region(&'static Pool);
 
 impl Region {
     fn enter() -> Option<Region> {
-        POOL.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let pool = pool();
+        pool.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
         INSIDE.set(true);
-        Some(Region)
+        Some(Region(pool))
     }
 
     fn run(&self, threads: usize, mut job: Job) {
-        let pool = &POOL;
+        let pool = self.0;
         job.threads = pool.spawn(threads);
         for thread in 0..job.threads {
             pool.slots[thread].next.store(job.share(thread), Ordering::Relaxed);
@@ -283,11 +298,22 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         INSIDE.set(false);
-        POOL.busy.store(false, Ordering::Release);
+        self.0.busy.store(false, Ordering::Release);
     }
 }
 
 impl Pool {
+    const fn new() -> Pool {
+        Pool {
+            busy: AtomicBool::new(false),
+            state: State(AtomicU64::new(0)),
+            job: UnsafeCell::new(Job::NONE),
+            panicked: AtomicBool::new(false),
+            payload: Mutex::new(None),
+            slots: [const { Slot::new() }; MAX_THREADS],
+        }
+    }
+
     /// Makes sure that workers `1..threads` run; returns how many threads there really are.
     ///
     /// Only called by the holder of `busy`.

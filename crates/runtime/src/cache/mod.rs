@@ -163,10 +163,20 @@ pub struct KernelCache {
     unused: usize,
 }
 
+static GLOBAL: OnceLock<KernelCache> = OnceLock::new();
+
+/// Waits for the compiler's name, if somebody is asking for it: a process that forked now would wait without end.
+#[cfg(target_os = "linux")]
+pub(crate) fn settle() {
+    if let Some(cache) = GLOBAL.get() {
+        // Whoever needs the compiler is told why there is none.
+        let _ = cache.compiler();
+    }
+}
+
 impl KernelCache {
     /// The process's cache: `KILN_CACHE_DIR`, else `$XDG_CACHE_HOME/kiln` or `~/.cache/kiln`.
     pub fn global() -> &'static KernelCache {
-        static GLOBAL: OnceLock<KernelCache> = OnceLock::new();
         GLOBAL.get_or_init(|| {
             let variable =
                 |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -20,7 +20,7 @@ use kiln_ir::Device;
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::{engine, guard};
+use crate::{engine, guard, isolate};
 use class::{CLASSES, Class};
 use loan::Loan;
 use magazine::Magazine;
@@ -122,8 +122,10 @@ impl Buffer {
         if bytes == 0 {
             return Ok(Buffer::here(Buffer::NOWHERE, 0));
         }
-        let too_large = || AllocError::TooLarge { requested: bytes, machine: machine_bytes() };
-        let class = Class::of(bytes).ok_or_else(too_large)?;
+        let Some(class) = Class::of(bytes) else {
+            isolate::memory_refused();
+            return Err(AllocError::TooLarge { requested: bytes, machine: machine_bytes() });
+        };
         if let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten() {
             guard::used(pointer.as_ptr(), bytes, class.bytes);
             return Ok(Buffer::here(pointer, bytes));
@@ -133,7 +135,7 @@ impl Buffer {
         }
         let pointer = match POOL.pop(class) {
             Some(pointer) => pointer,
-            None => POOL.fresh(class, bytes)?,
+            None => POOL.fresh(class, bytes).inspect_err(|_| isolate::memory_refused())?,
         };
         POOL.count(class.bytes as isize);
         guard::used(pointer.as_ptr(), bytes, class.bytes);
