@@ -38,6 +38,9 @@ pub enum Failure {
     /// Programs of the corpus whose compiled run gives something else.
     #[error("compiled results differ from eager: {}", .programs.join("; "))]
     Wrong { programs: Vec<String> },
+    /// A saved program fails again.
+    #[error("{path}: {failure}")]
+    Reproduced { path: String, failure: String },
     /// No program has such a name.
     #[error("no program's name or theme contains `{name}`")]
     NoProgram { name: String },

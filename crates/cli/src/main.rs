@@ -23,6 +23,7 @@ mod overhead;
 mod peer;
 mod progress;
 mod recipe;
+mod repro;
 mod selftest;
 mod train;
 mod transformer;
@@ -78,6 +79,27 @@ enum Command {
     Info,
     /// Check this machine for what Kiln needs and say what to install; exit with 1 if something is missing
     Doctor,
+    /// Run a saved program, eagerly and compiled, and say how it fails
+    Repro {
+        /// A recording or a graph as text
+        file: PathBuf,
+    },
+    /// Name the compiler's stage (and rewrite rule) that makes a saved program fail
+    Bisect {
+        /// A recording or a graph as text
+        file: PathBuf,
+    },
+    /// Make a saved program that fails as small as possible
+    Minify {
+        /// A recording or a graph as text
+        file: PathBuf,
+        /// Where the result goes: NAME.min.kir unless told otherwise
+        #[arg(short, long)]
+        output: Option<PathBuf>,
+        /// How long to try
+        #[arg(long, default_value_t = 60.0, value_parser = seconds)]
+        seconds: f64,
+    },
     /// The kernel cache on disk
     Cache {
         #[command(subcommand)]
@@ -271,6 +293,9 @@ fn main() -> ExitCode {
         Command::Ops => ops::run(),
         Command::Info => info::run(),
         Command::Doctor => doctor::run(),
+        Command::Repro { file } => repro::run(&file),
+        Command::Bisect { file } => repro::stage(&file),
+        Command::Minify { file, output, seconds } => repro::smaller(&file, output, seconds),
         Command::Cache { action } => cache::run(action),
         Command::FirstCall { case, how } => first_call::run(case, &how),
         Command::Turns { case, how } => against::child(case, &how),

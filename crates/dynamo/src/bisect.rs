@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use kiln_aot::trace::Event;
 use kiln_ir::{Line, Loc, Result};
-use kiln_repro::{Arithmetic, Case, Judge, Live, Outcome, Progress, Seen, Verdict, minify, play};
+use kiln_repro::{Arithmetic, Case, Judge, Live, Outcome, Progress, Verdict, minify, play};
+use kiln_runtime::isolate::{Fate, Limits, isolate};
 use kiln_runtime::threads;
 
 use crate::backend::Backend;
@@ -22,13 +23,8 @@ use crate::why::NotCompiled;
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A value that is not eager's.
-    Wrong {
-        /// Where it shows first.
-        seen: Seen,
-        /// How it differs.
-        what: String,
-    },
+    /// A value that is not eager's: where it shows first, and how it differs.
+    Wrong(String),
     /// An error that eager does not give.
     Error(String),
     /// A panic.
@@ -51,7 +47,7 @@ impl Failure {
     /// What kind it is: what stays the same while a case is made smaller.
     pub fn kind(&self) -> &'static str {
         match self {
-            Failure::Wrong { .. } => "wrong result",
+            Failure::Wrong(_) => "wrong result",
             Failure::Error(_) => "error",
             Failure::Panic(_) => "panic",
             Failure::Compiler(_) => "compiler error",
@@ -67,8 +63,8 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Wrong { seen, what } => write!(f, "wrong result: {seen}: {what}"),
-            Failure::Error(text)
+            Failure::Wrong(text)
+            | Failure::Error(text)
             | Failure::Panic(text)
             | Failure::Compiler(text)
             | Failure::Pass(text)
@@ -86,18 +82,28 @@ impl fmt::Display for Failure {
 pub struct Found {
     /// How it shows.
     pub failure: Failure,
-    /// The first stage that is wrong.
-    pub stage: Rung,
+    /// The first stage that is wrong, if one is.
+    pub stage: Option<Rung>,
     /// What in it: the rewrite rule, the kernels, the library call.
     pub detail: Option<String>,
     /// The user's line of the last op of the case, if it has one.
     pub loc: Loc,
 }
 
+impl Found {
+    /// A failure that does not show again.
+    pub(crate) fn only(failure: Failure) -> Found {
+        Found { failure, stage: None, detail: None, loc: Loc::UNKNOWN }
+    }
+}
+
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.failure)?;
-        write!(f, "stage {}", self.stage)?;
+        match self.stage {
+            Some(stage) => write!(f, "stage {stage}")?,
+            None => write!(f, "no stage: the same ops don't fail again")?,
+        }
         if let Some(detail) = &self.detail {
             write!(f, ": {detail}")?;
         }
@@ -127,31 +133,104 @@ const LADDER: [Rung; 16] = [
 
 /// Runs a case as it was compiled: how it fails, if it does.
 pub fn reproduce(case: &Case) -> Result<Option<Failure>> {
-    let judge = Judge::new(case)?;
-    let mut last = None;
-    for rung in [Rung::Threads, Rung::Codec, Rung::General] {
-        last = attempt(case, &judge, &Options::of(case, rung)?);
-        if last.is_some() {
-            break;
+    Ok(highest(case, &Judge::new(case)?, Where::Here)?.map(|(_, failure)| failure))
+}
+
+/// The same in a process of its own, which it can't take down.
+pub fn reproduce_apart(case: &Case) -> Result<Option<Failure>> {
+    Ok(highest(case, &Judge::new(case)?, Where::Apart)?.map(|(_, failure)| failure))
+}
+
+/// Where a case is run.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Where {
+    Here,
+    /// In a child process.
+    Apart,
+}
+
+impl Where {
+    /// Where a failure of this kind is looked for: what may end the process has its own.
+    fn of(failure: &Failure) -> Where {
+        match failure {
+            Failure::Killed(_) | Failure::Hang | Failure::Memory => Where::Apart,
+            _ => Where::Here,
         }
     }
-    Ok(last)
+}
+
+/// Whole compilations: from all stages but those that need several calls, to those.
+const WHOLE: [Rung; 3] = [Rung::Threads, Rung::Codec, Rung::General];
+
+/// The first whole compilation that fails, and how.
+fn highest(case: &Case, judge: &Judge<'_>, place: Where) -> Result<Option<(Rung, Failure)>> {
+    for rung in WHOLE {
+        if let Some(failure) = attempt_at(place, case, judge, &Options::of(case, rung)?) {
+            return Ok(Some((rung, failure)));
+        }
+    }
+    Ok(None)
+}
+
+/// What a child process may take: more is a failure of its own.
+const CHILD: Limits = Limits { time: Duration::from_secs(5), memory: Some(2 << 30), prints: false };
+
+/// [`attempt`], here or in a child process.
+fn attempt_at(place: Where, case: &Case, judge: &Judge<'_>, options: &Options) -> Option<Failure> {
+    if place == Where::Here {
+        return attempt(case, judge, options);
+    }
+    let body = || attempt(case, judge, options).map(|failure| failure.to_bytes()).unwrap_or_default();
+    match isolate(&CHILD, body) {
+        Ok(Fate::Returned(bytes)) => Failure::from_bytes(&bytes),
+        Ok(Fate::Panicked(text)) => Some(Failure::Panic(text)),
+        Ok(Fate::TimedOut) => Some(Failure::Hang),
+        Ok(Fate::OutOfMemory) => Some(Failure::Memory),
+        Ok(fate @ (Fate::Killed(_) | Fate::Exited(_))) => Some(Failure::Killed(fate.to_string())),
+        Err(error) => Some(Failure::Error(format!("no child process: {error}"))),
+    }
+}
+
+impl Failure {
+    fn to_bytes(&self) -> Vec<u8> {
+        let text = match self {
+            Failure::Wrong(text)
+            | Failure::Error(text)
+            | Failure::Panic(text)
+            | Failure::Compiler(text)
+            | Failure::Pass(text)
+            | Failure::Break(text)
+            | Failure::Killed(text) => text.as_str(),
+            Failure::Hang | Failure::Memory => "",
+        };
+        format!("{}\n{text}", self.kind()).into_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Failure> {
+        let text = String::from_utf8_lossy(bytes);
+        let (kind, text) = text.split_once('\n')?;
+        let makers: [fn(String) -> Failure; 7] = [
+            Failure::Wrong,
+            Failure::Error,
+            Failure::Panic,
+            Failure::Compiler,
+            Failure::Pass,
+            Failure::Break,
+            Failure::Killed,
+        ];
+        makers.into_iter().map(|make| make(text.to_string())).find(|failure| failure.kind() == kind)
+    }
 }
 
 /// Which stage is wrong, of a case that fails; `None` if it does not.
 pub fn bisect(case: &Case) -> Result<Option<Found>> {
     let judge = Judge::new(case)?;
-    // From the end: what shows only with templates or the cache is the last stages' own.
-    let mut top = None;
-    for rung in [Rung::Threads, Rung::Codec, Rung::General] {
-        if let Some(failure) = attempt(case, &judge, &Options::of(case, rung)?) {
-            top = Some((LADDER.iter().position(|other| *other == rung).unwrap_or_default(), failure));
-            break;
-        }
-    }
-    let Some((top, failure)) = top else { return Ok(None) };
+    // What may end the process is found out in another one.
+    let Some((rung, failure)) = highest(case, &judge, Where::Apart)? else { return Ok(None) };
+    let place = Where::of(&failure);
+    let top = LADDER.iter().position(|other| *other == rung).unwrap_or_default();
     let fails = |at: usize| -> Result<Option<Failure>> {
-        let found = attempt(case, &judge, &Options::of(case, LADDER[at])?);
+        let found = attempt_at(place, case, &judge, &Options::of(case, LADDER[at])?);
         Ok(found.filter(|found| found.kind() == failure.kind()))
     };
     // All stages below `right` are right, `wrong` is not.
@@ -164,12 +243,12 @@ pub fn bisect(case: &Case) -> Result<Option<Found>> {
         }
     }
     let mut stage = LADDER[wrong];
-    if stage == Rung::C && attempt(case, &judge, &Options::of(case, Rung::Call)?).is_some() {
+    if stage == Rung::C && attempt_at(place, case, &judge, &Options::of(case, Rung::Call)?).is_some() {
         stage = Rung::Call;
     }
-    let detail = detail(case, &judge, stage)?;
+    let detail = if place == Where::Here { detail(case, &judge, stage)? } else { None };
     let loc = case.recording.trace.events.last().map_or(Loc::UNKNOWN, Event::loc);
-    Ok(Some(Found { failure, stage, detail, loc }))
+    Ok(Some(Found { failure, stage: Some(stage), detail, loc }))
 }
 
 /// Makes a case that fails smaller, and finds its stage: at most so long. `tell` hears how it goes.
@@ -179,13 +258,13 @@ pub fn investigate(
     tell: &mut dyn FnMut(Progress),
 ) -> Result<Option<(Case, Found)>> {
     let Some(found) = bisect(case)? else { return Ok(None) };
-    let (stage, kind) = (found.stage, found.failure.kind());
+    let (place, kind) = (Where::of(&found.failure), found.failure.kind());
+    let stage = found.stage.unwrap_or(Rung::Threads);
     let mut fails = |case: &Case| -> bool {
         let judged = || -> Result<bool> {
             let judge = Judge::new(case)?;
-            let failed = |rung| Ok(attempt(case, &judge, &Options::of(case, rung)?));
-            let found: Result<Option<Failure>> = failed(stage);
-            Ok(found?.is_some_and(|found| found.kind() == kind))
+            let found = attempt_at(place, case, &judge, &Options::of(case, stage)?);
+            Ok(found.is_some_and(|found| found.kind() == kind))
         };
         judged().unwrap_or(false)
     };
@@ -261,7 +340,7 @@ fn attempt(case: &Case, judge: &Judge<'_>, options: &Options) -> Option<Failure>
                 judge.verdict(&outcome)
             };
             match verdict {
-                Verdict::Wrong { seen, what } => Some(Failure::Wrong { seen, what }),
+                Verdict::Wrong { seen, what } => Some(Failure::Wrong(format!("{seen}: {what}"))),
                 Verdict::Right => other_failure(&region.explain(), options.rung),
             }
         }

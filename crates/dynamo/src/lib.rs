@@ -64,13 +64,14 @@ mod stance;
 mod state;
 mod steps;
 mod trie;
+mod verify;
 mod why;
 
 pub use backend::{
     Backend, ChosenBackend, CompiledGraph, CustomBackend, GraphContext, GraphKind, Level, OutputRole,
     list_backends, register_backend,
 };
-pub use bisect::{Failure, Found, bisect, investigate, reproduce};
+pub use bisect::{Failure, Found, bisect, investigate, reproduce, reproduce_apart};
 pub use compile::{Call, Callable, Compilable, Compiled, compile};
 pub use counters::{Counters, counters};
 pub use device::register_device;
@@ -82,6 +83,7 @@ pub use options::{Compile, Mode, OptimizationLevel};
 pub use progress::{Progress, on_progress};
 pub use region::Region;
 pub use rung::Rung;
+pub use verify::Every;
 pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
 pub use why::{NotCompiled, Reason};

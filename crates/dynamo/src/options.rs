@@ -9,6 +9,7 @@ use kiln_tensor::device::is_available;
 use crate::backend::{Backend, ChosenBackend};
 use crate::rung::Rung;
 use crate::settings::{Numerics, Settings};
+use crate::verify::Every;
 
 /// What compilation optimises for.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -124,6 +125,7 @@ pub struct Compile {
     pub(crate) rung: Option<Rung>,
     /// A rewrite rule to do without.
     pub(crate) without_rule: &'static str,
+    pub(crate) verify: Every,
 }
 
 /// The names that [`Compile::set`] knows.
@@ -185,6 +187,37 @@ impl Compile {
     pub fn disable(mut self, disable: bool) -> Compile {
         self.disable = disable;
         self
+    }
+
+    /// Checks every n-th call, from the first, against eager: its results, the inputs that it changes, and gradients.
+    /// Where they differ by more than rounding explains, the call fails: the error names the op and the compiler's
+    /// stage, and a file that shows it again (`kiln repro FILE`). `Every(0)`, the default, is never, and costs
+    /// nothing; `KILN_VERIFY=n` asks for it from outside.
+    ///
+    /// ```
+    /// use kiln_dynamo::{Compile, Every};
+    /// use kiln_tensor::{Result, Tensor};
+    /// # fn main() -> Result<()> {
+    /// let region = Compile::new().verify(Every(10)).region();
+    /// let x = Tensor::from_slice(&[1.0f32, 2.0])?;
+    /// assert_eq!(region.run(|| x.mul(2.0))?.to_vec::<f32>()?, [2.0, 4.0]);
+    /// # Ok(()) }
+    /// ```
+    pub fn verify(mut self, every: Every) -> Compile {
+        self.verify = every;
+        self
+    }
+
+    /// The options as text that parses back.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!("mode={}, backend={}", self.mode, self.backend);
+        if let Some(dynamic) = self.dynamic {
+            text += &format!(", dynamic={dynamic}");
+        }
+        for (name, value) in self.settings.changed() {
+            text += &format!(", options.{name}={value}");
+        }
+        text
     }
 
     /// A name for logs and explanations.

@@ -23,6 +23,7 @@ use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
 use crate::trie::{LiveSet, ROOT, Trie};
+use crate::verify::Checks;
 use crate::why::Reason;
 
 /// More recorded ops than this, and whatever else is new runs eagerly.
@@ -48,11 +49,14 @@ pub(crate) struct Site {
     /// Whether gradients flow from outside to what can't be part of a compiled backward: custom functions and
     /// retained gradients end the graph then.
     split: AtomicBool,
+    /// Set if calls are checked against eager ones.
+    pub(crate) checks: Option<Box<Checks>>,
 }
 
 impl Site {
     fn new(options: Compile) -> Arc<Site> {
         Arc::new(Site {
+            checks: Checks::of(&options),
             options,
             trie: Trie::new(),
             generals: Mutex::default(),

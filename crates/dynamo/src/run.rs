@@ -17,11 +17,12 @@ use crate::event::{Event, Mark};
 use crate::general::{Came, Resized};
 use crate::gradients::Found;
 use crate::region::Site;
+use crate::segment::Segment;
 use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::ROOT;
 use crate::why::Reason;
-use crate::{caller, compiling, interpret};
+use crate::{caller, compiling, interpret, verify};
 
 /// See the [module](self).
 pub(crate) struct Run {
@@ -135,8 +136,7 @@ impl Run {
                     Ok(Sight::Known { first, again, at_once }) => {
                         if let Some(segment) = self.site.general(state.at, first, &state.live, at_once) {
                             let segment = self.site.trie.add_segment(state.at, state.live.clone(), segment);
-                            let _eager = Scope::suspend();
-                            return segment.run(&self.site, state);
+                            return self.run_segment(&segment, state);
                         }
                         if again || at_once { None } else { Some(None) }
                     }
@@ -154,8 +154,15 @@ impl Run {
                 self.site.trie.add_segment(state.at, state.live.clone(), segment)
             }
         };
+        self.run_segment(&segment, state)
+    }
+
+    fn run_segment(&self, segment: &Segment, state: &mut State) -> Result<()> {
         let _eager = Scope::suspend();
-        segment.run(&self.site, state)
+        match &self.site.checks {
+            None => segment.run(&self.site, state),
+            Some(checks) => verify::run(checks, &self.site, segment, state),
+        }
     }
 
     /// Runs a segment that was recorded aside, if there is a template for it. If not it goes into the region's trie
@@ -170,8 +177,7 @@ impl Run {
                 state.come_back(&self.site);
                 self.site.trie.add_segment(state.at, state.live.clone(), segment.clone());
             }
-            let _eager = Scope::suspend();
-            return Some(segment.run(&self.site, state));
+            return Some(self.run_segment(&segment, state));
         }
         if !is_full {
             state.come_back(&self.site);

@@ -267,6 +267,12 @@ impl Settings {
         }
     }
 
+    /// The options that differ from the defaults, with their values.
+    pub(crate) fn changed(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let changed = OPTIONS.iter().filter(|option| (option.get)(self) != option.default());
+        changed.map(|option| (option.name, (option.get)(self)))
+    }
+
     /// What is told to inductor.
     pub(crate) fn tuning(&self) -> Tuning {
         Tuning {
@@ -297,9 +303,7 @@ impl Settings {
 /// The options that differ from the defaults: `max_fusion_size 64, isa avx2`.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let changed = OPTIONS.iter().filter(|option| (option.get)(self) != option.default());
-        let texts: Vec<String> =
-            changed.map(|option| format!("{} {}", option.name, (option.get)(self))).collect();
+        let texts: Vec<String> = self.changed().map(|(name, value)| format!("{name} {value}")).collect();
         f.write_str(&texts.join(", "))
     }
 }

@@ -29,7 +29,7 @@ mod module;
 
 pub use kiln_dynamo::{
     Backend, Break, Call, Callable, Change, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph,
-    Counters, CustomBackend, Difference, Explanation, Forbidden, GraphContext, GraphInfo, GraphKind,
+    Counters, CustomBackend, Difference, Every, Explanation, Forbidden, GraphContext, GraphInfo, GraphKind,
     GraphValue, GuardInfo, Level, Mode, NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo,
     OutputRole, Progress, Reason, Recompile, Refusal, Region, Settings, SizesInfo, Stance, StanceGuard,
     StepInfo, compile, counters, explain, is_compiling, list_backends, list_options, on_progress,
@@ -93,6 +93,19 @@ pub mod runtime {
     pub mod threads {
         pub use kiln_runtime::threads::{count, set_count};
     }
+}
+
+/// Programs that fail, saved as text: run again, made smaller, and the compiler's stage named that is wrong.
+///
+/// ```
+/// use kiln::repro::{Case, reproduce};
+/// let case = Case::from_text("x: f32[3]\ny = exp(x)\nlive y\ndata x 0.0 1.0 2.0", &[])?;
+/// assert_eq!(reproduce(&case)?, None); // compiled as eager
+/// # Ok::<(), kiln::Error>(())
+/// ```
+pub mod repro {
+    pub use kiln_dynamo::{Failure, Found, Rung, bisect, investigate, reproduce, reproduce_apart};
+    pub use kiln_repro::{Case, Input, Progress, Value, rust_program};
 }
 
 /// Everything a program usually needs.

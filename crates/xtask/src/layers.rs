@@ -31,7 +31,7 @@ const LAYERS: &[Layer] = &[
     layer("nn", &["ir", "tensor", "nn-derive"]),
     layer("training", &["ir", "tensor", "nn"]),
     layer("models", &["ir", "tensor", "nn"]),
-    layer("kiln", &["ir", "runtime", "tensor", "dynamo", "nn", "training", "models"]),
+    layer("kiln", &["ir", "runtime", "tensor", "repro", "dynamo", "nn", "training", "models"]),
     layer("corpus", &["kiln"]),
     layer("torch", &["kiln"]),
     layer("cli", &["runtime", "kiln", "corpus"]),
