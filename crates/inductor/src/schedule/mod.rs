@@ -6,7 +6,7 @@ pub(crate) mod epilogue;
 pub(crate) mod order;
 pub(crate) mod sequence;
 
-use kiln_ir::DType;
+use kiln_ir::{DType, Fault, planted};
 
 use crate::fuse::folds;
 use crate::target::Schedule;
@@ -32,7 +32,8 @@ pub(crate) fn is_tall(outer: i64, inner: i64) -> bool {
 
 /// Orders and joins the loops of a lowered kernel.
 fn schedule(mut kernel: Kernel) -> Kernel {
-    keep(&mut kernel, &|axis| axis.extent != 1);
+    let shortest = if planted(Fault::ShortLoopDropped) { 3 } else { 2 };
+    keep(&mut kernel, &|axis| axis.extent == 0 || axis.extent >= shortest);
     let has_inner = kernel.axes.iter().any(|a| a.inner);
     if kernel.axes.iter().all(|a| a.inner) {
         // Something to iterate over, for the one result.
@@ -339,7 +340,8 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     for axis in second.axes.iter_mut().filter(|a| a.inner) {
         axis.extent = 1;
     }
-    second.axes.push(Axis { extent: chunks, inner: true });
+    let combined = chunks - i64::from(planted(Fault::CutLosesLastChunk));
+    second.axes.push(Axis { extent: combined, inner: true });
     for (n, &e) in reductions.iter().enumerate() {
         let mut index = place.clone();
         index.add_scaled(&Index::axis(new_axis), outer);

@@ -1,7 +1,7 @@
 //! Arithmetic on numbers of the program text is done here and now, by the same function that computes with
 //! run-time numbers on every call, so that both give the same bits.
 
-use kiln_ir::{EmitExt, Scalar};
+use kiln_ir::{EmitExt, Fault, Scalar, planted};
 
 use super::NO;
 use crate::Rule;
@@ -14,9 +14,13 @@ pub const CONSTANTS: &[Rule] = &[Rule {
         if call.args.is_empty() || !call.out.is_scalar() {
             return NO;
         }
-        let Some(args) = call.args.iter().map(|&v| cx.constant(v)).collect::<Option<Vec<Scalar>>>() else {
+        let Some(mut args) = call.args.iter().map(|&v| cx.constant(v)).collect::<Option<Vec<Scalar>>>()
+        else {
             return NO;
         };
+        if planted(Fault::FoldSwapsOperands) {
+            args.reverse();
+        }
         match call.op.fold(&args) {
             Some(value) => cx.number(value).map(Some),
             None => NO,
