@@ -5,7 +5,7 @@
 //!
 //! ```
 //! use kiln_ir::Fault;
-//! let fault: Fault = "cut-loses-last-chunk".parse().expect("a fault's name");
+//! let fault: Fault = "first-chunk-repeated".parse().expect("a fault's name");
 //! assert_eq!((fault.stage(), fault.rule()), ("schedule", None));
 //! assert!(!kiln_ir::planted(fault));
 //! ```
@@ -97,7 +97,7 @@ faults! {
         ForwardForgetsWrite "forward-forgets-write": "the forward of a split graph leaves out its last write-back";
     }
     "prims" {
-        FoldSwapsOperands "fold-swaps-operands" ["fold"]: "numbers are folded with their operands exchanged";
+        FoldOffByOne "fold-off-by-one" ["fold"]: "a number that is worked out at compile time is one too small";
         SignLost "sign-lost" ["add_neg"]: "x + (−y) becomes x + y";
         WhereNotKeepsOrder "where-not-keeps-order" ["where_not"]: "where(not c, x, y) becomes where(c, x, y)";
         NarrowingDropped "narrowing-dropped" ["widen_first"]: "a conversion to a narrower dtype and back is dropped";
@@ -129,8 +129,8 @@ faults! {
     }
     "schedule" {
         WriteTooEarly "write-too-early": "an input is overwritten while other steps have yet to read it";
-        CutLosesLastChunk "cut-loses-last-chunk": "a long reduction that is cut into chunks leaves out the last one";
-        ShortLoopDropped "short-loop-dropped": "a loop of two steps is dropped as if it had one";
+        FirstChunkRepeated "first-chunk-repeated": "a long reduction that is cut into chunks adds up the first one again and again";
+        ShortLoopDropped "short-loop-dropped": "an outer loop of two steps is dropped as if it had one";
     }
     "c" {
         MaximumFromZero "maximum-from-zero": "a maximum begins at 0 instead of −∞";
@@ -147,7 +147,7 @@ faults! {
         OperationReadBack "operation-read-back": "a maximum comes back from the cache as a minimum";
     }
     "general" {
-        ReciprocalFrozen "reciprocal-frozen": "1 / n of a mean stays that of the size that a template was drawn for";
+        CountFrozen "count-frozen": "what a mean divides by stays that of the size that a template was drawn for";
         ExtentFrozen "extent-frozen": "the outermost loop of a kernel stays as long as in the template";
     }
     "call" {

@@ -226,8 +226,8 @@ impl Numbers for Exchange<'_> {
         let point = self.point;
         let value = match self.next() {
             None => return number,
+            Some(Rule::Whole(_)) if planted(Fault::CountFrozen) => Some(number),
             Some(Rule::Whole(rule)) => rule.at(point).map(|value| value as f64),
-            Some(Rule::Reciprocal(_)) if planted(Fault::ReciprocalFrozen) => Some(number),
             Some(Rule::Reciprocal(rule)) => rule.at(point).map(|value| 1.0 / value as f64),
             Some(Rule::Int(_) | Rule::Chunks { .. }) => None,
         };

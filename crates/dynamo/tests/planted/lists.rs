@@ -50,6 +50,7 @@ impl Optimizer {
         foreach::add_(&root, 1e-3)?;
         foreach::mul_(&copies, 1.0 - 0.1 * rate)?;
         foreach::addcdiv_(&copies, &first, &root, -rate)?;
+        foreach::add_scaled_(&copies, &TensorList::new(parameters.to_vec()), 0.1 * rate)?;
         Ok(vec![("norm", norm)])
     }
 }

@@ -18,6 +18,7 @@ pub struct Tables {
     square: Tensor,
     weights: Tensor,
     long: Tensor,
+    trail: Tensor,
     /// A square that may come transposed.
     pub turned: Tensor,
     /// The leaf of two backward passes.
@@ -38,6 +39,7 @@ impl Tables {
             square: numbers(407, &[12, 12])?,
             weights: numbers(408, &[12, 12])?,
             long: numbers(409, &[70_000])?,
+            trail: numbers(412, &[70_000])?,
             turned: numbers(410, &[5, 5])?,
             slope: parameter(411, &[33, 12], 1.0)?,
         })
@@ -45,7 +47,7 @@ impl Tables {
 
     /// What a call changes.
     pub fn state(&self) -> Vec<Tensor> {
-        [&self.cache, &self.square, &self.long].into_iter().cloned().collect()
+        [&self.cache, &self.square, &self.long, &self.trail].into_iter().cloned().collect()
     }
 
     pub fn all(&self, rate: f64) -> Result<Results> {
@@ -168,7 +170,7 @@ impl Tables {
     /// Elements that go where an index says, and come from there.
     fn scatters(&self) -> Result<Results> {
         let src = self.values.narrow(0, 0, 7)?;
-        let counted = Tensor::ones([33, 12], &CPU)?.index_add(0, &self.picks, &src)?.add(&self.values)?;
+        let counted = self.values.ones_like()?.index_add(0, &self.picks, &src)?.add(&self.values)?;
         let one = self.values.scatter_add(1, &self.one_pick, &self.values.narrow(1, 0, 1)?.mul(4.0)?)?;
         let picked = self.values.index_select(0, &self.picks)?.mul(2.0)?;
         let gathered = self.values.gather(1, &self.one_pick)?.squeeze(1)?.exp()?;
@@ -181,6 +183,7 @@ impl Tables {
         let cut = self.values.mul(9.0)?.to_dtype(DType::I64)?.to_dtype(DType::F32)?;
         let rounded = self.values.to_dtype(DType::BF16)?.to_dtype(DType::F32)?.mul(3.0)?;
         let half = self.values.to_dtype(DType::BF16)?.mul(1.5)?.exp()?;
+        let capped = half.mul(4.0)?.sub(5.0)?.relu6()?;
         let wide = self.values.to_dtype(DType::F64)?.sqrt()?.nan_to_num(Some(0.25), None, None)?;
         let difference = self.values.exp()?.add(&self.values.cos()?.neg()?)?;
         let error = self.values.mul(1.25)?.erf()?.add(&self.values.abs()?.pow(1.75)?)?;
@@ -188,6 +191,7 @@ impl Tables {
             ("cut", cut),
             ("rounded", rounded),
             ("half", half),
+            ("capped", capped),
             ("wide", wide),
             ("difference", difference),
             ("error", error),
@@ -219,7 +223,7 @@ impl Tables {
         let along = self.values.exp()?.cumsum(1)?;
         let product = self.values.mul(0.1)?.add(1.0)?.cumprod(0)?;
         self.slope.mul(&self.values)?.cumsum(0)?.mul(&self.values.sin()?)?.sum()?.backward()?;
-        self.slope.square()?.mul(0.5)?.sum()?.backward()?;
+        self.slope.pow(2.0)?.mul(0.5)?.sum()?.backward()?;
         Ok(vec![("running", running), ("along", along), ("product", product)])
     }
 
@@ -235,6 +239,7 @@ impl Tables {
     /// Long enough for chunks and threads.
     fn long(&self, rate: f64) -> Result<Results> {
         self.long.mul_(0.9)?.add_(rate)?;
+        self.trail.mul_(0.5)?.sub_(rate)?;
         let sum = self.long.mul(&self.long)?.sum()?;
         let mean = self.long.mul(2.0)?.exp()?.mean()?;
         let waves = self.long.sin()?.add(&self.long.mul(3.0)?)?;

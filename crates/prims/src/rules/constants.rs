@@ -14,14 +14,11 @@ pub const CONSTANTS: &[Rule] = &[Rule {
         if call.args.is_empty() || !call.out.is_scalar() {
             return NO;
         }
-        let Some(mut args) = call.args.iter().map(|&v| cx.constant(v)).collect::<Option<Vec<Scalar>>>()
-        else {
+        let Some(args) = call.args.iter().map(|&v| cx.constant(v)).collect::<Option<Vec<Scalar>>>() else {
             return NO;
         };
-        if planted(Fault::FoldSwapsOperands) {
-            args.reverse();
-        }
         match call.op.fold(&args) {
+            Some(value) if planted(Fault::FoldOffByOne) => cx.number(value.as_f64() - 1.0).map(Some),
             Some(value) => cx.number(value).map(Some),
             None => NO,
         }
