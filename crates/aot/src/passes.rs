@@ -269,9 +269,10 @@ impl Translator<'_> {
                 GradTarget::New(variable) => self.define(*variable, total),
                 GradTarget::Accumulate(existing) => {
                     let before = self.read(*existing)?;
-                    let sum = match planted(Fault::GradientReplaced) {
-                        true => total,
-                        false => self.emit(Op::Add {}, &[before, total])?,
+                    let sum = if planted(Fault::GradientReplaced) {
+                        total
+                    } else {
+                        self.emit(Op::Add {}, &[before, total])?
                     };
                     self.write(*existing, sum)?;
                 }

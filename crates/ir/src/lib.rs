@@ -52,7 +52,7 @@ pub use layout::Layout;
 pub use list_ty::{ListTy, ListTyBuilder};
 pub use loc::{Behalf, Line, Loc};
 pub use op::{Class, Grad, GradCall, Op, Refuses, Row};
-pub use planted::{Fault, Shows, active, planted};
+pub use planted::{Fault, Shows, planted, planted_fault};
 #[cfg(feature = "planted")]
 pub use planted::{Planted, plant};
 pub use promote::{promote, result_dtype};

@@ -104,7 +104,7 @@ faults! {
         SliceOfSliceStart "slice-of-slice-start" ["slice_slice"]: "a slice of a slice forgets where the first one begins";
         OtherElement "other-element" ["get_of_list"]: "an element of a list is its neighbour, where that has the same type";
         ComparedAsIntegers "compared-as-integers" ["decompose"]: "integers are compared with floats as integers";
-        OntoOnes "onto-ones" ["accumulate"]: "elements scattered onto ones are taken for elements scattered onto zeros";
+        SummandReplaced "summand-replaced" ["accumulate"]: "what is scattered into the other summand replaces it instead of being added";
     }
     "rewrite" {
         ScatterForgetsBase "scatter-forgets-base": "a scatter of one element a line replaces what it should be added to";
@@ -166,7 +166,7 @@ faults! {
 
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
+        f.pad(self.name())
     }
 }
 
@@ -193,7 +193,7 @@ mod active {
     }
 
     /// The fault that is planted: none, without the feature.
-    pub const fn active() -> Option<Fault> {
+    pub const fn planted_fault() -> Option<Fault> {
         None
     }
 }
@@ -217,13 +217,13 @@ mod active {
     }
 
     /// The fault that is planted in this process.
-    pub fn active() -> Option<Fault> {
+    pub fn planted_fault() -> Option<Fault> {
         Fault::ALL.get(PLANTED.load(Ordering::Relaxed)).copied().or_else(asked)
     }
 
     /// Whether a fault is planted.
     pub fn planted(fault: Fault) -> bool {
-        active() == Some(fault)
+        planted_fault() == Some(fault)
     }
 
     /// Plants a fault in the whole process for as long as the guard lives. Faults are planted one at a time: whoever

@@ -34,7 +34,11 @@ fn onto_zeros(graph: &Graph, node: &Node) -> Option<Scatter> {
                 Op::Constant { value: Scalar::Int(number) } => number == 0,
                 _ => false,
             };
-            (is_zero || planted(Fault::OntoOnes)).then(|| Scatter { op: node.op.clone(), index, src })
+            let op = match node.op {
+                Op::IndexAdd { dim } if planted(Fault::SummandReplaced) => Op::IndexCopy { dim },
+                ref op => op.clone(),
+            };
+            is_zero.then_some(Scatter { op, index, src })
         }
         (&Op::GatherBackward { dim, .. }, &[src, index]) => {
             // With one index a line the gradient is a choice for each element, which is added without being stored.

@@ -170,7 +170,7 @@ impl Tables {
     /// Elements that go where an index says, and come from there.
     fn scatters(&self) -> Result<Results> {
         let src = self.values.narrow(0, 0, 7)?;
-        let counted = self.values.ones_like()?.index_add(0, &self.picks, &src)?.add(&self.values)?;
+        let counted = Tensor::ones([33, 12], &CPU)?.index_add(0, &self.picks, &src)?.add(&self.values)?;
         let one = self.values.scatter_add(1, &self.one_pick, &self.values.narrow(1, 0, 1)?.mul(4.0)?)?;
         let picked = self.values.index_select(0, &self.picks)?.mul(2.0)?;
         let gathered = self.values.gather(1, &self.one_pick)?.squeeze(1)?.exp()?;
@@ -183,7 +183,6 @@ impl Tables {
         let cut = self.values.mul(9.0)?.to_dtype(DType::I64)?.to_dtype(DType::F32)?;
         let rounded = self.values.to_dtype(DType::BF16)?.to_dtype(DType::F32)?.mul(3.0)?;
         let half = self.values.to_dtype(DType::BF16)?.mul(1.5)?.exp()?;
-        let capped = half.mul(4.0)?.sub(5.0)?.relu6()?;
         let wide = self.values.to_dtype(DType::F64)?.sqrt()?.nan_to_num(Some(0.25), None, None)?;
         let difference = self.values.exp()?.add(&self.values.cos()?.neg()?)?;
         let error = self.values.mul(1.25)?.erf()?.add(&self.values.abs()?.pow(1.75)?)?;
@@ -191,7 +190,6 @@ impl Tables {
             ("cut", cut),
             ("rounded", rounded),
             ("half", half),
-            ("capped", capped),
             ("wide", wide),
             ("difference", difference),
             ("error", error),
@@ -205,6 +203,7 @@ impl Tables {
         let parts = self.counts.floor_divide(4)?.add(&self.counts.remainder(5)?)?;
         let bits = self.counts.bitwise_and(12)?.bitwise_xor(&mirrored)?.bitwise_left_shift(2)?;
         let small = self.counts.lt(&self.limits)?.to_dtype(DType::I64)?;
+        let capped = self.counts.sub(7)?.relu6()?;
         let bytes = self.counts.mul(40)?.to_dtype(DType::U8)?.add(3)?;
         let total = difference.abs()?.amax_dim(0, false)?.sub(&small.sum_dim(0, false)?)?;
         Ok(vec![
@@ -212,6 +211,7 @@ impl Tables {
             ("parts", parts),
             ("bits", bits),
             ("small", small),
+            ("capped", capped),
             ("bytes", bytes),
             ("total", total),
         ])

@@ -97,7 +97,8 @@ impl Text {
         }
         let scores =
             x.rms_norm(&[WIDTH], None, None)?.reshape([-1, WIDTH as i64])?.linear(&self.words, None)?;
-        let loss = scores.cross_entropy(&self.targets)?;
+        let small = scores.square()?.mean()?.mul(0.1)?;
+        let loss = scores.cross_entropy(&self.targets)?.add(&small)?;
         loss.backward()?;
         loss.detach()
     }

@@ -18,7 +18,9 @@ pub const CONSTANTS: &[Rule] = &[Rule {
             return NO;
         };
         match call.op.fold(&args) {
-            Some(value) if planted(Fault::FoldOffByOne) => cx.number(value.as_f64() - 1.0).map(Some),
+            Some(value) if planted(Fault::FoldOffByOne) => {
+                cx.number(Scalar::Float(value.as_f64() - 1.0).to_kind(value.kind())).map(Some)
+            }
             Some(value) => cx.number(value).map(Some),
             None => NO,
         }
