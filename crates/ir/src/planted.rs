@@ -140,7 +140,7 @@ faults! {
         UnknownFunction "unknown-function" Refused: "a kernel calls a function that is not there";
         MissingSemicolon "missing-semicolon" Refused: "a statement of a running sum ends without a semicolon";
         NullStore "null-store" Crash: "a kernel over lists writes through a null pointer";
-        EndlessLoop "endless-loop" Hang: "the loop of a running sum never gets to its end";
+        EndlessLoop "endless-loop" Hang: "a running sum goes through the same rows again and again";
     }
     "codec" {
         ConstantReadBack "constant-read-back": "a constant of a plan comes back from the cache as another number";

@@ -118,7 +118,7 @@ fn difference(got: &Notes, want: &Notes) -> (f64, String) {
 enum Outcome {
     Panicked,
     Failed(String),
-    Ran { apart: f64, at: String, explanation: Explanation },
+    Ran { apart: f64, at: String, explanation: Box<Explanation> },
 }
 
 fn outcome(case: Case, graph_cache: bool, want: &Notes) -> Outcome {
@@ -128,7 +128,7 @@ fn outcome(case: Case, graph_cache: bool, want: &Notes) -> Outcome {
         Ok(Err(error)) => Outcome::Failed(error.to_string()),
         Ok(Ok(got)) => {
             let (apart, at) = difference(&got, want);
-            Outcome::Ran { apart, at, explanation: region.explain() }
+            Outcome::Ran { apart, at, explanation: Box::new(region.explain()) }
         }
     }
 }
@@ -168,7 +168,6 @@ fn shows(fault: Fault) -> Result<(), String> {
         Outcome::Failed(error) => format!("it failed: {error}"),
         Outcome::Ran { apart, at, .. } => format!("{apart:.3} at {at}"),
     };
-    println!("{:<14}{fault:<32}{told}", fault.stage());
     if shown { Ok(()) } else { Err(format!("{fault} ({}) does not show: {told}", fault.what())) }
 }
 

@@ -3,8 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use kiln_ir::{Fault, planted};
-
 use super::unroll::Statements;
 use super::{Emitter, Level, Piece, memory_type, suffix, vector_type};
 use kiln_plan::index::{ExprId, Index};
@@ -147,9 +145,7 @@ impl Emitter<'_> {
                 (true, Some(_)) => ("from".to_string(), "upto".to_string()),
                 _ => ("0".to_string(), format!("n{a}")),
             };
-            let is_endless = planted(Fault::EndlessLoop) && self.kernel.has_scans();
-            let next = if is_endless { String::new() } else { format!("i{a}++") };
-            let _ = writeln!(open, "        for (long i{a} = {from}; i{a} < {to}; {next}) {{");
+            let _ = writeln!(open, "        for (long i{a} = {from}; i{a} < {to}; i{a}++) {{");
             close.push_str("        }\n");
         }
         (open, close)
