@@ -14,7 +14,9 @@
 
 use std::ops::Range;
 
-use kiln_ir::{Def, Emit, EmitExt, Error, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why};
+use kiln_ir::{
+    Def, Emit, EmitExt, Error, Fault, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why, planted,
+};
 use smallvec::SmallVec;
 
 /// Why gradients don't flow through the `foreach_…` forms.
@@ -266,10 +268,18 @@ pub fn joint(
         let values: Vec<Value> = outputs.iter().map(|&i| result.outputs[i]).collect();
         let taken = first..first + values.len();
         first = taken.end;
-        let seeds: Vec<(Value, Value)> =
+        let mut seeds: Vec<(Value, Value)> =
             values.iter().copied().zip(tangents[taken.clone()].iter().copied()).collect();
+        if planted(Fault::TangentsSwapped)
+            && let [(one, first), (other, second), ..] = &mut seeds[..]
+            && result.ty(*one) == result.ty(*other)
+        {
+            std::mem::swap(first, second);
+        }
         // What earlier parts emitted is no part of the forward.
-        let forward = |node: usize| node < origins.len() && !ends[node] && recorded(origins[node]);
+        let forward = |node: usize| {
+            node < origins.len() && !ends[node] && (recorded(origins[node]) || planted(Fault::ThroughNoGrad))
+        };
         let found = differentiate(&mut result, &seeds, &wanted, &forward)?;
         let grads = found.into_iter().map(|grad| {
             result.outputs.push(grad?);

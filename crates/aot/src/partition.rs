@@ -8,7 +8,7 @@
 //! cuts the one with the least work done twice wins. A chain of cheap nodes beyond [`MOST_WORK`] is not run
 //! again whatever it saves.
 
-use kiln_ir::{Class, Def, Graph, Node, Op, Result, Stage, Ty, Value, Write};
+use kiln_ir::{Class, Def, Fault, Graph, Node, Op, Result, Stage, Ty, Value, Write, planted};
 
 use crate::Joint;
 
@@ -91,7 +91,7 @@ fn partition_saving(joint: &Joint, saved: Vec<Value>) -> Result<Partition> {
     for &value in &saved {
         let written = graph.writes.iter().any(|w| w.target == value);
         let what = match graph.def(value) {
-            Def::Input(i) if !written => SavedFrom::Input(i as usize),
+            Def::Input(i) if !written || planted(Fault::SavedAfterWrite) => SavedFrom::Input(i as usize),
             _ => match outputs.iter().position(|&o| o == value) {
                 Some(i) if !written => SavedFrom::Output(i),
                 _ => {
@@ -105,7 +105,11 @@ fn partition_saving(joint: &Joint, saved: Vec<Value>) -> Result<Partition> {
 
     let forward_results: Vec<Value> = outputs.iter().chain(&fresh).copied().collect();
     let forward_inputs = &graph.inputs[..joint.forward_inputs];
-    let forward = extract(graph, forward_inputs, &forward_results, &graph.writes);
+    let mut writes = &graph.writes[..];
+    if planted(Fault::ForwardForgetsWrite) {
+        writes = writes.split_last().map_or(writes, |(_, others)| others);
+    }
+    let forward = extract(graph, forward_inputs, &forward_results, writes);
     let saved: Vec<(Value, Saved)> = saved.into_iter().zip(sources).collect();
     let mut again = vec![false; graph.nodes.len()];
     let mut backward = Vec::with_capacity(joint.parts.len());

@@ -16,7 +16,9 @@ pub fn run(path: &Path) -> Done {
             println!("{}: {} ops, compiled as eager", path.display(), case.len());
             Ok(())
         }
-        Some(failure) => Err(Failure::Reproduced { path: path.display().to_string(), failure: failure.to_string() }),
+        Some(failure) => {
+            Err(Failure::Reproduced { path: path.display().to_string(), failure: failure.to_string() })
+        }
     }
 }
 

@@ -190,6 +190,8 @@ impl<'a> Key<'a> {
     /// The key of a functional graph, to be run on a target with its machine; `facts` are what else its plan depends on.
     pub(crate) fn new(graph: &'a Graph, target: C, facts: &[&dyn std::fmt::Debug]) -> Key<'a> {
         let mut text = format!("kiln plan {}\n{target:?}\n", env!("KILN_FINGERPRINT"));
+        // What a planted fault spoilt is not for others.
+        kiln_ir::planted_fault().into_iter().for_each(|fault| text += &format!("{fault}\n"));
         facts.iter().for_each(|fact| text += &format!("{fact:?}\n"));
         text += &graph.to_string();
         Key { text, graph }

@@ -83,9 +83,9 @@ pub use options::{Compile, Mode, OptimizationLevel};
 pub use progress::{Progress, on_progress};
 pub use region::Region;
 pub use rung::Rung;
-pub use verify::Every;
 pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
+pub use verify::Every;
 pub use why::{NotCompiled, Reason};
 
 /// Starts over: drops the recordings of every compiled function in this process, forgets the kernels it has

@@ -101,7 +101,8 @@ pub(crate) fn run(checks: &Checks, site: &Site, segment: &Segment, state: &mut S
     }
     let case = case_of(site, state)?;
     if checks.crash
-        && let Some(failure) = bisect::reproduce_apart(&case)?.filter(|failure| !matches!(failure, Failure::Wrong(_)))
+        && let Some(failure) =
+            bisect::reproduce_apart(&case)?.filter(|failure| !matches!(failure, Failure::Wrong(_)))
     {
         tell(&investigated(&case, &failure)?);
         return crate::interpret::run(site, state);
@@ -113,7 +114,8 @@ pub(crate) fn run(checks: &Checks, site: &Site, segment: &Segment, state: &mut S
     let judge = Judge::new(&case)?;
     segment.run(site, state)?;
     let mut verdict = judge.verdict_of_values(&outcome(&case, state)?);
-    if verdict == Verdict::Right && judge.eager.seen.iter().any(|(seen, _)| matches!(seen, Seen::Gradient(_))) {
+    if verdict == Verdict::Right && judge.eager.seen.iter().any(|(seen, _)| matches!(seen, Seen::Gradient(_)))
+    {
         // Gradients that flow later are those of the same program with a pass at its end.
         verdict = match bisect::reproduce(&case)? {
             Some(Failure::Wrong(what)) => Verdict::Wrong { seen: Seen::Live(0, 0), what },

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use kiln_ir::{Graph, Op, Scalar, Shape, Strides};
+use kiln_ir::{Fault, Graph, Op, Scalar, Shape, Strides, planted};
 
 use crate::assemble::{Assembled, Loops};
 use crate::c::KernelSource;
@@ -126,7 +126,10 @@ impl General {
         for (step, loops) in plan.steps.iter_mut().zip(&*loops) {
             let (Step::Launch(launch), Some(loops)) = (step, loops) else { continue };
             debug_assert_eq!(options.target.emit(&loops.kernel), code[launch.kernel]);
-            launch.numbers = loops.kernel.numbers();
+            let before = std::mem::replace(&mut launch.numbers, loops.kernel.numbers());
+            if planted(Fault::ExtentFrozen) {
+                launch.numbers[0] = before[0];
+            }
         }
         if options.target.runs_together() {
             epilogue::connect(&mut plan.steps, loops);

@@ -27,6 +27,7 @@ mod loc;
 pub mod math;
 mod op;
 mod parse;
+mod planted;
 mod print;
 mod promote;
 mod reads;
@@ -51,6 +52,9 @@ pub use layout::Layout;
 pub use list_ty::{ListTy, ListTyBuilder};
 pub use loc::{Behalf, Line, Loc};
 pub use op::{Class, Grad, GradCall, Op, Refuses, Row};
+pub use planted::{Fault, Shows, planted, planted_fault};
+#[cfg(feature = "planted")]
+pub use planted::{Planted, plant};
 pub use promote::{promote, result_dtype};
 pub use reads::{Lifetimes, Reads};
 pub use samples::{Domain, Sample, SampleArg};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use kiln_ir::math::Function;
-use kiln_ir::{DType, Device, Graph, Loc, Op, Scalar, ScalarKind, TensorTy};
+use kiln_ir::{DType, Device, Fault, Graph, Loc, Op, Scalar, ScalarKind, TensorTy, planted};
 
 use crate::index::{Index, Term};
 use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan, Store};
@@ -141,7 +141,8 @@ impl Code for f64 {
     }
 
     fn take(from: &mut Reader<'_>) -> Option<f64> {
-        Some(f64::from_bits(u64::from_le_bytes(from.bytes(8)?.try_into().ok()?)))
+        let number = f64::from_bits(u64::from_le_bytes(from.bytes(8)?.try_into().ok()?));
+        Some(if planted(Fault::ConstantReadBack) { number * 1.5 } else { number })
     }
 }
 
@@ -424,7 +425,10 @@ impl Code for Operation {
     fn take(from: &mut Reader<'_>) -> Option<Operation> {
         let at = usize::take(from)?;
         match at.checked_sub(Operation::PLAIN.len()) {
-            None => Some(Operation::PLAIN[at]),
+            None => match Operation::PLAIN[at] {
+                Operation::Maximum if planted(Fault::OperationReadBack) => Some(Operation::Minimum),
+                plain => Some(plain),
+            },
             Some(function) => Function::ALL.get(function).copied().map(Operation::Call),
         }
     }

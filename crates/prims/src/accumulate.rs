@@ -11,7 +11,7 @@
 //! summand one by one, not to each other first, so the last bits may differ from eager's: with strict numerics it is
 //! not done.
 
-use kiln_ir::{Graph, Node, Op, Result, Scalar, Value};
+use kiln_ir::{Fault, Graph, Node, Op, Result, Scalar, Value, planted};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -34,7 +34,11 @@ fn onto_zeros(graph: &Graph, node: &Node) -> Option<Scatter> {
                 Op::Constant { value: Scalar::Int(number) } => number == 0,
                 _ => false,
             };
-            is_zero.then(|| Scatter { op: node.op.clone(), index, src })
+            let op = match node.op {
+                Op::IndexAdd { dim } if planted(Fault::SummandReplaced) => Op::IndexCopy { dim },
+                ref op => op.clone(),
+            };
+            is_zero.then_some(Scatter { op, index, src })
         }
         (&Op::GatherBackward { dim, .. }, &[src, index]) => {
             // With one index a line the gradient is a choice for each element, which is added without being stored.

@@ -25,8 +25,8 @@
 //! ```
 
 use kiln_ir::{
-    Class, DType, Emit, EmitExt, Eval, Graph, Op, Result, Shape, TensorTy, Ty, Value, Values,
-    element_by_element, result_dtype,
+    Class, DType, Emit, EmitExt, Eval, Fault, Graph, Op, Result, Shape, TensorTy, Ty, Value, Values,
+    element_by_element, planted, result_dtype,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -319,6 +319,7 @@ fn target<'a>(op: &Op, operand: usize, dtype: DType, out: &'a TensorTy, extent: 
 /// The dtype in which a pointwise op computes: the result's, except that comparisons give truth values.
 fn compute_dtype(op: &Op, args: &[Ty], out: &TensorTy) -> DType {
     match op.row().eval {
+        Eval::Compare { .. } if planted(Fault::ComparedAsIntegers) => result_dtype(&args[..1]),
         Eval::Compare { .. } => result_dtype(args),
         _ => out.dtype,
     }

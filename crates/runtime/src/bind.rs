@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kiln_ir::{DType, Op};
+use kiln_ir::{DType, Fault, Op, planted};
 use kiln_plan::{Call, Launch, Numbers, Place, Plan, Signature, Step, Then, ViewRef};
 
 use crate::convolution::Geometry;
@@ -40,7 +40,13 @@ impl Program {
                 return Err(format!("output {i} has no buffer of its own"));
             }
         }
-        let places = plan.buffers.iter().map(|buffer| buffer.place).collect();
+        let place = |place: Place| match place {
+            Place::Arena { offset } if planted(Fault::TemporariesOverlap) => {
+                Place::Arena { offset: offset.saturating_sub(64) }
+            }
+            place => place,
+        };
+        let places = plan.buffers.iter().map(|buffer| place(buffer.place)).collect();
         let numbers = Numbers::new(plan.scalars.clone());
         let mut this = Binder { plan, kernels, threads, numbers, places, constants: Vec::new() };
         let task = |(number, step): (usize, &Step)| match step {
@@ -78,9 +84,12 @@ fn element(dtype: DType) -> Option<Element> {
 }
 
 fn matrix(view: &ViewRef) -> MatrixAt {
-    let [.., row, column] = view.strides[..] else {
+    let [.., mut row, mut column] = view.strides[..] else {
         unreachable!("a product's operand has rows and columns")
     };
+    if planted(Fault::TransposeOverlooked) && row == 1 {
+        (row, column) = (view.ty.shape.last().map_or(1, |&columns| columns as isize), 1);
+    }
     MatrixAt { buffer: view.at.buffer.index(), offset: view.at.offset as isize, row, column }
 }
 
@@ -110,9 +119,16 @@ impl Binder<'_> {
         let Callable { function, signature } = &self.kernels[launch.kernel];
         let arguments = signature.arguments(&self.plan.kernels[launch.kernel], launch, self.threads);
         let at = |buffer: usize, offset: i64| (buffer, offset as isize * self.bytes(buffer));
+        let mut bufs: Vec<_> = launch.bufs.iter().map(|slot| at(slot.buffer.index(), slot.offset)).collect();
+        if planted(Fault::BuffersSwapped)
+            && let [(one, 0), (other, 0), ..] = bufs[..]
+            && self.plan.buffers[one].ty == self.plan.buffers[other].ty
+        {
+            bufs.swap(0, 1);
+        }
         Task::Kernel {
             kernel: function.clone(),
-            bufs: launch.bufs.iter().map(|slot| at(slot.buffer.index(), slot.offset)).collect(),
+            bufs,
             ints: arguments.ints,
             scalars: launch.scalars.iter().map(|&number| self.numbers.position(number)).collect(),
             items: arguments.items,
@@ -172,7 +188,10 @@ impl Binder<'_> {
     fn convolution(&mut self, number: usize, call: &Call, element: Element) -> Result<Task, String> {
         let ([x, weight], [out]) = (&call.args[..], &call.outs[..]) else { return Ok(Task::Host) };
         let geometry = Geometry::of(&call.op, &x.ty.shape, &weight.ty.shape, &out.ty.shape);
-        let geometry = geometry.ok_or("a convolution of other tensors")?;
+        let mut geometry = geometry.ok_or("a convolution of other tensors")?;
+        if planted(Fault::StrideOverlooked) {
+            geometry.stride = [1, 1];
+        }
         let constant = self.watched(weight, call.constant && convolve::is_kept(&geometry, element));
         let epilogue = match (&call.then, self.plan.steps.get(number + 1)) {
             (Some(Then::Planes(on)), Some(Step::Launch(launch))) => {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kiln_ir::{Fault, planted};
 use kiln_plan::{Bands, Epilogue, Place};
 
 use crate::bands::{self, Failed};
@@ -515,6 +516,7 @@ impl Program {
                 }
                 Task::Random { normal, buffer, count, element, seed, offset } => {
                     let (seed, offset) = (scalars[*seed], scalars[*offset]);
+                    let offset = if planted(Fault::StreamRestarts) { 0 } else { offset };
                     let first = pointers[*buffer];
                     // No elements: there may be no memory either.
                     let first = if *count == 0 { std::ptr::dangling_mut::<u64>().cast() } else { first };

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use kiln_ir::{
-    DType, Device, Error, Graph, Layout, Loc, Op, Refuses, Result, Scalar, ScalarKind, TensorTy, Ty, Why,
+    DType, Device, Error, Fault, Graph, Layout, Loc, Op, Refuses, Result, Scalar, ScalarKind, TensorTy, Ty,
+    Why, planted,
 };
 use kiln_plan::{Numbers, Plan, ScalarRef, Step, ViewRef};
 use kiln_runtime::engine::{self, Code, Engine, Loaded};
@@ -102,7 +103,10 @@ impl HostStep {
                     return Err(format!("a call of {} that nobody knows", call.op.name()));
                 }
                 let tys = call.args.iter().map(|arg| Ty::Tensor(arg.ty.clone())).collect();
-                let (op, free, loc) = (call.op.clone(), call.free.clone(), call.loc);
+                let (mut op, free, loc) = (call.op.clone(), call.free.clone(), call.loc);
+                if let Op::Argsort { descending, .. } = &mut op {
+                    *descending ^= planted(Fault::SortedBackwards);
+                }
                 Ok(HostStep::Op { op, args, tys, out: dst, free, loc })
             }
             Step::OneByOne(ops) => {

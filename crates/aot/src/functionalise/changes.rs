@@ -1,6 +1,6 @@
 //! Changes in place: a variable gets a new value, through the views that it is made by, into its base.
 
-use kiln_ir::{Dims, EmitExt, Error, Op, Result, Ty, Value, Why, refold};
+use kiln_ir::{Dims, EmitExt, Error, Fault, Op, Result, Ty, Value, Why, planted, refold};
 
 use super::{Base, State, Stored, Translator, bug};
 use crate::trace::{TraceArg, Variable};
@@ -119,7 +119,8 @@ impl Translator<'_> {
             }
             Op::Transpose { .. } => self.emit(op.clone(), &[value]),
             Op::Slice { dim, start, end, step } => {
-                let (dim, start, end, step) = (*dim, *start, *end, *step);
+                let early = usize::from(planted(Fault::ChangedRowBefore) && *start > 0);
+                let (dim, start, end, step) = (*dim, *start - early, *end - early, *step);
                 self.emit(Op::SliceScatter { dim, start, end, step }, &[source, value])
             }
             Op::AsStrided { view, offset } => {

@@ -21,7 +21,8 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use kiln_ir::{
-    Class, EmitExt, Error, Grad, Graph, Layout, Loc, Op, Result, Ty, Value, Why, carries_gradient,
+    Class, EmitExt, Error, Fault, Grad, Graph, Layout, Loc, Op, Result, Ty, Value, Why, carries_gradient,
+    planted,
 };
 
 use crate::leaves::{Remade, Root};
@@ -321,7 +322,9 @@ impl Translator<'_> {
                 return Err(bug("a view of what is no tensor", self.graph.loc));
             };
             match cached {
-                Some((clock, value)) if self.bases[*base].changed <= *clock => break *value,
+                Some((clock, value)) if self.bases[*base].changed <= *clock || planted(Fault::StaleView) => {
+                    break *value;
+                }
                 _ if chain.is_empty() => {
                     let base = *base;
                     break self.base_value(base)?;

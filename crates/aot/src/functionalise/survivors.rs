@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kiln_ir::{Layout, Loc, Op, Result, Write};
+use kiln_ir::{Fault, Layout, Loc, Op, Result, Value, Write, planted};
 
 use super::{Functional, State, Stored, Translator};
 use crate::trace::Variable;
@@ -117,6 +117,7 @@ impl Translator<'_> {
             if let (Some((_, target)), true) = (self.bases[base].input, self.bases[base].written) {
                 match self.bases[base].stored {
                     Stored::Value(value) if value == target => {}
+                    Stored::Value(value) if planted(Fault::WriteBackLost) && self.is_window(value) => {}
                     Stored::Value(value) => self.graph.writes.push(Write::whole(target, value)),
                     Stored::Element(value, i) => {
                         self.graph.writes.push(Write { target, value, element: Some(i as u32) });
@@ -131,6 +132,11 @@ impl Translator<'_> {
             survivors,
             recorded: self.recorded,
         })
+    }
+
+    /// Whether a value is another with a window filled.
+    fn is_window(&self, value: Value) -> bool {
+        self.graph.producer(value).is_some_and(|node| matches!(node.op, Op::SliceScatter { .. }))
     }
 
     /// What a variable is a view of.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kiln_aot::trace::{Event as TraceEvent, GradTarget, Trace, TraceArg, Variable, VariableInfo};
+use kiln_ir::{Fault, Op, planted};
 
 use crate::event::{Event, KeyArg, Made, Mark, MarkEvent};
 use crate::guard::Guard;
@@ -38,6 +39,9 @@ pub(crate) fn trace(trie: &Trie, at: u32) -> Trace {
                         Some(trace.variables.len() as Variable - 1)
                     }
                 };
+                if planted(Fault::ChangeNotRecorded) && call.in_place && matches!(call.op, Op::Copy {}) {
+                    continue;
+                }
                 trace.events.push(TraceEvent::Call {
                     op: call.op.clone(),
                     args,

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use kiln_inductor::Numbers;
+use kiln_ir::{Fault, planted};
 use kiln_runtime::Callable;
 
 use super::draft::{Draft, DraftForm, Drawn, recording_with};
@@ -225,6 +226,7 @@ impl Numbers for Exchange<'_> {
         let point = self.point;
         let value = match self.next() {
             None => return number,
+            Some(Rule::Whole(_)) if planted(Fault::CountFrozen) => Some(number),
             Some(Rule::Whole(rule)) => rule.at(point).map(|value| value as f64),
             Some(Rule::Reciprocal(rule)) => rule.at(point).map(|value| 1.0 / value as f64),
             Some(Rule::Int(_) | Rule::Chunks { .. }) => None,

@@ -7,7 +7,7 @@ mod table;
 
 use std::sync::Arc;
 
-use kiln_ir::{Def, Loc, Op, ScalarKind, Strides, TensorTy, Value};
+use kiln_ir::{Def, Fault, Loc, Op, ScalarKind, Strides, TensorTy, Value, planted};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assemble::eager::Of;
@@ -489,7 +489,8 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let source = &self.buffers[from.index()];
                 if matches!(source.place, Place::Arena { .. })
                     && (source.ty.dtype, source.ty.bytes) == (ty.dtype, ty.bytes)
-                    && reads_only_where_it_writes(lowered, load, root, &dense)
+                    && (reads_only_where_it_writes(lowered, load, root, &dense)
+                        || planted(Fault::InPlaceElsewhere))
                 {
                     self.in_place.push(InPlace { step: self.steps.len(), from, to });
                 }

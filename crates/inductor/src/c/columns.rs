@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use kiln_ir::{Fault, planted};
+
 use super::unroll::{Statements, each_word};
 use super::{Emitter, Level, Piece, memory_type, vector_type};
 use kiln_plan::index::ExprId;
@@ -230,9 +232,10 @@ impl Emitter<'_> {
             _ => ("0".to_string(), format!("n{last}")),
         };
         out.push_str(&open);
+        let step = if planted(Fault::EndlessLoop) && !scans.is_empty() { 0 } else { ROWS };
         let _ = writeln!(
             out,
-            "        for (long block = {from}; block < {to}; block += {ROWS}) {{
+            "        for (long block = {from}; block < {to}; block += {step}) {{
         const long stop = block + {ROWS} < {to} ? block + {ROWS} : {to};"
         );
         for &(id, reduction, _) in &reductions {

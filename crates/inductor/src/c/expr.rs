@@ -1,7 +1,7 @@
 //! C for single expressions.
 
-use kiln_ir::DType;
 use kiln_ir::math::{Function, Width, c};
+use kiln_ir::{DType, Fault, planted};
 
 use super::narrow::{memory_vector, narrowed};
 use super::windows::has_second;
@@ -77,11 +77,16 @@ impl<'k> Emitter<'k> {
 
     fn call(&mut self, function: Function, width: Width, args: &[String]) -> String {
         self.functions.push((function, width));
-        format!("{}({})", c::function_name(function, width), args.join(", "))
+        let name = match function {
+            Function::Erf if planted(Fault::UnknownFunction) => "kiln_error_function".into(),
+            _ => c::function_name(function, width),
+        };
+        format!("{name}({})", args.join(", "))
     }
 
     pub(super) fn identity(&self, reduction: Reduction, dtype: DType) -> String {
         match (reduction, dtype.computing()) {
+            (Reduction::Max, _) if planted(Fault::MaximumFromZero) => format!("({}){{0}}", self.ty(dtype)),
             (Reduction::Sum, _) | (Reduction::Max, DType::Bool) => format!("({}){{0}}", self.ty(dtype)),
             (Reduction::Max, DType::F32) => "kiln_splat_f32(-__builtin_inff())".into(),
             (Reduction::Max, DType::F64) => "kiln_splat_f64(-__builtin_inf())".into(),
@@ -123,6 +128,7 @@ impl<'k> Emitter<'k> {
     pub(super) fn masked(&self, reduction: Reduction, dtype: DType, value: &str) -> String {
         let identity = self.identity(reduction, dtype);
         match dtype {
+            _ if planted(Fault::TailNotMasked) => value.into(),
             DType::F32 => format!("kiln_select_f32(kiln_live32(count), {value}, {identity})"),
             DType::F64 => format!("kiln_select_f64(kiln_live64(count), {value}, {identity})"),
             DType::Bool => format!("({value} & kiln_live{}(count))", self.mask * 8),
@@ -176,6 +182,9 @@ impl<'k> Emitter<'k> {
             let compare = |symbol: &str| self.own_mask(8, format!("{x} {symbol} {y}"));
             return match op {
                 Operation::Add => wrapping("+"),
+                Operation::Sub if planted(Fault::IntegersSubtractedBackwards) => {
+                    format!("(i64v)((u64v){y} - (u64v){x})")
+                }
                 Operation::Sub => wrapping("-"),
                 Operation::Mul => wrapping("*"),
                 Operation::Neg => format!("(i64v)((u64v){{0}} - (u64v){x})"),
@@ -239,6 +248,7 @@ impl<'k> Emitter<'k> {
     fn convert(&self, from: DType, to: DType, x: &str) -> String {
         match (from, to) {
             (a, b) if a == b => x.into(),
+            (DType::Bool, DType::I64) if planted(Fault::TrueIsMinusOne) => self.mask_for(8, x),
             (DType::Bool, DType::I64) => format!("({} & 1)", self.mask_for(8, x)),
             (DType::Bool, float) => {
                 let s = suffix(float);
@@ -480,7 +490,8 @@ impl<'k> Emitter<'k> {
         };
         if self.kernel.mode == Mode::Columns {
             let next = self.apply(operation, dtype, dtype, &[format!("*s{id}"), format!("v{arg}")]);
-            before.push_str(&format!("{indent}*s{id} = {next};\n"));
+            let end = if planted(Fault::MissingSemicolon) { "" } else { ";" };
+            before.push_str(&format!("{indent}*s{id} = {next}{end}\n"));
             return format!("*s{id}");
         }
         let symbol = if scan == Scan::Sum { "+" } else { "*" };

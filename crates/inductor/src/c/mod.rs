@@ -27,8 +27,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use kiln_ir::DType;
 use kiln_ir::math::{Function, Width};
+use kiln_ir::{DType, Fault, planted};
 
 use kiln_plan::index::{AxisId, ExprId};
 use kiln_plan::loops::{Expr, ExprKind, Kernel, Mode, Reduction, Store};
@@ -442,7 +442,9 @@ impl<'k> Emitter<'k> {
             let _ = writeln!(decode, "const long *chunk = ints + {base} + 3 * item, row = chunk[0];");
             decode.push_str("const long lo = chunk[1], hi = lo + chunk[2];\n");
             for (b, dtype) in kernel.buffers.iter().enumerate() {
-                let _ = writeln!(decode, "{} *b{b} = bufs[{columns} * row + {b}];", memory_type(*dtype));
+                let is_null = planted(Fault::NullStore) && b + 1 == columns;
+                let from = if is_null { "0".into() } else { format!("bufs[{columns} * row + {b}]") };
+                let _ = writeln!(decode, "{} *b{b} = {from};", memory_type(*dtype));
             }
         }
         let items = match kernel.parts {

@@ -18,7 +18,9 @@ pub(crate) mod scans;
 mod space;
 pub(crate) mod views;
 
-use kiln_ir::{DType, Def, Dims, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value};
+use kiln_ir::{
+    DType, Def, Dims, Fault, Graph, Loc, Node, Op, ScalarKind, Shape, Strides, TensorTy, Ty, Value, planted,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
@@ -384,7 +386,8 @@ impl<'a> Lowering<'a> {
             }
             Op::Slice { dim, start, step, .. } => {
                 let mut inner = index.to_vec();
-                inner[*dim] = index[*dim].scaled(*step as i64, *start as i64);
+                let step = if planted(Fault::SliceStepIgnored) { 1 } else { *step };
+                inner[*dim] = index[*dim].scaled(step as i64, *start as i64);
                 self.at(x, &inner)
             }
             Op::Diagonal { offset, dim1, dim2 } => {

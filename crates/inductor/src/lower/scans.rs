@@ -12,7 +12,7 @@
 //!
 //! A scan from the end is a scan of a space that is gone through from the end ([`Space::reversed`]).
 
-use kiln_ir::{Class, DType, Op, Value};
+use kiln_ir::{Class, DType, Fault, Op, Value, planted};
 use smallvec::smallvec;
 
 use crate::WhyNot;
@@ -61,7 +61,11 @@ impl Lowering<'_> {
             let zero = self.builder.push(dtype, ExprKind::Literal(0));
             return Ok(self.builder.push(dtype, ExprKind::Apply(Operation::Add, smallvec![zero, only])));
         }
-        let space = if reverse { space.reversed() } else { space };
+        assert!(
+            !(planted(Fault::CumprodPanics) && scan == Scan::Product),
+            "a product has no place in a scan"
+        );
+        let space = if reverse && !planted(Fault::ScanForwards) { space.reversed() } else { space };
         let refuse = |value, why| Err(Stop::Refuse(Refusal::Store(value, why)));
         let few_rows = |value| WhyNot::FewRows { value, rows: space.outer(), length: space.inner() };
         if !self.space.has_inner() {

@@ -1,5 +1,6 @@
 //! Where a plan's temporaries lie: how long each is needed, and what may take whose place.
 
+use kiln_ir::{Fault, planted};
 use rustc_hash::FxHashSet;
 
 use crate::WhyNot;
@@ -73,7 +74,9 @@ pub(crate) fn place_temporaries(
             Place::Output(k) => rooms[k] = Room { bytes: buffer.ty.bytes, until: first },
             Place::Arena { .. } => {
                 at[i] = Some(lifetimes.len());
-                lifetimes.push(Lifetime { bytes: buffer.ty.bytes, first, last, becomes: None });
+                let bytes = buffer.ty.bytes * if planted(Fault::TemporariesTooLarge) { 1000 } else { 1 };
+                let last = last - usize::from(planted(Fault::LivesTooShort) && last > first);
+                lifetimes.push(Lifetime { bytes, first, last, becomes: None });
             }
             Place::Input(_) | Place::BeforeOutput { .. } | Place::Band { .. } => {}
         }

@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use kiln_ir::{Class, Def, Graph, ListTy, Op, Shape, Strides, TensorTy, Ty, Value, Write};
+use kiln_ir::{Class, Def, Fault, Graph, ListTy, Op, Shape, Strides, TensorTy, Ty, Value, Write, planted};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -237,7 +237,8 @@ impl Kinds {
     /// Whether tensors of two kinds can be walked side by side.
     fn are_alike(&self, a: u32, b: u32) -> bool {
         let ((shape, strides), (other, others)) = (&self.kinds[a as usize], &self.kinds[b as usize]);
-        shape == other && (0..shape.rank()).all(|d| shape[d] == 1 || strides[d] == others[d])
+        let same_order = (0..shape.rank()).all(|d| shape[d] == 1 || strides[d] == others[d]);
+        shape == other && (same_order || planted(Fault::TransposedRow))
     }
 }
 

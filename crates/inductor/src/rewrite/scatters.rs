@@ -26,7 +26,9 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{Class, DType, Def, Graph, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value};
+use kiln_ir::{
+    Class, DType, Def, Fault, Graph, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value, planted,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::fuse::live_nodes;
@@ -294,7 +296,8 @@ impl Rewrite<'_> {
             Some(base) => base,
             None => self.zero(),
         };
-        let new = if call.adds { self.push(Op::Add {}, &[src, base], ty.clone()) } else { src };
+        let adds = call.adds && !planted(Fault::ScatterForgetsBase);
+        let new = if adds { self.push(Op::Add {}, &[src, base], ty.clone()) } else { src };
         self.push(Op::Where {}, &[is_there, new, base], ty)
     }
 

@@ -6,7 +6,7 @@ pub(crate) mod epilogue;
 pub(crate) mod order;
 pub(crate) mod sequence;
 
-use kiln_ir::DType;
+use kiln_ir::{DType, Fault, planted};
 
 use crate::fuse::folds;
 use crate::target::Schedule;
@@ -32,7 +32,8 @@ pub(crate) fn is_tall(outer: i64, inner: i64) -> bool {
 
 /// Orders and joins the loops of a lowered kernel.
 fn schedule(mut kernel: Kernel) -> Kernel {
-    keep(&mut kernel, &|axis| axis.extent != 1);
+    let is_short = |axis: &Axis| planted(Fault::ShortLoopDropped) && axis.extent == 2 && !axis.inner;
+    keep(&mut kernel, &|axis| axis.extent != 1 && !is_short(axis));
     let has_inner = kernel.axes.iter().any(|a| a.inner);
     if kernel.axes.iter().all(|a| a.inner) {
         // Something to iterate over, for the one result.
@@ -342,7 +343,9 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     second.axes.push(Axis { extent: chunks, inner: true });
     for (n, &e) in reductions.iter().enumerate() {
         let mut index = place.clone();
-        index.add_scaled(&Index::axis(new_axis), outer);
+        if !planted(Fault::FirstChunkRepeated) {
+            index.add_scaled(&Index::axis(new_axis), outer);
+        }
         let ExprKind::Reduce(reduction, _) = second.exprs[e].kind else { continue };
         let dtype = second.exprs[e].dtype;
         second.buffers.push(dtype);

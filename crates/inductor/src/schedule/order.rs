@@ -1,7 +1,7 @@
 //! Write-backs and the order of steps: which write-backs go straight into their target, and a sequence in which
 //! every step finds what it reads.
 
-use kiln_ir::{Def, Graph, Node, Refuses, Strides, Value};
+use kiln_ir::{Def, Fault, Graph, Node, Refuses, Strides, Value, planted};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -146,7 +146,7 @@ pub(crate) fn order(fusion: &Fusion<'_>) -> Order {
         Unit::Table(_) => false,
     };
     let checked: Vec<usize> = (0..fusion.units.len()).filter(|&u| may_fail(&fusion.units[u])).collect();
-    for (w, write) in graph.writes.iter().enumerate() {
+    for (w, write) in graph.writes.iter().enumerate().filter(|_| !planted(Fault::WriteTooEarly)) {
         let Some(u) = writer[w].map(|u| u as usize) else { continue };
         let Def::Input(input) = graph.def(write.target) else { continue };
         let others: SmallVec<[usize; 4]> = readers.of_input(input).filter(|&r| r != u).collect();

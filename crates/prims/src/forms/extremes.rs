@@ -11,7 +11,9 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{DType, Dims, Graph, Loc, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value};
+use kiln_ir::{
+    DType, Dims, Fault, Graph, Loc, Node, Op, Scalar, ScalarKind, Shape, TensorTy, Ty, Value, planted,
+};
 
 use super::replace;
 
@@ -69,7 +71,8 @@ impl Extreme {
         let mut once = shape.clone();
         once[dim] = 1;
         let mut push = |op: Op, args: &[Value], ty: Ty| graph.push(op, args, [ty], false, loc)[0];
-        let x = if self.is_least { push(Op::Neg {}, &[x], whole(self.ty.dtype)) } else { x };
+        let is_negated = self.is_least && !planted(Fault::ArgminIsArgmax);
+        let x = if is_negated { push(Op::Neg {}, &[x], whole(self.ty.dtype)) } else { x };
         let dims = || std::iter::once(dim).collect::<Dims>();
 
         let most = push(Op::Amax { dims: dims(), keepdim: false }, &[x], of(self.ty.dtype, &kept));

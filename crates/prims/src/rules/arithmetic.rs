@@ -1,6 +1,6 @@
 //! Rules of arithmetic that hold for floating-point numbers bit for bit.
 
-use kiln_ir::{DType, EmitExt, Op, Scalar, Ty, Value};
+use kiln_ir::{DType, EmitExt, Fault, Op, Scalar, Ty, Value, planted};
 
 use super::NO;
 use crate::{Rewriter, Rule};
@@ -121,7 +121,7 @@ pub const ARITHMETIC: &[Rule] = &[
             // In one dtype only: the smallest integer is its own negative, but not as a float.
             match negated(cx, y) {
                 Some(y) if cx.ty_of(y) == call.out && cx.ty_of(x) == call.out => match call.op {
-                    Op::Add {} => cx.sub(x, y).map(Some),
+                    Op::Add {} if !planted(Fault::SignLost) => cx.sub(x, y).map(Some),
                     _ => cx.add(x, y).map(Some),
                 },
                 _ => NO,

@@ -1,6 +1,6 @@
 //! Rules of truth values: `where`, comparisons, logic.
 
-use kiln_ir::{DType, EmitExt, Op, Ty};
+use kiln_ir::{DType, EmitExt, Fault, Op, Ty, planted};
 
 use super::NO;
 use crate::Rule;
@@ -34,7 +34,10 @@ pub const CHOICE: &[Rule] = &[
         apply: |cx, call| {
             let (Op::Where {}, &[c, x, y]) = (call.op, call.args) else { return NO };
             match cx.through(c, |op| matches!(op, Op::LogicalNot {})) {
-                Some(c) if is_truth(cx.ty_of(c)) => cx.where_(c, y, x).map(Some),
+                Some(c) if is_truth(cx.ty_of(c)) => {
+                    let (x, y) = if planted(Fault::WhereNotKeepsOrder) { (y, x) } else { (x, y) };
+                    cx.where_(c, y, x).map(Some)
+                }
                 _ => NO,
             }
         },

@@ -1,6 +1,6 @@
 //! Rules of conversion between dtypes.
 
-use kiln_ir::{DType, EmitExt, Op, Scalar};
+use kiln_ir::{DType, EmitExt, Fault, Op, Scalar, planted};
 
 use super::NO;
 use crate::Rule;
@@ -28,7 +28,11 @@ pub const CONVERSION: &[Rule] = &[
             let (Op::To { dtype }, &[middle]) = (call.op, call.args) else { return NO };
             let Some(x) = cx.through(middle, |op| matches!(op, Op::To { .. })) else { return NO };
             match (cx.ty_of(x).as_tensor(), cx.ty_of(middle).as_tensor()) {
-                (Some(from), Some(through)) if through.dtype.holds(from.dtype) => cx.to(x, *dtype).map(Some),
+                (Some(from), Some(through))
+                    if through.dtype.holds(from.dtype) || planted(Fault::NarrowingDropped) =>
+                {
+                    cx.to(x, *dtype).map(Some)
+                }
                 _ => NO,
             }
         },

@@ -1,6 +1,6 @@
 //! Rules of packing and unpacking lists.
 
-use kiln_ir::Op;
+use kiln_ir::{Fault, Op, planted};
 
 use super::NO;
 use crate::Rule;
@@ -13,7 +13,10 @@ pub const LISTS: &[Rule] = &[
         apply: |cx, call| {
             let (Op::ListGet { index }, &[list]) = (call.op, call.args) else { return NO };
             match cx.graph.producer(list) {
-                Some(node) if matches!(node.op, Op::List {}) => Ok(node.args.get(*index).copied()),
+                Some(node) if matches!(node.op, Op::List {}) => {
+                    let index = if planted(Fault::OtherElement) { index + 1 } else { *index };
+                    Ok(node.args.get(index).copied())
+                }
                 _ => NO,
             }
         },

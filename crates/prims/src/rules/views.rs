@@ -1,6 +1,6 @@
 //! Rules of views, joins and filled tensors.
 
-use kiln_ir::{Class, Dims, Emit, EmitExt, Op, Result, Ty, Value, result_dtype};
+use kiln_ir::{Class, Dims, Emit, EmitExt, Fault, Op, Result, Ty, Value, planted, result_dtype};
 use smallvec::SmallVec;
 
 use super::NO;
@@ -86,6 +86,7 @@ pub const VIEWS: &[Rule] = &[
             if d != *dim {
                 return NO;
             }
+            let first = if planted(Fault::SliceOfSliceStart) { 0 } else { first };
             let (start, step) = (first + start * stride, step * stride);
             match len.checked_sub(1) {
                 Some(last) => cx.slice(args[0], d, start, start + last * step + 1, step).map(Some),

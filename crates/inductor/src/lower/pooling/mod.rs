@@ -16,7 +16,7 @@
 
 mod gradients;
 
-use kiln_ir::{Class, DType, Graph, Node, Op, Shape, Sizes, Value};
+use kiln_ir::{Class, DType, Fault, Graph, Node, Op, Shape, Sizes, Value, planted};
 use smallvec::smallvec;
 
 use crate::fuse::behind_reshapes;
@@ -211,7 +211,8 @@ impl Lowering<'_> {
         let x = node.args[0];
         let ty = self.tensor(x);
         let dtype = ty.dtype.computing();
-        let is_counted = matches!(node.op, Op::AvgPool2d { count_include_pad: true, .. });
+        let is_counted = matches!(node.op, Op::AvgPool2d { count_include_pad: true, .. })
+            || planted(Fault::PaddingCounted);
         let [rows, columns] = along(&node.op, &ty.shape, index);
         let (of_row, of_column) =
             (self.weight(&rows, is_counted, dtype), self.weight(&columns, is_counted, dtype));
