@@ -34,11 +34,11 @@ fn onto_zeros(graph: &Graph, node: &Node) -> Option<Scatter> {
                 Op::Constant { value: Scalar::Int(number) } => number == 0,
                 _ => false,
             };
-            let op = match node.op {
+            let op = || match node.op {
                 Op::IndexAdd { dim } if planted(Fault::SummandReplaced) => Op::IndexCopy { dim },
                 ref op => op.clone(),
             };
-            is_zero.then_some(Scatter { op, index, src })
+            is_zero.then(|| Scatter { op: op(), index, src })
         }
         (&Op::GatherBackward { dim, .. }, &[src, index]) => {
             // With one index a line the gradient is a choice for each element, which is added without being stored.
