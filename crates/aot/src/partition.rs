@@ -73,16 +73,9 @@ pub struct Report {
 
 /// Splits a joint graph.
 pub fn partition(joint: &Joint) -> Result<Partition> {
-    partition_saving(joint, Facts::of(joint).cut(&joint.graph))
-}
-
-/// Splits a joint graph without a choice: backward gets the program's inputs and computes everything again.
-pub fn partition_again(joint: &Joint) -> Result<Partition> {
-    partition_saving(joint, joint.graph.inputs[..joint.forward_inputs].to_vec())
-}
-
-fn partition_saving(joint: &Joint, saved: Vec<Value>) -> Result<Partition> {
     let graph = &joint.graph;
+    let facts = Facts::of(joint);
+    let saved = facts.cut(graph);
     let outputs = &graph.outputs[..joint.forward_outputs];
 
     // Where each saved value comes from.
@@ -144,6 +137,36 @@ fn partition_saving(joint: &Joint, saved: Vec<Value>) -> Result<Partition> {
         nodes_recomputed: twice.len(),
     };
     Ok(Partition { forward: forward.graph, forward_outputs: joint.forward_outputs, backward, report })
+}
+
+/// Splits a joint graph without any choice, for whoever looks for a mistake in [`partition`]: backward gets the program's
+/// inputs, those that it changes as copies, and computes everything again.
+pub fn partition_again(joint: &Joint) -> Result<Partition> {
+    let graph = &joint.graph;
+    let inputs = &graph.inputs[..joint.forward_inputs];
+    let changed: Vec<Value> =
+        inputs.iter().copied().filter(|input| graph.writes.iter().any(|write| write.target == *input)).collect();
+    let saved = inputs.iter().enumerate().map(|(number, input)| {
+        let fresh = changed.iter().position(|other| other == input);
+        let what = fresh.map_or(SavedFrom::Input(number), SavedFrom::Fresh);
+        Saved { what, ty: graph.ty(*input).clone() }
+    });
+    let saved: Vec<Saved> = saved.collect();
+    let results: Vec<Value> = graph.outputs[..joint.forward_outputs].iter().chain(&changed).copied().collect();
+    let forward = extract(graph, inputs, &results, &graph.writes).graph;
+    let backward = joint.parts.iter().map(|part| {
+        let gradients: Vec<Value> = part.grads.iter().flatten().map(|&i| graph.outputs[i]).collect();
+        let tangents = &joint.tangents()[part.tangents.clone()];
+        let inputs: Vec<Value> = inputs.iter().chain(tangents).copied().collect();
+        let mut next = 0..;
+        BackwardPart {
+            graph: extract(graph, &inputs, &gradients, &[]).graph,
+            saved: saved.clone(),
+            grads: part.grads.iter().map(|grad| grad.and_then(|_| next.next())).collect(),
+        }
+    });
+    let backward = backward.collect();
+    Ok(Partition { forward, forward_outputs: joint.forward_outputs, backward, report: Report::default() })
 }
 
 /// What some results are computed from, given some values.

@@ -11,6 +11,7 @@
 //! backward(z from s) x -> g retain
 //! a, none = grad(z of x, w) create                 create: on the tape itself; none: does not depend on it
 //! requires_grad(z)                                 also no_requires_grad, retain_grad, apply
+//! read(y)                                          the host looks at it: a graph breaks here
 //! live y, g                                        what outlives the trace
 //! ```
 //!
@@ -156,6 +157,7 @@ impl Reader {
                 Event::RequiresGrad { variable: self.variable(inside)?, on: name == "requires_grad", loc }
             }
             "retain_grad" => Event::Retain { variable: self.variable(inside)?, loc },
+            "read" => Event::Read { variable: self.variable(inside)?, loc },
             "apply" => Event::Apply { outputs: self.variables(inside)?, loc },
             _ => self.call(targets, (name, rest), inside, grad_enabled, loc)?,
         };
@@ -344,6 +346,7 @@ impl Printer<'_> {
                 format!("{}requires_grad({})", if *on { "" } else { "no_" }, self.label(*variable))
             }
             Event::Retain { variable, .. } => format!("retain_grad({})", self.label(*variable)),
+            Event::Read { variable, .. } => format!("read({})", self.label(*variable)),
             Event::Apply { outputs, .. } => format!("apply({})", self.list(outputs)),
         }
     }

@@ -103,6 +103,8 @@ pub enum Event {
     },
     /// `retain_grad()`.
     Retain { variable: Variable, loc: Loc },
+    /// The host looked at a variable: here a graph breaks. Never part of a segment.
+    Read { variable: Variable, loc: Loc },
     /// A custom function made these variables, by the ops before: no pass goes further than to them.
     Apply {
         /// Its results that carry gradients.
@@ -131,6 +133,7 @@ impl Event {
             | Event::Grad { loc, .. }
             | Event::RequiresGrad { loc, .. }
             | Event::Retain { loc, .. }
+            | Event::Read { loc, .. }
             | Event::Apply { loc, .. } => *loc,
         }
     }
@@ -149,7 +152,9 @@ impl Event {
                 targets.iter().filter_map(new).collect()
             }
             Event::Grad { results, .. } => results.iter().copied().flatten().collect(),
-            Event::RequiresGrad { .. } | Event::Retain { .. } | Event::Apply { .. } => Vec::new(),
+            Event::RequiresGrad { .. } | Event::Retain { .. } | Event::Read { .. } | Event::Apply { .. } => {
+                Vec::new()
+            }
         }
     }
 
@@ -182,7 +187,9 @@ impl Event {
                 used.extend(inputs);
                 used
             }
-            Event::RequiresGrad { variable, .. } | Event::Retain { variable, .. } => vec![*variable],
+            Event::RequiresGrad { variable, .. }
+            | Event::Retain { variable, .. }
+            | Event::Read { variable, .. } => vec![*variable],
             Event::Apply { outputs, .. } => outputs.clone(),
         }
     }
@@ -219,7 +226,9 @@ impl Event {
                 inputs.iter_mut().for_each(&mut set);
                 results.iter_mut().flatten().for_each(set);
             }
-            Event::RequiresGrad { variable, .. } | Event::Retain { variable, .. } => set(variable),
+            Event::RequiresGrad { variable, .. }
+            | Event::Retain { variable, .. }
+            | Event::Read { variable, .. } => set(variable),
             Event::Apply { outputs, .. } => outputs.iter_mut().for_each(set),
         }
     }

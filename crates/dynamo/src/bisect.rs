@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use kiln_aot::trace::Event;
-use kiln_ir::{Line, Loc, Result};
+use kiln_ir::{Line, Loc, Op, Result};
 use kiln_repro::{Arithmetic, Case, Judge, Live, Outcome, Progress, Verdict, minify, play};
 use kiln_runtime::isolate::{Fate, Limits, isolate};
 use kiln_runtime::threads;
@@ -88,12 +88,14 @@ pub struct Found {
     pub detail: Option<String>,
     /// The user's line of the last op of the case, if it has one.
     pub loc: Loc,
+    /// The first stage whose outcome is wrong: mostly the same.
+    shows: Rung,
 }
 
 impl Found {
     /// A failure that does not show again.
     pub(crate) fn only(failure: Failure) -> Found {
-        Found { failure, stage: None, detail: None, loc: Loc::UNKNOWN }
+        Found { failure, stage: None, detail: None, loc: Loc::UNKNOWN, shows: Rung::Threads }
     }
 }
 
@@ -112,7 +114,7 @@ impl fmt::Display for Found {
 }
 
 /// The stages that a mistake shows from, in order: each does what those before it do.
-const LADDER: [Rung; 16] = [
+const LADDER: [Rung; 17] = [
     Rung::Capture,
     Rung::Functionalise,
     Rung::Joint,
@@ -127,6 +129,7 @@ const LADDER: [Rung; 16] = [
     Rung::Memory,
     Rung::C,
     Rung::Threads,
+    Rung::Replay,
     Rung::Codec,
     Rung::General,
 ];
@@ -138,29 +141,30 @@ pub fn reproduce(case: &Case) -> Result<Option<Failure>> {
 
 /// The same in a process of its own, which it can't take down.
 pub fn reproduce_apart(case: &Case) -> Result<Option<Failure>> {
-    Ok(highest(case, &Judge::new(case)?, Where::Apart)?.map(|(_, failure)| failure))
+    Ok(highest(case, &Judge::new(case)?, Where::Apart(CHILD.time))?.map(|(_, failure)| failure))
 }
 
 /// Where a case is run.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Where {
     Here,
-    /// In a child process.
-    Apart,
+    /// In a child process, for at most so long.
+    Apart(Duration),
 }
 
 impl Where {
     /// Where a failure of this kind is looked for: what may end the process has its own.
     fn of(failure: &Failure) -> Where {
         match failure {
-            Failure::Killed(_) | Failure::Hang | Failure::Memory => Where::Apart,
+            Failure::Killed(_) => Where::Apart(CHILD.time),
+            Failure::Hang => Where::Apart(PATIENCE),
             _ => Where::Here,
         }
     }
 }
 
 /// Whole compilations: from all stages but those that need several calls, to those.
-const WHOLE: [Rung; 3] = [Rung::Threads, Rung::Codec, Rung::General];
+const WHOLE: [Rung; 4] = [Rung::Threads, Rung::Replay, Rung::Codec, Rung::General];
 
 /// The first whole compilation that fails, and how.
 fn highest(case: &Case, judge: &Judge<'_>, place: Where) -> Result<Option<(Rung, Failure)>> {
@@ -174,14 +178,19 @@ fn highest(case: &Case, judge: &Judge<'_>, place: Where) -> Result<Option<(Rung,
 
 /// What a child process may take: more is a failure of its own.
 const CHILD: Limits = Limits { time: Duration::from_secs(5), memory: Some(2 << 30), prints: false };
+/// How long a program runs before it is taken to be one of those that don't end, once one is known to be.
+const PATIENCE: Duration = Duration::from_millis(700);
 
 /// [`attempt`], here or in a child process.
 fn attempt_at(place: Where, case: &Case, judge: &Judge<'_>, options: &Options) -> Option<Failure> {
-    if place == Where::Here {
-        return attempt(case, judge, options);
+    let Where::Apart(time) = place else { return attempt(case, judge, options) };
+    // Kernels are compiled here: the child has them, and its time is that of running.
+    if options.compile.rung.is_none() {
+        let compile = Compile { only_built: true, ..options.compile.clone() };
+        let _ = attempt(case, judge, &Options { compile, ..*options });
     }
     let body = || attempt(case, judge, options).map(|failure| failure.to_bytes()).unwrap_or_default();
-    match isolate(&CHILD, body) {
+    match isolate(&Limits { time, ..CHILD }, body) {
         Ok(Fate::Returned(bytes)) => Failure::from_bytes(&bytes),
         Ok(Fate::Panicked(text)) => Some(Failure::Panic(text)),
         Ok(Fate::TimedOut) => Some(Failure::Hang),
@@ -218,7 +227,8 @@ impl Failure {
             Failure::Break,
             Failure::Killed,
         ];
-        makers.into_iter().map(|make| make(text.to_string())).find(|failure| failure.kind() == kind)
+        let told = makers.into_iter().map(|make| make(text.to_string()));
+        told.chain([Failure::Hang, Failure::Memory]).find(|failure| failure.kind() == kind)
     }
 }
 
@@ -226,7 +236,7 @@ impl Failure {
 pub fn bisect(case: &Case) -> Result<Option<Found>> {
     let judge = Judge::new(case)?;
     // What may end the process is found out in another one.
-    let Some((rung, failure)) = highest(case, &judge, Where::Apart)? else { return Ok(None) };
+    let Some((rung, failure)) = highest(case, &judge, Where::Apart(CHILD.time))? else { return Ok(None) };
     let place = Where::of(&failure);
     let top = LADDER.iter().position(|other| *other == rung).unwrap_or_default();
     let fails = |at: usize| -> Result<Option<Failure>> {
@@ -243,12 +253,23 @@ pub fn bisect(case: &Case) -> Result<Option<Found>> {
         }
     }
     let mut stage = LADDER[wrong];
+    let mut shows = stage;
+    // What was recorded for other calls may have been wrong from the beginning; so may what the first pass was given.
+    let other = match stage {
+        Rung::Replay => attempt_at(place, case, &judge, &Options::of(case, Rung::Capture)?).is_some(),
+        Rung::Functionalise => !is_recorded(case),
+        _ => false,
+    };
+    if other {
+        stage = Rung::Capture;
+        shows = if shows == Rung::Replay { Rung::Capture } else { shows };
+    }
     if stage == Rung::C && attempt_at(place, case, &judge, &Options::of(case, Rung::Call)?).is_some() {
-        stage = Rung::Call;
+        (stage, shows) = (Rung::Call, Rung::Call);
     }
     let detail = if place == Where::Here { detail(case, &judge, stage)? } else { None };
     let loc = case.recording.trace.events.last().map_or(Loc::UNKNOWN, Event::loc);
-    Ok(Some(Found { failure, stage: Some(stage), detail, loc }))
+    Ok(Some(Found { failure, stage: Some(stage), detail, loc, shows }))
 }
 
 /// Makes a case that fails smaller, and finds its stage: at most so long. `tell` hears how it goes.
@@ -259,7 +280,7 @@ pub fn investigate(
 ) -> Result<Option<(Case, Found)>> {
     let Some(found) = bisect(case)? else { return Ok(None) };
     let (place, kind) = (Where::of(&found.failure), found.failure.kind());
-    let stage = found.stage.unwrap_or(Rung::Threads);
+    let stage = found.shows;
     let mut fails = |case: &Case| -> bool {
         let judged = || -> Result<bool> {
             let judge = Judge::new(case)?;
@@ -293,7 +314,7 @@ impl Options {
                 compile.backend = Backend::AotEager.into();
                 compile.rung = Some(rung);
             }
-            Rung::C | Rung::Threads | Rung::Codec | Rung::General => {}
+            Rung::C | Rung::Threads | Rung::Replay | Rung::Codec | Rung::General => {}
             _ => compile.rung = Some(rung),
         }
         if compile.mode == Mode::Evaluation {
@@ -315,6 +336,11 @@ fn attempt(case: &Case, judge: &Judge<'_>, options: &Options) -> Option<Failure>
         match options.rung {
             Rung::Codec => {
                 drop(played(case, &options.compile.clone().region())?);
+            }
+            Rung::Capture | Rung::Replay => {
+                for other in kiln_repro::other_calls(case) {
+                    let _ = played(&other, &region);
+                }
             }
             Rung::General => {
                 for other in kiln_repro::other_sizes(case) {
@@ -341,7 +367,7 @@ fn attempt(case: &Case, judge: &Judge<'_>, options: &Options) -> Option<Failure>
             };
             match verdict {
                 Verdict::Wrong { seen, what } => Some(Failure::Wrong(format!("{seen}: {what}"))),
-                Verdict::Right => other_failure(&region.explain(), options.rung),
+                Verdict::Right => other_failure(case, &region.explain(), options.rung),
             }
         }
     }
@@ -352,7 +378,7 @@ fn played(case: &Case, region: &Region) -> Result<Outcome> {
 }
 
 /// What else is not as it should be, where results are right.
-fn other_failure(explanation: &Explanation, rung: Rung) -> Option<Failure> {
+fn other_failure(case: &Case, explanation: &Explanation, rung: Rung) -> Option<Failure> {
     let told = |line: &Line, reason: &dyn fmt::Display| Failure::Break(format!("{reason}, at {line}"));
     if let Some(at) = explanation.breaks.first().or(explanation.fallbacks.first()) {
         return Some(told(&at.loc, &at.reason));
@@ -360,12 +386,36 @@ fn other_failure(explanation: &Explanation, rung: Rung) -> Option<Failure> {
     if rung == Rung::Capture {
         return None;
     }
+    // No program needs much more than all of its values at once.
+    let most = 4 * case.bytes() + (4 << 20);
+    if explanation.graphs.iter().any(|graph| graph.arena_bytes > most) {
+        return Some(Failure::Memory);
+    }
     explanation.graphs.iter().find_map(|graph| match &graph.interpreted {
         Some(NotCompiled::Compiler(error)) => Some(Failure::Compiler(error.clone())),
         Some(NotCompiled::Pass { name, error }) => Some(Failure::Pass(format!("{name}: {error}"))),
         _ if rung == Rung::Call => None,
         _ => graph.refused.first().cloned().map(Failure::Compiler),
     })
+}
+
+/// Whether what is recorded of a case is the case.
+fn is_recorded(case: &Case) -> bool {
+    let region = Compile::new().backend(Backend::Eager).region();
+    if played(case, &region).is_err() {
+        return true;
+    }
+    let names = |events: &[Event]| -> Vec<&'static str> {
+        let name = |event: &Event| match event {
+            Event::Call { op: Op::List {} | Op::ListGet { .. }, .. } => None,
+            Event::Call { op, .. } => Some(op.name()),
+            _ => None,
+        };
+        events.iter().filter_map(name).collect()
+    };
+    let events = &case.recording.trace.events;
+    let breaks = events.iter().any(|event| matches!(event, Event::Read { .. }));
+    breaks || names(events) == names(&region.last_trace().events)
 }
 
 fn said(panic: &(dyn std::any::Any + Send)) -> String {

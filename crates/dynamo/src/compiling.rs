@@ -22,7 +22,7 @@ use crate::logs::{self, Log};
 use crate::options::Mode;
 use crate::pipeline::{self, Driver, Front, Part};
 use crate::region::Site;
-use crate::rung::Rung;
+use crate::rung::{Rung, take_apart};
 use crate::segment::{Code, Execution, Info, Segment, Text};
 use crate::settings::{Numerics, Settings};
 use crate::trie::LiveSet;
@@ -173,10 +173,18 @@ impl Driver for Compiling<'_> {
         if let Some(code) =
             self.site.options.rung.and_then(|rung| rung.code(part, &self.site.options.settings))
         {
-            return Ok(Built { code: code?, planned: None });
+            let code = code?;
+            if let (Code::Plan(plan), Some(Rung::Memory)) = (&code, self.site.options.rung) {
+                self.info.graph.arena_bytes += plan.arena_bytes();
+            }
+            return Ok(Built { code, planned: None });
         }
         match backend.custom() {
             Some(_) => Ok(Built { code: self.custom(part)?, planned: None }),
+            None if self.site.options.only_built => {
+                self.program(part)?;
+                Ok(Built { code: Code::Graph(part.graph.clone()), planned: None })
+            }
             None => self.program(part),
         }
     }
@@ -294,6 +302,7 @@ impl Compiling<'_> {
         if options.rung == Some(Rung::Call) {
             let names: Vec<String> = lowered.code.iter().map(|source| source.name.clone()).collect();
             lowered = lower_without(&options.settings, &names)?;
+            take_apart(&mut lowered.plan);
         }
         let loaded = self.timed("compile", || kernels::load(&lowered.code, build));
         let refused = loaded.as_ref().map_or(&[][..], |loaded| &loaded.refused);

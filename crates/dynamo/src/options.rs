@@ -126,6 +126,8 @@ pub struct Compile {
     /// A rewrite rule to do without.
     pub(crate) without_rule: &'static str,
     pub(crate) verify: Every,
+    /// Whether programs are compiled, and then run op by op all the same.
+    pub(crate) only_built: bool,
 }
 
 /// The names that [`Compile::set`] knows.

@@ -10,6 +10,7 @@ use kiln_runtime::warn;
 use kiln_tensor::hook::Scope;
 use kiln_tensor::no_grad;
 
+use crate::analysis;
 use crate::counters::{self, Count, count};
 use crate::difference::{Difference, Forbidden, Recompile};
 use crate::event::Event;
@@ -23,7 +24,7 @@ use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
 use crate::state::Leave;
 use crate::trie::{LiveSet, ROOT, Trie};
-use crate::verify::Checks;
+use crate::verify::{self, Checks};
 use crate::why::Reason;
 
 /// More recorded ops than this, and whatever else is new runs eagerly.
@@ -393,6 +394,9 @@ impl Region {
             return body();
         }
         let site = self.place.site.read().clone();
+        if let Some(checks) = site.checks.as_ref().filter(|checks| checks.wants()) {
+            return verify::call(checks, self, body);
+        }
         site.calls.fetch_add(1, Ordering::Relaxed);
         count(Count::Call);
         let kept = site.runs.lock().as_mut().and_then(Vec::pop);
@@ -437,6 +441,12 @@ impl Region {
     pub fn reset(&self) {
         let old = std::mem::replace(&mut *self.place.site.write(), Site::new(self.place.options.clone()));
         old.retire();
+    }
+
+    /// What was recorded last.
+    pub(crate) fn last_trace(&self) -> kiln_aot::Trace {
+        let site = self.place.site.read().clone();
+        analysis::trace(&site.trie, site.trie.len() as u32 - 1)
     }
 
     /// The options it was made with.

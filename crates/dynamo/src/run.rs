@@ -22,7 +22,7 @@ use crate::sizes::Sight;
 use crate::state::{ACTIVE, Held, Leave, MEETINGS, NEXT_RUN, State};
 use crate::trie::ROOT;
 use crate::why::Reason;
-use crate::{caller, compiling, interpret, verify};
+use crate::{caller, compiling, interpret};
 
 /// See the [module](self).
 pub(crate) struct Run {
@@ -161,10 +161,7 @@ impl Run {
 
     fn run_segment(&self, segment: &Segment, state: &mut State) -> Result<()> {
         let _eager = Scope::suspend();
-        match &self.site.checks {
-            None => segment.run(&self.site, state),
-            Some(checks) => verify::run(checks, &self.site, segment, state),
-        }
+        segment.run(&self.site, state)
     }
 
     /// Runs a segment that was recorded aside, if there is a template for it. If not it goes into the region's trie

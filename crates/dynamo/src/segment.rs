@@ -34,7 +34,7 @@ pub(crate) enum Code {
     /// A graph that is run op by op.
     Graph(Graph),
     /// A plan that is run by its definition.
-    Plan(Box<Defined>),
+    Plan(Defined),
     /// What a user's backend made.
     Custom(Custom),
 }

@@ -1,28 +1,26 @@
 //! Compiled calls checked against eager ones while a program runs: `Compile::verify`, `KILN_VERIFY` and `KILN_REPRO`.
 //!
-//! A segment that is to be checked is saved as a [`Case`] before it runs, with copies of what it begins with. Then it runs
-//! as always, and the case is played eagerly: the values that outlive the segment, the inputs that it changes and the
-//! gradients must be eager's, as exactly as rounding allows. If they aren't, the case is made smaller, its stage is
-//! found, and the error names both and the file.
+//! A call that is checked runs eagerly, and is recorded as a [`Case`] on the way; the program goes on with eager's results.
+//! Then the case is played in the same compiled function: the values that outlive the call, the inputs that it changes
+//! and the gradients must be eager's, as exactly as rounding allows. If they aren't, the case is made smaller, its
+//! stage is found, and the error names both and the file.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kiln_aot::Recording;
-use kiln_ir::{Error, Result};
-use kiln_repro::{Case, Judge, Outcome, Seen, Verdict};
-use kiln_runtime::warn;
-use kiln_tensor::Tensor;
+use parking_lot::Mutex;
+use rustc_hash::FxHashSet;
 
-use crate::analysis;
+use kiln_ir::{Error, Result};
+use kiln_repro::{Arithmetic, Case, Judge, Live, Recorded, Verdict, play, record};
+use kiln_runtime::warn;
+
 use crate::bisect::{self, Failure, Found};
-use crate::compiling;
 use crate::options::Compile;
-use crate::region::Site;
-use crate::segment::Segment;
-use crate::state::{Held, State};
+use crate::region::Region;
 
 /// How often compiled calls are checked: every n-th, from the first. 0 is never.
 #[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
@@ -81,6 +79,13 @@ pub(crate) struct Checks {
     every: usize,
     crash: bool,
     calls: AtomicUsize,
+    /// Programs that were tried in a process of their own.
+    tried: Mutex<FxHashSet<String>>,
+}
+
+thread_local! {
+    /// Whether this thread is checking a call: what it runs is not checked itself.
+    static CHECKING: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Checks {
@@ -88,75 +93,63 @@ impl Checks {
     pub(crate) fn of(options: &Compile) -> Option<Box<Checks>> {
         let every = options.verify.asked().0;
         let crash = repro() == Some(Repro::Crash);
-        (every > 0 || crash).then(|| Box::new(Checks { every, crash, calls: AtomicUsize::new(0) }))
+        (every > 0 || crash).then(|| Box::new(Checks { every, crash, ..Checks::default() }))
+    }
+
+    /// Whether the call that begins now is checked.
+    pub(crate) fn wants(&self) -> bool {
+        if CHECKING.get() {
+            return false;
+        }
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        self.crash || self.every > 0 && number.is_multiple_of(self.every)
     }
 }
 
-/// Runs a segment of a region whose calls are checked.
-pub(crate) fn run(checks: &Checks, site: &Site, segment: &Segment, state: &mut State) -> Result<()> {
-    let number = checks.calls.fetch_add(1, Ordering::Relaxed);
-    let verify = checks.every > 0 && number.is_multiple_of(checks.every);
-    if !verify && !checks.crash {
-        return segment.run(site, state);
+/// Runs a call eagerly, so that its results are eager's, and the same program compiled: they must agree.
+pub(crate) fn call<T, E: From<Error>>(
+    checks: &Checks,
+    region: &Region,
+    body: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    let Recorded { value, case } = record(body)?;
+    match case {
+        Ok(mut case) => {
+            case.options = region.options().text();
+            CHECKING.set(true);
+            let checked = check(checks, region, &case);
+            CHECKING.set(false);
+            checked?;
+        }
+        Err(why) => warn::once(why, || format!("a call that can't be checked against eager: {why}")),
     }
-    let case = case_of(site, state)?;
-    if checks.crash
-        && let Some(failure) =
-            bisect::reproduce_apart(&case)?.filter(|failure| !matches!(failure, Failure::Wrong(_)))
-    {
-        tell(&investigated(&case, &failure)?);
-        return crate::interpret::run(site, state);
+    Ok(value)
+}
+
+fn check(checks: &Checks, region: &Region, case: &Case) -> Result<()> {
+    if checks.crash && checks.tried.lock().insert(case.recording.to_string()) {
+        let failure = bisect::reproduce_apart(case)?;
+        if let Some(failure) = failure.filter(|failure| !matches!(failure, Failure::Wrong(_))) {
+            tell(&investigated(case, &failure)?);
+            return Ok(());
+        }
     }
-    if !verify {
-        return segment.run(site, state);
+    if checks.every == 0 {
+        return Ok(());
     }
-    // Playing draws no random numbers: they were drawn when the ops were recorded.
-    let judge = Judge::new(&case)?;
-    segment.run(site, state)?;
-    let mut verdict = judge.verdict_of_values(&outcome(&case, state)?);
-    if verdict == Verdict::Right && judge.eager.seen.iter().any(|(seen, _)| matches!(seen, Seen::Gradient(_)))
-    {
-        // Gradients that flow later are those of the same program with a pass at its end.
-        verdict = match bisect::reproduce(&case)? {
-            Some(Failure::Wrong(what)) => Verdict::Wrong { seen: Seen::Live(0, 0), what },
-            _ => Verdict::Right,
-        };
-    }
-    let Verdict::Wrong { seen, what } = verdict else { return Ok(()) };
-    let told = investigated(&case, &Failure::Wrong(format!("{seen}: {what}")))?;
+    let judge = Judge::new(case)?;
+    let failure = match play(case, Arithmetic::Own, &|run: &dyn Fn() -> Result<Live>| region.run(run)) {
+        Err(error) => Failure::Error(error.to_string()),
+        Ok(outcome) => match judge.verdict(&outcome) {
+            Verdict::Right => return Ok(()),
+            Verdict::Wrong { seen, what } => Failure::Wrong(format!("{seen}: {what}")),
+        },
+    };
+    let told = investigated(case, &failure)?;
     if repro().is_some() {
         tell(&told);
     }
     Err(Error::Bug { what: told.lines.join("; "), at: told.found.loc })
-}
-
-/// What a segment is about to do, and with what.
-fn case_of(site: &Site, state: &State) -> Result<Case> {
-    let trace = analysis::trace(state.trie(site), state.at);
-    let recording = Recording { trace, live: compiling::variables(&state.live) };
-    let mut case = Case::of(recording, |variable| state.input(variable), state.numbers.to_vec())?;
-    case.options = site.options.text();
-    Ok(case)
-}
-
-/// What can be seen of a segment that has run.
-fn outcome(case: &Case, state: &State) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
-    let dense = |tensor: &Tensor| tensor.detach()?.deep_clone()?.contiguous();
-    for &variable in &case.recording.live {
-        let items = match state.variables.get(variable as usize) {
-            Some(Held::List(list)) => list.items()?.to_vec(),
-            _ => state.held(variable).into_iter().cloned().collect(),
-        };
-        for (item, tensor) in items.iter().enumerate() {
-            outcome.seen.push((Seen::Live(variable, item), Some(dense(tensor)?)));
-        }
-    }
-    for (variable, _) in case.recording.inputs() {
-        let input = state.input(variable).map(dense).transpose()?;
-        outcome.seen.push((Seen::Input(variable), input));
-    }
-    Ok(outcome)
 }
 
 /// What was found out, and where it is saved.

@@ -109,15 +109,17 @@ faults! {
     "rewrite" {
         ScatterForgetsBase "scatter-forgets-base": "a scatter of one element a line replaces what it should be added to";
         ArgminIsArgmax "argmin-is-argmax": "the place of the smallest element is that of the largest";
-        TransposedRow "transposed-row": "tensors of a list that lie in different orders are walked side by side";
     }
     "lower" {
+        ShortLoopDropped "short-loop-dropped": "an outer loop of two steps is dropped as if it had one";
         SliceStepIgnored "slice-step-ignored": "a slice with a step takes neighbouring elements";
         ScanForwards "scan-forwards": "a scan from the end runs from the beginning";
         PaddingCounted "padding-counted": "an average counts the padding that it should leave out";
         CumprodPanics "cumprod-panics" Panic: "lowering a running product panics";
     }
     "fuse" {
+        TransposedRow "transposed-row": "tensors of a list that lie in different orders are walked side by side";
+        WriteTooEarly "write-too-early": "an input is overwritten while other steps have yet to read it";
         PermuteIsReshape "permute-is-reshape": "a permuted result is stored as it lay before";
         WindowFirst "window-first": "what surrounds a window may be written after the window";
         CatOverlaps "cat-overlaps": "joined tensors begin one row too early, over the end of the one before";
@@ -128,11 +130,11 @@ faults! {
         TemporariesTooLarge "temporaries-too-large" Memory: "temporaries take a thousand times their size";
     }
     "schedule" {
-        WriteTooEarly "write-too-early": "an input is overwritten while other steps have yet to read it";
         FirstChunkRepeated "first-chunk-repeated": "a long reduction that is cut into chunks adds up the first one again and again";
-        ShortLoopDropped "short-loop-dropped": "an outer loop of two steps is dropped as if it had one";
     }
     "c" {
+        TemporariesOverlap "temporaries-overlap": "temporaries begin 64 bytes too early, inside of their neighbours";
+        BuffersSwapped "buffers-swapped": "the first two buffers of a kernel are exchanged, where they hold the same type";
         MaximumFromZero "maximum-from-zero": "a maximum begins at 0 instead of −∞";
         TailNotMasked "tail-not-masked": "a sum takes in the lanes behind the end of the last vector";
         IntegersSubtractedBackwards "integers-subtracted-backwards": "integers are subtracted the wrong way round";
@@ -156,9 +158,7 @@ faults! {
         SortedBackwards "sorted-backwards": "a sort that is a step of a plan runs in the other direction";
         StreamRestarts "stream-restarts": "every random tensor begins at the start of the stream";
     }
-    "bind" {
-        BuffersSwapped "buffers-swapped": "the first two buffers of a kernel are exchanged, where they hold the same type";
-        TemporariesOverlap "temporaries-overlap": "temporaries begin 64 bytes too early, inside of their neighbours";
+    "threads" {
         ItemTwice "item-twice": "the parts that threads run overlap by an item";
         ItemSkipped "item-skipped": "the parts that threads run leave out the item between them";
     }

@@ -154,6 +154,16 @@ impl Case {
         }
     }
 
+    /// Bytes of all values that there ever are.
+    pub fn bytes(&self) -> usize {
+        let bytes = |ty: &Ty| match ty {
+            Ty::Tensor(tensor) => tensor.bytes(),
+            Ty::List(items) => items.iter().map(|item| item.bytes()).sum(),
+            Ty::Scalar(_) => 0,
+        };
+        self.recording.trace.variables.iter().map(|info| bytes(&info.ty)).sum()
+    }
+
     /// How many ops and other events there are.
     pub fn len(&self) -> usize {
         self.recording.trace.events.len()

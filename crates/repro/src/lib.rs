@@ -10,6 +10,7 @@ mod judge;
 mod minify;
 mod play;
 mod program;
+mod record;
 mod sizes;
 mod trail;
 
@@ -18,4 +19,5 @@ pub use judge::{Judge, Verdict};
 pub use minify::{Progress, minify};
 pub use play::{Arithmetic, Live, Outcome, Seen, play};
 pub use program::rust_program;
-pub use sizes::other_sizes;
+pub use record::{Recorded, record};
+pub use sizes::{other_calls, other_sizes};

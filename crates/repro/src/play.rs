@@ -49,8 +49,8 @@ impl fmt::Display for Seen {
 pub struct Outcome {
     /// Everything that can be seen.
     pub seen: Vec<(Seen, Option<Tensor>)>,
-    /// Why there is no pass through what left with gradients, if that was refused.
-    pub refused: Option<String>,
+    /// What left with gradients and can't be differentiated any more, by number.
+    pub refused: Vec<usize>,
 }
 
 /// A variable while the program runs.
@@ -265,6 +265,7 @@ impl<'a> Player<'a> {
                 tensor(held, *variable)?.requires_grad_(*on)?;
             }
             Event::Retain { variable, .. } => tensor(held, *variable)?.retain_grad()?,
+            Event::Read { variable, .. } => drop(tensor(held, *variable)?.to_bytes()?),
             // What a custom function made is where passes end: its own backward was recorded as ops.
             Event::Apply { outputs, .. } => {
                 for &output in outputs {
@@ -365,14 +366,7 @@ impl<'a> Player<'a> {
                 outcome.seen.push((Seen::Input(variable), Some(dense(input)?)));
             }
         }
-        if !leaving.is_empty() {
-            let weights = leaving.iter().enumerate().map(|(number, tensor)| tangent(number, tensor));
-            let weights = weights.collect::<Result<Vec<_>>>()?;
-            let weights: Vec<Option<&Tensor>> = weights.iter().map(Some).collect();
-            let leaving: Vec<&Tensor> = leaving.iter().collect();
-            let done = backward_all(&leaving, &weights, GradOptions::default());
-            outcome.refused = done.err().map(|error| error.to_string());
-        }
+        outcome.refused = self.pass_from(&leaving)?;
         let leaves = (0..).zip(&self.inputs).filter_map(|(v, input)| Some((v, input.as_ref()?)));
         let leaves = leaves.filter(|(_, input)| input.requires_grad() && input.is_leaf());
         for (variable, leaf) in leaves.chain(self.bases.iter().map(|(v, base)| (*v, base))) {
@@ -380,6 +374,36 @@ impl<'a> Player<'a> {
             outcome.seen.push((Seen::Gradient(variable), gradient));
         }
         Ok(outcome)
+    }
+}
+
+impl Player<'_> {
+    /// Runs a pass from everything that left with gradients and can still be differentiated; which can't, by number.
+    fn pass_from(&self, leaving: &[Tensor]) -> Result<Vec<usize>> {
+        let leaves: Vec<&Tensor> =
+            self.inputs.iter().flatten().chain(self.bases.iter().map(|(_, base)| base)).collect();
+        let weights = leaving.iter().enumerate().map(|(number, tensor)| tangent(number, tensor));
+        let weights = weights.collect::<Result<Vec<_>>>()?;
+        // What the program's own passes used up is found out one by one, and leaves no gradient.
+        let mut refused = Vec::new();
+        if leaving.len() > 1 || !leaves.is_empty() {
+            let before: Vec<Option<Tensor>> = leaves.iter().map(|leaf| leaf.grad()).collect();
+            for (number, (tensor, weight)) in leaving.iter().zip(&weights).enumerate() {
+                leaves.iter().for_each(|leaf| leaf.set_grad(None));
+                if tensor.backward_with(Some(weight), true).is_err() {
+                    refused.push(number);
+                }
+            }
+            leaves.iter().zip(before).for_each(|(leaf, before)| leaf.set_grad(before));
+        }
+        let left = |number: &usize| !refused.contains(number);
+        let numbers: Vec<usize> = (0..leaving.len()).filter(left).collect();
+        let outputs: Vec<&Tensor> = numbers.iter().map(|&number| &leaving[number]).collect();
+        let weights: Vec<Option<&Tensor>> = numbers.iter().map(|&number| Some(&weights[number])).collect();
+        if !outputs.is_empty() {
+            backward_all(&outputs, &weights, GradOptions::default())?;
+        }
+        Ok(refused)
     }
 }
 

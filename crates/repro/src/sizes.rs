@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kiln_aot::trace::{Event, TraceArg, Variable, VariableInfo};
-use kiln_ir::{DType, Layout, Op, Result, Shape, Ty};
+use kiln_aot::trace::{Event, InputVariable, TraceArg, Variable, VariableInfo};
+use kiln_ir::{DType, Layout, Op, Result, Scalar, Shape, Ty};
 use kiln_tensor::Tensor;
 
 use crate::case::Case;
@@ -31,15 +31,50 @@ pub(crate) fn smaller(size: usize) -> Vec<usize> {
     tries
 }
 
-/// The same program on smaller inputs, a few of them: what a template for many sizes is made from.
+/// The same program on smaller inputs, a few of them: what a template for many sizes is made from. Sizes of data come
+/// first, those of parameters are mostly fixed.
 pub fn other_sizes(case: &Case) -> Vec<Case> {
-    let mut sizes: Vec<usize> =
-        case.inputs.values().flat_map(|input| input.values.shape().to_vec()).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    let sizes = sizes.into_iter().rev().filter(|&size| size > 3);
-    let other = |size: usize| [size - 1, size / 2 + 1].map(|smaller| resized(case, size, smaller));
-    sizes.flat_map(other).flatten().take(4).collect()
+    let sizes_of = |parameters: bool| -> Vec<usize> {
+        let inputs = case.recording.inputs().filter(|(_, input)| input.requires_grad == parameters);
+        let mut sizes: Vec<usize> = inputs.flat_map(|(_, input)| input.layout.shape.to_vec()).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes.retain(|&size| size > 3);
+        sizes
+    };
+    let (mut sizes, fixed) = (sizes_of(false), sizes_of(true));
+    sizes.sort_by_key(|size| fixed.contains(size));
+    sizes.extend(fixed.iter().copied().filter(|size| !sizes_of(false).contains(size)));
+    sizes.into_iter().filter_map(|size| resized(case, size, size - 1)).take(3).collect()
+}
+
+/// The same program with other numbers, and with inputs that lie differently in memory: what a recording must tell apart
+/// from it, or serve as well.
+pub fn other_calls(case: &Case) -> Vec<Case> {
+    let mut numbers = case.clone();
+    for number in &mut numbers.numbers {
+        if let Scalar::Float(x) = number {
+            *x = *x * 1.5 + 0.25;
+        }
+    }
+    let mut turned = case.clone();
+    for (variable, input) in case.recording.inputs() {
+        let layout = &input.layout;
+        if layout.shape.rank() < 2 || case.inputs.get(&variable).is_some_and(|input| input.shares.is_some()) {
+            continue;
+        }
+        let mut other = Layout::contiguous(layout.shape.clone());
+        let is_dense = layout.strides == other.strides;
+        if is_dense {
+            let mut stride = 1;
+            for dim in 0..other.shape.rank() {
+                other.strides[dim] = stride as isize;
+                stride *= other.shape[dim].max(1);
+            }
+        }
+        turned = with_input(&turned, variable, InputVariable { layout: Arc::new(other), ..input.clone() });
+    }
+    vec![numbers, turned]
 }
 
 /// The case with one size everywhere in place of another. `None` if that is no program.
@@ -140,7 +175,7 @@ fn rebuilt(
                     }
                 }
             }
-            Event::RequiresGrad { .. } | Event::Retain { .. } | Event::Apply { .. } => {}
+            Event::RequiresGrad { .. } | Event::Retain { .. } | Event::Read { .. } | Event::Apply { .. } => {}
         }
         trace.events[number] = event;
     }
@@ -170,7 +205,7 @@ pub(crate) fn without_gradient(case: &Case, variable: Variable) -> Option<Case> 
     if !told.requires_grad {
         return None;
     }
-    let info = kiln_aot::trace::InputVariable { requires_grad: false, leaf: true, ..told.clone() };
+    let info = InputVariable { requires_grad: false, leaf: true, ..told.clone() };
     Some(with_input(case, variable, info))
 }
 
@@ -181,10 +216,10 @@ pub(crate) fn dense(case: &Case, variable: Variable) -> Option<Case> {
         return None;
     }
     let layout = Arc::new(Layout::contiguous(told.layout.shape.clone()));
-    Some(with_input(case, variable, kiln_aot::trace::InputVariable { layout, ..told.clone() }))
+    Some(with_input(case, variable, InputVariable { layout, ..told.clone() }))
 }
 
-fn with_input(case: &Case, variable: Variable, input: kiln_aot::trace::InputVariable) -> Case {
+fn with_input(case: &Case, variable: Variable, input: InputVariable) -> Case {
     let mut new = case.clone();
     let info = &mut new.recording.trace.variables[variable as usize];
     *info = Arc::new(VariableInfo { ty: info.ty.clone(), input: Some(input) });

@@ -72,8 +72,17 @@ fn tensor_of(values: &Values, value: Value) -> Result<Tensor> {
 
 /// Runs a functional graph op by op on tensors and writes back: the `aot_eager` backend.
 pub fn run_functional(graph: &Graph, inputs: &[GraphValue]) -> Result<Vec<Tensor>> {
+    run_functional_with(graph, inputs, &mut run_node)
+}
+
+/// [`run_functional`] with each op given to `run`.
+pub fn run_functional_with(
+    graph: &Graph,
+    inputs: &[GraphValue],
+    run: &mut dyn FnMut(&Node, &[&GraphValue]) -> Result<GraphValue>,
+) -> Result<Vec<Tensor>> {
     let _mode = no_grad();
-    let values = values_of(graph, inputs, &mut run_node)?;
+    let values = values_of(graph, inputs, run)?;
     let tensor = |value: Value| tensor_of(&values, value);
     // Outputs have memory of their own: a result may be a view of, or the same as, another or an input.
     let outputs = graph.outputs.iter().map(|&v| tensor(v)?.clone_tensor()).collect::<Result<Vec<_>>>()?;

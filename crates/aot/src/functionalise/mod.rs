@@ -166,6 +166,7 @@ impl Translator<'_> {
                 self.graph.loc = *loc;
                 self.requires_grad(*variable, *on)
             }
+            Event::Read { .. } => Ok(()),
             Event::Retain { variable, loc } => {
                 self.graph.loc = *loc;
                 self.retain(*variable);

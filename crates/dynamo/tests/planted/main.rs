@@ -7,6 +7,7 @@
 
 mod lists;
 mod pictures;
+mod proof;
 mod tables;
 mod text;
 mod world;
