@@ -144,15 +144,19 @@ pub fn partition(joint: &Joint) -> Result<Partition> {
 pub fn partition_again(joint: &Joint) -> Result<Partition> {
     let graph = &joint.graph;
     let inputs = &graph.inputs[..joint.forward_inputs];
-    let changed: Vec<Value> =
-        inputs.iter().copied().filter(|input| graph.writes.iter().any(|write| write.target == *input)).collect();
+    let changed: Vec<Value> = inputs
+        .iter()
+        .copied()
+        .filter(|input| graph.writes.iter().any(|write| write.target == *input))
+        .collect();
     let saved = inputs.iter().enumerate().map(|(number, input)| {
         let fresh = changed.iter().position(|other| other == input);
         let what = fresh.map_or(SavedFrom::Input(number), SavedFrom::Fresh);
         Saved { what, ty: graph.ty(*input).clone() }
     });
     let saved: Vec<Saved> = saved.collect();
-    let results: Vec<Value> = graph.outputs[..joint.forward_outputs].iter().chain(&changed).copied().collect();
+    let results: Vec<Value> =
+        graph.outputs[..joint.forward_outputs].iter().chain(&changed).copied().collect();
     let forward = extract(graph, inputs, &results, &graph.writes).graph;
     let backward = joint.parts.iter().map(|part| {
         let gradients: Vec<Value> = part.grads.iter().flatten().map(|&i| graph.outputs[i]).collect();

@@ -1,7 +1,7 @@
 //! `kiln corpus`: programs as users write them, run eagerly and compiled.
 
 use kiln::Backend;
-use kiln_corpus::{Report, all, page, run as run_program, totals};
+use kiln_corpus::{Report, SEED, all, page, run_from, totals};
 
 use crate::CorpusOptions;
 use crate::failure::{Done, Failure};
@@ -20,7 +20,7 @@ pub fn run(options: &CorpusOptions) -> Done {
     let mut reports = Vec::new();
     for program in &programs {
         progress.says(program.name);
-        reports.push(run_program(program, Backend::Inductor));
+        reports.push(run_from(program, Backend::Inductor, options.seed.unwrap_or(SEED)));
         progress.step();
     }
     drop(progress);

@@ -213,6 +213,9 @@ struct CorpusOptions {
     /// Print the page docs/capture.md instead of the table
     #[arg(long)]
     markdown: bool,
+    /// The seed that programs begin with
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 #[derive(Copy, Clone, Default, ValueEnum)]

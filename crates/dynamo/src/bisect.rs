@@ -90,12 +90,21 @@ pub struct Found {
     pub loc: Loc,
     /// The first stage whose outcome is wrong: mostly the same.
     shows: Rung,
+    /// The whole compilation that fails.
+    whole: Rung,
 }
 
 impl Found {
     /// A failure that does not show again.
     pub(crate) fn only(failure: Failure) -> Found {
-        Found { failure, stage: None, detail: None, loc: Loc::UNKNOWN, shows: Rung::Threads }
+        Found {
+            failure,
+            stage: None,
+            detail: None,
+            loc: Loc::UNKNOWN,
+            shows: Rung::Threads,
+            whole: Rung::Threads,
+        }
     }
 }
 
@@ -269,7 +278,7 @@ pub fn bisect(case: &Case) -> Result<Option<Found>> {
     }
     let detail = if place == Where::Here { detail(case, &judge, stage)? } else { None };
     let loc = case.recording.trace.events.last().map_or(Loc::UNKNOWN, Event::loc);
-    Ok(Some(Found { failure, stage: Some(stage), detail, loc, shows }))
+    Ok(Some(Found { failure, stage: Some(stage), detail, loc, shows, whole: rung }))
 }
 
 /// Makes a case that fails smaller, and finds its stage: at most so long. `tell` hears how it goes.
@@ -280,12 +289,16 @@ pub fn investigate(
 ) -> Result<Option<(Case, Found)>> {
     let Some(found) = bisect(case)? else { return Ok(None) };
     let (place, kind) = (Where::of(&found.failure), found.failure.kind());
-    let stage = found.shows;
+    let (stage, whole) = (found.shows, found.whole);
     let mut fails = |case: &Case| -> bool {
         let judged = || -> Result<bool> {
             let judge = Judge::new(case)?;
-            let found = attempt_at(place, case, &judge, &Options::of(case, stage)?);
-            Ok(found.is_some_and(|found| found.kind() == kind))
+            let fails = |rung: Rung| -> Result<bool> {
+                let found = attempt_at(place, case, &judge, &Options::of(case, rung)?);
+                Ok(found.is_some_and(|found| found.kind() == kind))
+            };
+            // The stage is mostly the quicker one to try.
+            Ok(fails(stage)? && (stage == whole || fails(whole)?))
         };
         judged().unwrap_or(false)
     };

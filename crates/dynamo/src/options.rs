@@ -211,7 +211,7 @@ impl Compile {
     }
 
     /// The options as text that parses back.
-    pub(crate) fn text(&self) -> String {
+    pub fn to_text(&self) -> String {
         let mut text = format!("mode={}, backend={}", self.mode, self.backend);
         if let Some(dynamic) = self.dynamic {
             text += &format!(", dynamic={dynamic}");

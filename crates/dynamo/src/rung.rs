@@ -158,7 +158,8 @@ fn run_lowered(node: &Node, args: &[&GraphValue]) -> Result<GraphValue> {
     let class = node.op.row().class;
     let is_placed = matches!(node.op, Op::Cat { .. } | Op::SliceScatter { .. } | Op::Clone {});
     let is_list = args.iter().any(|arg| matches!(arg, GraphValue::List(_)));
-    let is_called = matches!(class, Class::Contraction | Class::Random | Class::List | Class::Constant | Class::Custom);
+    let is_called =
+        matches!(class, Class::Contraction | Class::Random | Class::List | Class::Constant | Class::Custom);
     if is_placed || is_list || is_called || !args.iter().any(|arg| arg.tensor().is_some()) {
         return run_node(node, args);
     }
@@ -181,7 +182,9 @@ fn run_lowered(node: &Node, args: &[&GraphValue]) -> Result<GraphValue> {
         graph.outputs = graph.emit(turn.clone(), &graph.outputs.clone())?.to_vec();
     }
     let options = Options::dense(&graph, Interpreter);
-    let Ok(lowered) = kiln_inductor::lower_unchecked(&graph, &options, &[]) else { return run_node(node, args) };
+    let Ok(lowered) = kiln_inductor::lower_unchecked(&graph, &options, &[]) else {
+        return run_node(node, args);
+    };
     let strides: Vec<Strides> = options.input_layouts.iter().map(|layout| layout.strides.clone()).collect();
     let mut results = run_plan(&graph, &lowered.plan, &strides, &values)?;
     let result = results.pop().ok_or_else(|| Error::bug("an op without a result"))?;

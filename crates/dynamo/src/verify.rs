@@ -88,6 +88,21 @@ thread_local! {
     static CHECKING: Cell<bool> = const { Cell::new(false) };
 }
 
+struct Checking;
+
+impl Checking {
+    fn begin() -> Checking {
+        CHECKING.set(true);
+        Checking
+    }
+}
+
+impl Drop for Checking {
+    fn drop(&mut self) {
+        CHECKING.set(false);
+    }
+}
+
 impl Checks {
     /// As asked for; `None`: nothing is checked.
     pub(crate) fn of(options: &Compile) -> Option<Box<Checks>> {
@@ -115,11 +130,9 @@ pub(crate) fn call<T, E: From<Error>>(
     let Recorded { value, case } = record(body)?;
     match case {
         Ok(mut case) => {
-            case.options = region.options().text();
-            CHECKING.set(true);
-            let checked = check(checks, region, &case);
-            CHECKING.set(false);
-            checked?;
+            case.options = region.options().to_text();
+            let _checking = Checking::begin();
+            check(checks, region, &case)?;
         }
         Err(why) => warn::once(why, || format!("a call that can't be checked against eager: {why}")),
     }

@@ -31,10 +31,11 @@ fn holds_half(ty: &Ty) -> bool {
     }
 }
 
-/// Whether a list has several of truth values, integers and floats.
+/// Whether a list has several of truth values, integers and floats, or integers of several widths.
 fn is_mixed(ty: &Ty) -> bool {
     let Ty::List(items) = ty else { return false };
-    let mut kinds = items.kinds().map(|t| t.dtype.kind());
+    let kind = |dtype: DType| (dtype.kind(), (!dtype.is_float()).then_some(dtype));
+    let mut kinds = items.kinds().map(|t| kind(t.dtype));
     let first = kinds.next();
     kinds.any(|kind| Some(kind) != first)
 }
@@ -75,7 +76,7 @@ impl Op {
     pub fn decompose(&self, cx: &mut dyn Emit, args: &[Value]) -> Result<Option<Values>> {
         let Some(steps) = self.row().decompose else { return Ok(None) };
         let any = |what: fn(&Ty) -> bool| self.computes() && args.iter().any(|&v| what(cx.ty(v)));
-        // Steps look at one dtype: integers and floats of one list are taken one by one.
+        // Steps look at one dtype: integers and floats, or several integers, of one list are taken one by one.
         if any(is_mixed) {
             return element_by_element(cx, self, args).map(Some);
         }

@@ -125,14 +125,14 @@ impl Lowering {
         let lists = tys.iter().any(|ty| ty.as_list().is_some());
         match op.row().decompose {
             Some(_) if lists && matches!(op, Op::Copy {}) => self.copy_lists(&op, args, &outs[0]),
-            // The steps of a decomposition know one dtype.
-            Some(_) if lists && !op.is_prim(&tys) && tys.iter().chain([&outs[0]]).any(is_mixed) => {
-                element_by_element(self, &op, args)
-            }
             Some(_) if !op.is_prim(&tys) => {
                 // Promotion looks at all operands at once, the steps of a decomposition at two at a time.
-                let args = self.conform(&op, args, &tys, &outs[0], Extent::Any)?;
-                let mut values = op.decompose(self, &args)?.unwrap_or_default();
+                let conformed = self.conform(&op, args, &tys, &outs[0], Extent::Any)?;
+                let mut values = op.decompose(self, &conformed)?.unwrap_or_default();
+                // Steps that name a dtype name that of a list's first element.
+                if lists && *self.ty(values[0]) != outs[0] {
+                    return element_by_element(self, &op, args);
+                }
                 // The steps of numbers alone know less about the result's kind than the op.
                 if let Ty::Scalar(kind) = outs[0]
                     && *self.ty(values[0]) != outs[0]
@@ -276,12 +276,6 @@ fn dtypes(ty: &Ty) -> impl Iterator<Item = DType> + '_ {
         Ty::Scalar(_) => (None, None),
     };
     one.into_iter().chain(many.into_iter().flat_map(|items| items.iter().map(|t| t.dtype)))
-}
-
-/// Whether a value's tensors are of several dtypes.
-fn is_mixed(ty: &Ty) -> bool {
-    let mut dtypes = dtypes(ty);
-    dtypes.next().is_some_and(|first| dtypes.any(|other| other != first))
 }
 
 fn is_half(dtype: DType) -> bool {

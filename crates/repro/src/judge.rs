@@ -140,21 +140,52 @@ fn agrees(a: f64, b: f64, limit: f64) -> bool {
     a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= limit
 }
 
-/// The first element that is further from exact than eager's errors allow, and how far it could be. Each element has the
-/// errors of its own, and what all but a few of the others have: those that are next to a jump say nothing of them.
+/// The first element that eager's errors don't explain, and how far from exact it could be.
+///
+/// An element may be off by twice its own error in any sample, and by what is usual among the others: those next to a jump
+/// say nothing of them. Of very many elements some are beyond that by chance. So many are allowed as noise has: each sample
+/// is judged by the others. None may be further off than twice the worst there is.
 fn first_wrong(got: &[f64], samples: &[&Vec<f64>], exact: &[f64], ulp: f64) -> Option<(usize, f64)> {
-    let error = |own: &[f64], i: usize| if own[i] == exact[i] { 0.0 } else { (own[i] - exact[i]).abs() };
-    let own = |i: usize| samples.iter().map(|own| error(own, i)).filter(|e| e.is_finite()).fold(0.0, f64::max);
-    let mut errors: Vec<f64> = (0..exact.len()).map(own).collect();
-    errors.sort_unstable_by(f64::total_cmp);
-    let usual = errors.get((errors.len() * 19 / 20).min(errors.len().saturating_sub(1))).copied().unwrap_or(0.0);
-    // Integers have no rounding: what is usual for them are jumps.
-    let usual = if ulp > 0.0 { usual } else { 0.0 };
-    let size = |i: usize| if exact[i].is_finite() { exact[i].abs() } else { 0.0 };
-    let limit = |i: usize| FACTOR * own(i).max(2.0 * usual) + ULPS * ulp * size(i);
-    let explained = |i: usize| {
-        // What eager gives, with noise or without, is right by definition; so is what lies between.
-        agrees(got[i], exact[i], limit(i)) || samples.iter().any(|own| agrees(got[i], own[i], limit(i)))
+    let count = exact.len();
+    let error = |own: &[f64], i: usize| {
+        let error = if own[i] == exact[i] { 0.0 } else { (own[i] - exact[i]).abs() };
+        if error.is_finite() { error } else { 0.0 }
     };
-    (0..got.len()).find(|&i| !explained(i)).map(|i| (i, limit(i)))
+    // By element, the largest error and the second largest: what is left without the sample that has the largest.
+    let mut errors = vec![(0.0f64, 0.0f64, 0); count];
+    for (number, own) in samples.iter().enumerate() {
+        for (i, (first, second, whose)) in errors.iter_mut().enumerate() {
+            let error = error(own, i);
+            if error > *first {
+                (*first, *second, *whose) = (error, *first, number);
+            } else {
+                *second = second.max(error);
+            }
+        }
+    }
+    let mut sorted: Vec<f64> = errors.iter().map(|(first, ..)| *first).collect();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let worst = sorted.last().copied().unwrap_or(0.0);
+    // Integers have no rounding: what is usual for them are jumps.
+    let usual = if ulp > 0.0 { sorted.get(count * 19 / 20).copied().unwrap_or(worst) } else { 0.0 };
+    let room = |i: usize| ULPS * ulp * if exact[i].is_finite() { exact[i].abs() } else { 0.0 };
+    let limit = |i: usize, own: f64| FACTOR * own.max(2.0 * usual) + room(i);
+    // What eager gives, with noise or without, is right by definition; so is what lies between.
+    let explained = |i: usize, limit: f64| {
+        agrees(got[i], exact[i], limit) || samples.iter().any(|own| agrees(got[i], own[i], limit))
+    };
+    let mut beyond = (0..count).filter(|&i| !explained(i, limit(i, errors[i].0)));
+    let first = beyond.next()?;
+    let many = 1 + beyond.count();
+    let mut noise = vec![0; samples.len()];
+    for (i, &(largest, second, whose)) in errors.iter().enumerate() {
+        noise[whose] += usize::from(largest > limit(i, second));
+    }
+    let most = noise.into_iter().max().unwrap_or(0);
+    let far = (0..count).find(|&i| !explained(i, limit(i, worst)));
+    match far {
+        Some(i) => Some((i, limit(i, worst))),
+        None if ulp > 0.0 && many <= 2 * most => None,
+        None => Some((first, limit(first, errors[first].0))),
+    }
 }

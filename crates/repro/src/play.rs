@@ -4,7 +4,8 @@
 use std::fmt;
 
 use kiln_aot::trace::{Event, GradTarget, InputVariable, TraceArg, Variable};
-use kiln_ir::{Class, DType, Error, Layout, Op, Result};
+use kiln_ir::{Class, DType, Emit, Error, Layout, Loc, Op, Result, Scalar, Ty, Value, Values};
+use kiln_tensor::graph::GraphValue;
 use kiln_tensor::hook::{Arg, Output};
 use kiln_tensor::internal::TensorState;
 use kiln_tensor::{GradOptions, Tensor, TensorList, backward_all, enable_grad, grad, no_grad, run_op_at};
@@ -319,6 +320,13 @@ impl<'a> Player<'a> {
             return Ok(Held::List(TensorList::new(args.iter().map(tensor).collect::<Result<_>>()?)));
         }
         let class = op.row().class;
+        // What is composed of others rounds at each of them, and so do its gradients.
+        if let (Arithmetic::Noisy(_), Class::Composite | Class::Reduction, false) =
+            (self.arithmetic, class, in_place)
+            && let Some(made) = Parts::new(self, number).run(op, &args)?
+        {
+            return Ok(Held::Tensor(made));
+        }
         let wide = (self.arithmetic == Arithmetic::Wide).then(|| widened(op)).flatten();
         let rounds = class != Class::Random;
         let op = wide.as_ref().filter(|_| rounds).unwrap_or(op);
@@ -407,6 +415,80 @@ impl Player<'_> {
     }
 }
 
+/// The parts of an op, run one by one, each result off by a unit in the last place.
+struct Parts<'p, 'a> {
+    player: &'p Player<'a>,
+    number: usize,
+    values: Vec<(GraphValue, Ty)>,
+}
+
+impl<'p, 'a> Parts<'p, 'a> {
+    fn new(player: &'p Player<'a>, number: usize) -> Parts<'p, 'a> {
+        Parts { player, number, values: Vec::new() }
+    }
+
+    fn add(&mut self, value: GraphValue) -> Value {
+        let ty = match &value {
+            GraphValue::Tensor(tensor) => Ty::Tensor(tensor.ty()),
+            GraphValue::Number(number) => Ty::Scalar(number.kind()),
+            GraphValue::List(list) => {
+                Ty::List(list.items().unwrap_or_default().iter().map(Tensor::ty).collect())
+            }
+        };
+        self.values.push((value, ty));
+        Value(self.values.len() as u32 - 1)
+    }
+
+    fn run(mut self, op: &Op, args: &[Arg<'_>]) -> Result<Option<Tensor>> {
+        let args: Vec<Value> = args
+            .iter()
+            .map(|arg| match arg {
+                Arg::Tensor(tensor) => self.add(GraphValue::Tensor((*tensor).clone())),
+                Arg::Number(number) => self.add(GraphValue::Number(*number)),
+                Arg::List(list) => self.add(GraphValue::List((*list).clone())),
+            })
+            .collect();
+        let Some(made) = op.decompose(&mut self, &args)? else { return Ok(None) };
+        Ok(self.values[made[0].index()].0.tensor().cloned())
+    }
+}
+
+impl Emit for Parts<'_, '_> {
+    fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        let given: Vec<GraphValue> = args.iter().map(|value| self.values[value.index()].0.clone()).collect();
+        if let Op::Constant { value } = op {
+            return Ok(std::iter::once(self.add(GraphValue::Number(value))).collect());
+        }
+        let numbers: Option<Vec<Scalar>> = given.iter().map(GraphValue::number).collect();
+        if let Some(folded) =
+            numbers.filter(|numbers| !numbers.is_empty()).and_then(|numbers| op.fold(&numbers))
+        {
+            return Ok(std::iter::once(self.add(GraphValue::Number(folded))).collect());
+        }
+        let given: Vec<Arg<'_>> = given
+            .iter()
+            .map(|value| match value {
+                GraphValue::Tensor(tensor) => Arg::Tensor(tensor),
+                GraphValue::Number(number) => Arg::Number(*number),
+                GraphValue::List(list) => Arg::List(list),
+            })
+            .collect();
+        let made = match run_op_at(&op, &given, false, Loc::UNKNOWN)? {
+            Output::Tensor(tensor) if op.computes() => {
+                let number = (self.number * 64 + self.values.len()) as u64 + 100_000;
+                GraphValue::Tensor(self.player.noisy(tensor, number)?)
+            }
+            Output::Tensor(tensor) => GraphValue::Tensor(tensor),
+            Output::List(list) => GraphValue::List(list),
+        };
+        Ok(std::iter::once(self.add(made)).collect())
+    }
+
+    fn ty(&self, value: Value) -> &Ty {
+        &self.values[value.index()].1
+    }
+}
+
 /// An op on doubles instead of other floats, if it names some.
 fn widened(op: &Op) -> Option<Op> {
     let attributes = op.attributes();
@@ -437,10 +519,17 @@ fn laid_out(values: &Tensor, layout: &Layout) -> Result<Tensor> {
     let reach = |(&size, &stride): (&usize, &isize)| size.saturating_sub(1) * stride.unsigned_abs();
     let extent = layout.offset + 1 + layout.shape.iter().zip(layout.strides.iter()).map(reach).sum::<usize>();
     let memory = Tensor::full_of([extent], 0.0, values.dtype(), &values.device())?;
-    let tensor = Tensor::from_ready(memory.ready()?.with_layout(layout.clone())?);
     let _mode = no_grad();
-    tensor.copy_(values)?;
-    Ok(tensor)
+    // Elements that share memory are written once.
+    let (mut single, mut values) = (layout.clone(), values.clone());
+    for dim in 0..layout.shape.rank() {
+        if layout.strides[dim] == 0 && layout.shape[dim] > 1 {
+            single.shape[dim] = 1;
+            values = values.narrow(dim as i64, 0, 1)?;
+        }
+    }
+    Tensor::from_ready(memory.ready()?.with_layout(single)?).copy_(&values)?;
+    Ok(Tensor::from_ready(memory.ready()?.with_layout(layout.clone())?))
 }
 
 /// A tensor with a tape, its elements in this order in memory where dims can be put so.

@@ -6,8 +6,19 @@ use crate::case::Case;
 pub fn rust_program(case: &Case, text: &str) -> String {
     let notes: String = case.notes.iter().map(|note| format!("// {note}\n")).collect();
     format!(
-        "{notes}use kiln::repro::{{Case, reproduce}};\n\nconst CASE: &str = r#\"\n{text}\"#;\n\n\
-         fn main() -> kiln::Result<()> {{\n    let case = Case::from_text(CASE, &[])?;\n    \
-         println!(\"{{}}\", reproduce(&case)?);\n    Ok(())\n}}\n"
+        r##"{notes}use kiln::repro::{{Case, reproduce}};
+
+const CASE: &str = r#"
+{text}"#;
+
+fn main() -> kiln::Result<()> {{
+    let case = Case::from_text(CASE, &[])?;
+    match reproduce(&case)? {{
+        Some(failure) => println!("{{failure}}"),
+        None => println!("compiled as eager"),
+    }}
+    Ok(())
+}}
+"##
     )
 }

@@ -92,7 +92,14 @@ impl State {
             let (list, index) = self.items[(tag.variable() - ITEMS) as usize];
             let out = self.made(tensor);
             let (op, args) = (Op::ListGet { index }, vec![TraceArg::Variable(list)]);
-            self.event(Event::Call { op, args, out: Some(out), in_place: false, grad_enabled: true, loc: Loc::UNKNOWN });
+            self.event(Event::Call {
+                op,
+                args,
+                out: Some(out),
+                in_place: false,
+                grad_enabled: true,
+                loc: Loc::UNKNOWN,
+            });
             return Ok(out);
         }
         if tag.run() == self.run {

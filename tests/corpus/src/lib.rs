@@ -17,5 +17,5 @@ mod step;
 
 pub use programs::{Program, all};
 pub use record::{Difference, Record};
-pub use runner::{Report, Totals, run, totals};
+pub use runner::{Report, SEED, Totals, run, run_from, totals};
 pub use step::Step;

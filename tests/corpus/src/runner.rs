@@ -6,8 +6,8 @@ use kiln::{Backend, Break, Explanation, manual_seed};
 
 use crate::{Program, Step};
 
-/// Both runs of a program begin with this seed.
-const SEED: u64 = 20;
+/// Both runs of a program begin with this seed, unless told otherwise.
+pub const SEED: u64 = 20;
 
 /// Held while a program runs: the random stream is one for the whole process.
 static STREAM: Mutex<()> = Mutex::new(());
@@ -70,11 +70,16 @@ pub struct Totals {
 
 /// Runs a program eagerly, then compiled for `backend`.
 pub fn run(program: &Program, backend: Backend) -> Report {
+    run_from(program, backend, SEED)
+}
+
+/// The same from another seed.
+pub fn run_from(program: &Program, backend: Backend, seed: u64) -> Report {
     let _alone = STREAM.lock().unwrap_or_else(PoisonError::into_inner);
-    manual_seed(SEED);
+    manual_seed(seed);
     let eager = (program.body)(&Step::eager());
     let step = Step::compiled(program.name, backend);
-    manual_seed(SEED);
+    manual_seed(seed);
     let compiled = (program.body)(&step);
     let (wrong, numbers) = match (&eager, &compiled) {
         (Ok(eager), _) if eager.is_empty() => (Some("the program gives nothing back".into()), 0),

@@ -8,6 +8,8 @@
 mod lists;
 mod pictures;
 mod proof;
+#[path = "../repro/random.rs"]
+mod random;
 mod tables;
 mod text;
 mod world;

@@ -17,12 +17,15 @@ mod world;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
-use kiln_dynamo::{Backend, Compile, CompiledGraph, GraphContext, Mode, run_graph};
+use kiln_dynamo::{Backend, Compile, CompiledGraph, GraphContext, Mode, investigate, run_graph};
 use kiln_ir::Graph;
+use kiln_repro::record;
 use kiln_tensor::{DType, Result, Tensor, no_grad};
 
 use crate::generate::generate;
@@ -155,6 +158,23 @@ fn shrink(program: Program, options: &Compile) -> Program {
     best
 }
 
+/// What of a program fails by itself, call by call: minified, and saved where it is tried again in every run of the tests.
+fn saved(program: &Program, options: &Compile, seed: u64) -> Option<String> {
+    let mut world = World::new(None);
+    for call in 0..program.sizes.len() {
+        let recorded = record(|| world.call(program, call)).ok()?;
+        let Ok(mut case) = recorded.case else { continue };
+        case.options = options.to_text();
+        if let Ok(Some((small, found))) = investigate(&case, Duration::from_secs(20), &mut |_| {}) {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/repro/golden");
+            let file = Path::new(folder).join(format!("found_{seed}.kir"));
+            small.write(&file).ok()?;
+            return Some(format!("{found}\nsaved as {}\n{}", file.display(), small.to_text().ok()?.0));
+        }
+    }
+    None
+}
+
 /// The random stream is the process's: only one test runs at a time.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
@@ -210,7 +230,8 @@ fn check_as(options: Compile, usual: Range<u64>, generate: impl Fn(u64) -> Progr
             Err(first) => {
                 let small = shrink(program, &options);
                 let why = agrees(&small, &options).err().unwrap_or(first);
-                let _ = writeln!(failures, "==== {options}, seed {seed}\n{small}{why}");
+                let saved = saved(&small, &options, seed).unwrap_or_default();
+                let _ = writeln!(failures, "==== {options}, seed {seed}\n{small}{why}\n{saved}");
                 count += 1;
                 if count == 5 {
                     break;

@@ -1,39 +1,39 @@
 //! The stages of the compiler, each against eager.
 
-use kiln_dynamo::{bisect, reproduce};
-use kiln_repro::{Case, Value};
-use kiln_tensor::{DType, Tensor};
-use kiln_testkit::{Argument, Data, generate};
+use std::time::Duration;
 
-/// A case of a random program.
-fn case_of(seed: u64, nodes: usize) -> Option<Case> {
-    let program = generate(seed, nodes);
-    let value = |argument: &Argument| match argument {
-        Argument::Scalar(x) => Value::Number(*x),
-        Argument::Tensor(array) => {
-            let wide = match &array.data {
-                Data::Float(x) => Tensor::from_vec(x.clone(), array.shape.clone()).unwrap(),
-                Data::Int(x) => Tensor::from_vec(x.clone(), array.shape.clone()).unwrap(),
-            };
-            Value::Tensor(wide.to_dtype(array.dtype).unwrap())
-        }
-        Argument::List(_) => panic!("no program begins with a list"),
-    };
-    let values: Vec<Value> = program.inputs.iter().map(value).collect();
-    // Programs that compute with numbers alone have no recording.
-    Case::of_graph(&program.graph, &values).ok()
-}
+use kiln_dynamo::{bisect, investigate, reproduce};
+use kiln_repro::Case;
+use kiln_tensor::DType;
+
+use crate::random::case_of;
 
 #[test]
 fn random_programs_are_right_at_every_stage() {
-    for seed in 0..60 {
+    for seed in 0..16 {
         let Some(case) = case_of(seed, 30) else { continue };
         if bisect(&case).unwrap().is_some() {
-            let limit = std::time::Duration::from_secs(20);
-            let (small, found) = kiln_dynamo::investigate(&case, limit, &mut |_| {}).unwrap().unwrap();
+            let limit = Duration::from_secs(20);
+            let (small, found) = investigate(&case, limit, &mut |_| {}).unwrap().unwrap();
             panic!("seed {seed}: {found}\n{}", small.to_text().unwrap().0);
         }
     }
+}
+
+/// What failed once: each file is a case that some test, or somebody, found and minified.
+#[test]
+fn what_failed_once_is_right() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/repro/golden");
+    let mut count = 0;
+    for file in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+        if file.extension().is_some_and(|extension| extension == "kir") {
+            let case = Case::read(&file).unwrap();
+            assert!(!case.notes.is_empty(), "{}: what went wrong is not said", file.display());
+            assert_eq!(reproduce(&case).unwrap(), None, "{}", file.display());
+            count += 1;
+        }
+    }
+    assert!(count > 0);
 }
 
 #[test]

@@ -3,3 +3,5 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod ladder;
+mod random;
+mod verify;
