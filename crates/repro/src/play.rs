@@ -319,6 +319,10 @@ impl<'a> Player<'a> {
             };
             return Ok(Held::List(TensorList::new(args.iter().map(tensor).collect::<Result<_>>()?)));
         }
+        // An item is no copy.
+        if let (Op::ListGet { index }, [Arg::List(list)]) = (op, &args[..]) {
+            return list.get(*index).map(Held::Tensor);
+        }
         let class = op.row().class;
         // What is composed of others rounds at each of them, and so do its gradients.
         if let (Arithmetic::Noisy(_), Class::Composite | Class::Reduction, false) =
@@ -448,6 +452,10 @@ impl<'p, 'a> Parts<'p, 'a> {
                 Arg::List(list) => self.add(GraphValue::List((*list).clone())),
             })
             .collect();
+        let tys: Vec<Ty> = args.iter().map(|&value| self.ty(value).clone()).collect();
+        if op.is_prim(&tys) {
+            return Ok(None);
+        }
         let Some(made) = op.decompose(&mut self, &args)? else { return Ok(None) };
         Ok(self.values[made[0].index()].0.tensor().cloned())
     }
@@ -455,6 +463,13 @@ impl<'p, 'a> Parts<'p, 'a> {
 
 impl Emit for Parts<'_, '_> {
     fn emit(&mut self, op: Op, args: &[Value]) -> Result<Values> {
+        let tys: Vec<Ty> = args.iter().map(|&value| self.ty(value).clone()).collect();
+        if matches!(op.row().class, Class::Composite | Class::Reduction)
+            && !op.is_prim(&tys)
+            && let Some(made) = op.decompose(self, args)?
+        {
+            return Ok(made);
+        }
         let given: Vec<GraphValue> = args.iter().map(|value| self.values[value.index()].0.clone()).collect();
         if let Op::Constant { value } = op {
             return Ok(std::iter::once(self.add(GraphValue::Number(value))).collect());

@@ -72,3 +72,18 @@ live z
     assert_eq!(case.inputs[&0].values.dtype(), DType::F16);
     assert_eq!(reproduce(&case).unwrap(), None);
 }
+
+/// More of the same, for whoever looks for mistakes: `KILN_SEEDS=first..last`.
+#[test]
+#[ignore = "a search"]
+#[allow(clippy::print_stdout, reason = "what was found")]
+fn search() {
+    let asked = std::env::var("KILN_SEEDS").unwrap_or("0..100".into());
+    let (first, last) = asked.split_once("..").unwrap();
+    for seed in first.parse().unwrap()..last.parse().unwrap() {
+        let Some(case) = case_of(seed, 60) else { continue };
+        if let Some((small, found)) = investigate(&case, Duration::from_secs(20), &mut |_| {}).unwrap() {
+            println!("seed {seed}: {found}\n{}", small.to_text().unwrap().0);
+        }
+    }
+}

@@ -396,11 +396,7 @@ impl<'k> Emitter<'k> {
             return (self.index_text(access, index, None, &wanted), Class::Same);
         }
         let vector = self.kernel.vector_axis();
-        let plain = index.terms.iter().all(|(t, _)| match t {
-            Term::Axis(_) => true,
-            Term::Value(v, _) => !self.lane_varies[*v],
-            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => !inner.mentions(vector),
-        });
+        let plain = !index.is_nested(vector) && !self.has_lane_values(index);
         let class = match index.factor(vector) {
             1 if plain => Class::Next,
             2 if plain => Class::Second,

@@ -25,6 +25,13 @@ impl<'k> Emitter<'k> {
         }
     }
 
+    /// Whether lanes have integers of their own that were computed, be it inside of quotients.
+    pub(super) fn has_lane_values(&self, index: &Index) -> bool {
+        let mut found = false;
+        index.for_each_value(&mut |value| found |= self.lane_varies[value]);
+        found
+    }
+
     /// The name of the factor of a term of access `access`.
     pub(super) fn stride(&mut self, access: usize, term: usize, factor: &'k i64) -> String {
         if let Some(name) = self.stride_names.get(&(access, term)) {

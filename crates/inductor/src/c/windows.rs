@@ -21,16 +21,12 @@ pub(super) fn has_second(dtype: DType) -> bool {
 impl<'k> Emitter<'k> {
     /// What is clamped along the lanes, and to what, if everything else is the same in all of them.
     pub(super) fn border(&self, index: &'k Index) -> Option<(&'k Index, &'k i64)> {
-        let (inner, most) = index.border(self.kernel.vector_axis())?;
-        let is_same = |term: &Term| !matches!(term, Term::Value(v, _) if self.lane_varies[*v]);
-        index.terms.iter().all(|(term, _)| is_same(term)).then_some((inner, most))
+        index.border(self.kernel.vector_axis()).filter(|_| !self.has_lane_values(index))
     }
 
     /// How elements are repeated along the lanes, if everything else is the same in all of them.
     pub(super) fn repeats(&self, index: &'k Index) -> Option<Repeats<'k>> {
-        let repeats = index.repeats(self.kernel.vector_axis())?;
-        let is_same = |term: &Term| !matches!(term, Term::Value(v, _) if self.lane_varies[*v]);
-        index.terms.iter().all(|(term, _)| is_same(term)).then_some(repeats)
+        index.repeats(self.kernel.vector_axis()).filter(|_| !self.has_lane_values(index))
     }
 
     /// A load that has each element several times.
