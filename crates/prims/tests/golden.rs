@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use kiln_ir::{Error, Graph, Op, Result, Stage};
-use kiln_prims::{Rounding, forms, rules, simplify_by};
+use kiln_prims::{How, Rounding, forms, rules, simplify_by};
 use kiln_testkit::golden::{self, Golden, assert_all_shown};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
