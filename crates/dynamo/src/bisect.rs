@@ -289,7 +289,9 @@ pub fn investigate(
 ) -> Result<Option<(Case, Found)>> {
     let Some(found) = bisect(case)? else { return Ok(None) };
     let (place, kind) = (Where::of(&found.failure), found.failure.kind());
-    let (stage, whole) = (found.shows, found.whole);
+    // Waiting once is enough.
+    let whole = if found.failure == Failure::Hang { found.shows } else { found.whole };
+    let stage = found.shows;
     let mut fails = |case: &Case| -> bool {
         let judged = || -> Result<bool> {
             let judge = Judge::new(case)?;

@@ -20,7 +20,7 @@ pub enum Composites {
 ///
 /// ```
 /// use kiln_ir::{DType, Graph};
-/// use kiln_testkit::{Array, evaluate};
+/// use kiln_reference::{Array, evaluate};
 /// # fn main() -> kiln_ir::Result<()> {
 /// let graph: Graph = "graph(%0: f32[3]) { %1 = exp(%0) : f32[3] return %1 }".parse()?;
 /// let outcome = evaluate(&graph, &[Array::floats(DType::F32, [3], |_| 0.0).into()])?;
