@@ -6,6 +6,7 @@ use std::time::Duration;
 use kiln::repro::{Case, bisect, investigate, reproduce_apart, rust_program};
 
 use crate::failure::{Done, Failure};
+use crate::output::count;
 use crate::progress::Progress;
 
 /// Runs a case, eagerly and compiled, in a process of its own; fails if they differ.
@@ -13,7 +14,7 @@ pub fn run(path: &Path) -> Done {
     let case = Case::read(path)?;
     match reproduce_apart(&case)? {
         None => {
-            println!("{}: {} ops, compiled as eager", path.display(), case.len());
+            println!("{}: {}, compiled as eager", path.display(), count(case.len(), "op"));
             Ok(())
         }
         Some(failure) => {
@@ -28,7 +29,7 @@ pub fn stage(path: &Path) -> Done {
     let progress = Progress::spinner("compiling up to each stage");
     let found = bisect(&case)?;
     progress.hidden(|| match found {
-        None => println!("{}: {} ops, right at every stage", path.display(), case.len()),
+        None => println!("{}: {}, right at every stage", path.display(), count(case.len(), "op")),
         Some(found) => println!("{found}"),
     });
     Ok(())
@@ -43,7 +44,7 @@ pub fn smaller(path: &Path, to: Option<PathBuf>, seconds: f64) -> Done {
         progress.says(&format!("{} of {before} ops left, {} programs tried", at.events, at.tried));
     })?;
     let Some((small, found)) = small else {
-        println!("{}: {before} ops, compiled as eager: nothing to minify", path.display());
+        println!("{}: {}, compiled as eager: nothing to minify", path.display(), count(before, "op"));
         return Ok(());
     };
     let to = to.unwrap_or_else(|| path.with_extension("min.kir"));
@@ -51,7 +52,7 @@ pub fn smaller(path: &Path, to: Option<PathBuf>, seconds: f64) -> Done {
     let (text, beside) = small.to_text()?;
     progress.hidden(|| {
         println!("{found}");
-        println!("{before} ops, now {}: kiln repro {}", small.len(), to.display());
+        println!("{}, now {}: kiln repro {}", count(before, "op"), small.len(), to.display());
     });
     if beside.is_empty() {
         let program = to.with_extension("rs");

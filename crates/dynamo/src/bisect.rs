@@ -395,7 +395,10 @@ fn played(case: &Case, region: &Region) -> Result<Outcome> {
 /// What else is not as it should be, where results are right.
 fn other_failure(case: &Case, explanation: &Explanation, rung: Rung) -> Option<Failure> {
     let told = |line: &Line, reason: &dyn fmt::Display| Failure::Break(format!("{reason}, at {line}"));
-    if let Some(at) = explanation.breaks.first().or(explanation.fallbacks.first()) {
+    // Where the program itself looks at a value, a graph has to end.
+    let reads =
+        case.recording.trace.events.iter().filter(|event| matches!(event, Event::Read { .. })).count();
+    if let Some(at) = explanation.breaks.get(reads) {
         return Some(told(&at.loc, &at.reason));
     }
     if rung == Rung::Capture {

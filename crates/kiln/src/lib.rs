@@ -135,6 +135,11 @@ struct Guide;
 #[doc = include_str!("../../../docs/training.md")]
 struct TrainingGuide;
 
+/// on the page about wrong results,
+#[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
+#[doc = include_str!("../../../docs/debugging.md")]
+struct DebuggingPage;
+
 /// and on the numerics page.
 #[cfg(all(doctest, feature = "models", feature = "data", feature = "torch-files"))]
 #[doc = include_str!("../../../docs/numerics.md")]

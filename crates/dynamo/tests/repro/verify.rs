@@ -1,6 +1,6 @@
 //! Calls that are checked against eager, and what is recorded of them.
 
-use kiln_dynamo::{Compile, Every, Region};
+use kiln_dynamo::{Compile, Every, Region, reproduce};
 use kiln_repro::record;
 use kiln_tensor::{Device, Result, Tensor, foreach, grad, no_grad};
 
@@ -82,6 +82,19 @@ fn lists_views_and_breaks() {
         let more = if total.item::<f32>()? > 0.0 { cache.exp()? } else { cache.neg()? };
         Ok(vec![scaled.get(1)?, more, row.t()?.contiguous()?])
     });
+}
+
+/// A graph that ends because the program looks at a value is no failure.
+#[test]
+fn programs_may_look_at_values() {
+    let x = numbers(&[4]);
+    let recorded = record(|| -> Result<Tensor> {
+        let total = x.sum()?.item::<f32>()?;
+        if total > 0.0 { x.mul(f64::from(total)) } else { x.neg() }
+    });
+    let case = recorded.unwrap().case.unwrap();
+    assert!(case.recording.to_string().contains("read(%1)"), "{}", case.recording);
+    assert_eq!(reproduce(&case).unwrap(), None);
 }
 
 /// What is recorded is what was done, and what outlives it what somebody holds.
