@@ -103,7 +103,12 @@ impl<'a> Judge<'a> {
         let of =
             |outcome: &Outcome| outcome.seen.get(number).and_then(|(_, tensor)| numbers(tensor.as_ref()?));
         let (got, own) = (numbers(got)?, numbers(eager)?);
-        let wide = self.wide.as_ref().and_then(of).filter(|wide| wide.len() == own.len());
+        let mut wide = self.wide.as_ref().and_then(of).filter(|wide| wide.len() == own.len());
+        // What is beyond the dtype's range is infinite in it.
+        let most = largest(eager.dtype());
+        for x in wide.iter_mut().flatten().filter(|x| x.abs() > most) {
+            *x = f64::INFINITY.copysign(*x);
+        }
         let exact = wide.as_ref().unwrap_or(&own);
         let ulp = ulp(eager.dtype());
         first_wrong(&got, &[&own], exact, ulp)?;
@@ -128,6 +133,15 @@ fn ulp(dtype: DType) -> f64 {
         DType::F16 => 9.765_625e-4,
         DType::BF16 => 7.8125e-3,
         _ => 0.0,
+    }
+}
+
+/// The largest number of a dtype.
+fn largest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 65504.0,
+        DType::F32 | DType::BF16 => f64::from(f32::MAX),
+        _ => f64::INFINITY,
     }
 }
 

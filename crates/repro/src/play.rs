@@ -531,8 +531,10 @@ fn laid_out(values: &Tensor, layout: &Layout) -> Result<Tensor> {
     if layout.is_contiguous() && layout.offset == 0 {
         return Ok(values.clone());
     }
-    let reach = |(&size, &stride): (&usize, &isize)| size.saturating_sub(1) * stride.unsigned_abs();
-    let extent = layout.offset + 1 + layout.shape.iter().zip(layout.strides.iter()).map(reach).sum::<usize>();
+    let reach =
+        |(&size, &stride): (&usize, &isize)| size.saturating_sub(1).saturating_mul(stride.unsigned_abs());
+    let reaches = layout.shape.iter().zip(layout.strides.iter()).map(reach);
+    let extent = reaches.fold(layout.offset.saturating_add(1), usize::saturating_add);
     let memory = Tensor::full_of([extent], 0.0, values.dtype(), &values.device())?;
     let _mode = no_grad();
     // Elements that share memory are written once.
