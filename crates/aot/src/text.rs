@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use kiln_ir::{Error, Layout, Loc, Op, Result, Scalar, Ty};
 
-use crate::trace::{Event, GradTarget, InputVariable, Trace, TraceArg, Variable, VariableInfo};
+use crate::trace::{Event, GradTarget, InputVariable, Trace, TraceArg, Variable};
 
 /// A trace, and which of its variables outlive it.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -222,8 +222,7 @@ impl Reader {
     }
 
     fn define(&mut self, name: &str, ty: Ty, input: Option<InputVariable>) -> Variable {
-        self.trace.variables.push(Arc::new(VariableInfo { ty, input }));
-        let variable = self.trace.variables.len() as Variable - 1;
+        let variable = self.trace.define(ty, input);
         self.names.insert(name.to_string(), Name::Variable(variable));
         self.variables.push(name.to_string());
         variable

@@ -234,7 +234,20 @@ impl Event {
     }
 }
 
+impl Event {
+    /// An op off the tape; without a new variable it changes its first operand.
+    pub fn off_tape(op: Op, args: Vec<TraceArg>, out: Option<Variable>, loc: Loc) -> Event {
+        Event::Call { op, args, out, in_place: out.is_none(), grad_enabled: false, loc }
+    }
+}
+
 impl Trace {
+    /// Adds a variable, which existed before if `input` says how.
+    pub fn define(&mut self, ty: Ty, input: Option<InputVariable>) -> Variable {
+        self.variables.push(Arc::new(VariableInfo { ty, input }));
+        self.variables.len() as Variable - 1
+    }
+
     /// The type of an operand.
     pub fn ty(&self, arg: &TraceArg) -> Ty {
         match arg {

@@ -62,17 +62,9 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Wrong(text)
-            | Failure::Error(text)
-            | Failure::Panic(text)
-            | Failure::Compiler(text)
-            | Failure::Pass(text)
-            | Failure::Break(text)
-            | Failure::Killed(text) => {
-                write!(f, "{}: {}", self.kind(), text.lines().next().unwrap_or_default())
-            }
-            Failure::Hang | Failure::Memory => f.write_str(self.kind()),
+        match self.text().lines().next() {
+            Some(text) => write!(f, "{}: {text}", self.kind()),
+            None => f.write_str(self.kind()),
         }
     }
 }
@@ -210,18 +202,22 @@ fn attempt_at(place: Where, case: &Case, judge: &Judge<'_>, options: &Options) -
 }
 
 impl Failure {
-    fn to_bytes(&self) -> Vec<u8> {
-        let text = match self {
+    /// What is told of it.
+    fn text(&self) -> &str {
+        match self {
             Failure::Wrong(text)
             | Failure::Error(text)
             | Failure::Panic(text)
             | Failure::Compiler(text)
             | Failure::Pass(text)
             | Failure::Break(text)
-            | Failure::Killed(text) => text.as_str(),
+            | Failure::Killed(text) => text,
             Failure::Hang | Failure::Memory => "",
-        };
-        format!("{}\n{text}", self.kind()).into_bytes()
+        }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        format!("{}\n{}", self.kind(), self.text()).into_bytes()
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Failure> {

@@ -4,7 +4,21 @@
 
 use kiln::models::{Gpt2, Gpt2Config, ViT, ViTConfig, resnet18};
 use kiln::prelude::*;
+use kiln::repro::{Case, rust_program};
 use kiln::{Every, Result};
+
+/// What `kiln minify` writes, compiled with this test.
+#[path = "fixtures/repro.rs"]
+#[allow(dead_code, clippy::print_stdout, reason = "a program of its own")]
+mod program;
+
+#[test]
+fn cases_are_rust_programs() {
+    let text = "%0: f32[2]\n%1 = argsort(%0) {dim: 0, descending: false}\nlive %1\ndata %0 1.0 0.0\n";
+    let case = Case::from_text(text, &[]).unwrap();
+    assert_eq!(case.to_text().unwrap().0, text);
+    assert_eq!(rust_program(&case, text), include_str!("fixtures/repro.rs"));
+}
 
 /// Trains a model for two steps, each checked, from several seeds.
 fn check<M: Module>(

@@ -75,20 +75,6 @@ impl Default for How {
     }
 }
 
-/// The rules that fire when a graph is lowered, each once, in the order of their first use.
-pub fn fired(graph: &Graph, how: How) -> Result<Vec<&'static str>> {
-    let graph = decompose_rounding(graph, how.rounding)?;
-    let (_, mut fired) = simplify_by(&graph, rules::ALL)?;
-    let mut seen = Vec::new();
-    fired.retain(|rule| {
-        !seen.contains(rule) && {
-            seen.push(rule);
-            true
-        }
-    });
-    Ok(fired)
-}
-
 fn run(graph: &Graph, how: How, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
     type Pass<'a> = (&'a str, &'a dyn Fn(&Graph) -> Result<Graph>);
     let passes: [Pass<'_>; 3] = [

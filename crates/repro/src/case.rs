@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kiln_aot::trace::{Event, TraceArg, Variable, VariableInfo};
+use kiln_aot::trace::{Event, TraceArg, Variable};
 use kiln_aot::{Recording, Trace};
 use kiln_ir::{Error, Graph, Layout, Op, Result, Scalar, Ty};
 use kiln_tensor::Tensor;
-use kiln_tensor::internal::TensorState;
 
 /// What a variable held when the program began.
 #[derive(Clone)]
@@ -34,30 +33,6 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case of a recording whose inputs are these tensors as they are now.
-    pub fn of<'t>(
-        recording: Recording,
-        input: impl Fn(Variable) -> Option<&'t Tensor>,
-        numbers: Vec<Scalar>,
-    ) -> Result<Case> {
-        let mut inputs = BTreeMap::new();
-        let mut memories: Vec<(usize, Variable)> = Vec::new();
-        for (variable, info) in (0..).zip(&recording.trace.variables) {
-            if info.input.is_none() {
-                continue;
-            }
-            let tensor = input(variable).ok_or_else(|| Error::bug("an input of a recording is missing"))?;
-            let memory = tensor.ready()?.storage().address();
-            let shares = memories.iter().find(|(other, _)| *other == memory).map(|(_, first)| *first);
-            if shares.is_none() {
-                memories.push((memory, variable));
-            }
-            let values = tensor.detach()?.deep_clone()?.contiguous()?;
-            inputs.insert(variable, Input { values, shares });
-        }
-        Ok(Case { recording, inputs, numbers, ..Case::default() })
-    }
-
     /// A case that does what a functional graph says, with these inputs.
     pub fn of_graph(graph: &Graph, values: &[Value]) -> Result<Case> {
         let mut trace = Trace::default();
@@ -73,8 +48,7 @@ impl Case {
                 (ty @ Ty::Tensor(tensor), Value::Tensor(values)) => {
                     let layout = Arc::new(Layout::contiguous(tensor.shape.clone()));
                     let input = kiln_aot::trace::InputVariable { layout, requires_grad: false, leaf: true };
-                    trace.variables.push(Arc::new(VariableInfo { ty: ty.clone(), input: Some(input) }));
-                    let variable = trace.variables.len() as Variable - 1;
+                    let variable = trace.define(ty.clone(), Some(input));
                     case.inputs.insert(variable, Input { values: values.clone(), shares: None });
                     TraceArg::Variable(variable)
                 }
@@ -99,18 +73,9 @@ impl Case {
                 names.insert(out.0, TraceArg::Constant(folded));
                 continue;
             }
-            trace.variables.push(Arc::new(VariableInfo { ty: graph.ty(out).clone(), input: None }));
-            let made = trace.variables.len() as Variable - 1;
+            let made = trace.define(graph.ty(out).clone(), None);
             names.insert(out.0, TraceArg::Variable(made));
-            let (op, loc) = (node.op.clone(), node.loc);
-            trace.events.push(Event::Call {
-                op,
-                args,
-                out: Some(made),
-                in_place: false,
-                grad_enabled: false,
-                loc,
-            });
+            trace.events.push(Event::off_tape(node.op.clone(), args, Some(made), node.loc));
         }
         for write in &graph.writes {
             let args = [write.target, write.value].map(|v| names.get(&v.0).copied());
@@ -119,23 +84,12 @@ impl Case {
             let mut value = value;
             if let Some(index) = write.element {
                 let TraceArg::Variable(target) = target else { return Err(lost()) };
-                let ty = trace.variables[target as usize].ty.clone();
-                trace.variables.push(Arc::new(VariableInfo { ty, input: None }));
-                let made = trace.variables.len() as Variable - 1;
+                let made = trace.define(trace.variables[target as usize].ty.clone(), None);
                 let op = Op::ListGet { index: index as usize };
-                let args = vec![value];
-                trace.events.push(Event::Call {
-                    op,
-                    args,
-                    out: Some(made),
-                    in_place: false,
-                    grad_enabled: false,
-                    loc,
-                });
+                trace.events.push(Event::off_tape(op, vec![value], Some(made), loc));
                 value = TraceArg::Variable(made);
             }
-            let (op, args) = (Op::Copy {}, vec![target, value]);
-            trace.events.push(Event::Call { op, args, out: None, in_place: true, grad_enabled: false, loc });
+            trace.events.push(Event::off_tape(Op::Copy {}, vec![target, value], None, loc));
         }
         let live = graph.outputs.iter().filter_map(|v| match names.get(&v.0) {
             Some(TraceArg::Variable(variable)) => Some(*variable),

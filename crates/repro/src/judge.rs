@@ -126,7 +126,8 @@ impl<'a> Judge<'a> {
     }
 }
 
-fn ulp(dtype: DType) -> f64 {
+/// A unit in the last place of 1; 0 where there is no rounding.
+pub(crate) fn ulp(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,
         DType::F32 => f64::from(f32::EPSILON),

@@ -11,8 +11,8 @@ mod minify;
 mod play;
 mod program;
 mod record;
-mod sizes;
 mod trail;
+mod variants;
 
 pub use case::{Case, Input, Value};
 pub use judge::{Judge, Verdict};
@@ -20,4 +20,4 @@ pub use minify::{Progress, minify};
 pub use play::{Arithmetic, Live, Outcome, Seen, play};
 pub use program::rust_program;
 pub use record::{Recorded, record};
-pub use sizes::{other_calls, other_sizes};
+pub use variants::{other_calls, other_sizes};

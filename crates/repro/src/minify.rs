@@ -11,8 +11,8 @@ use kiln_ir::{Result, Scalar};
 use kiln_tensor::Tensor;
 
 use crate::case::Case;
-use crate::sizes;
 use crate::trail::Trail;
+use crate::variants;
 
 /// What is told on the way.
 #[derive(Copy, Clone, Debug)]
@@ -162,10 +162,10 @@ impl Search<'_> {
     /// Smaller sizes.
     fn sizes(&mut self) {
         let mut known = Vec::new();
-        while let Some(size) = sizes::largest(&self.best, &known).filter(|_| !self.is_over()) {
+        while let Some(size) = variants::largest(&self.best, &known).filter(|_| !self.is_over()) {
             known.push(size);
-            for smaller in sizes::smaller(size) {
-                if let Some(case) = sizes::resized(&self.best, size, smaller)
+            for smaller in variants::smaller(size) {
+                if let Some(case) = variants::resized(&self.best, size, smaller)
                     && self.try_case(case)
                 {
                     known.push(smaller);
@@ -179,7 +179,7 @@ impl Search<'_> {
     /// Plainer dtypes.
     fn dtypes(&mut self) {
         for from in ["bf16", "f16", "f64"] {
-            if let Some(case) = sizes::converted(&self.best, from, "f32") {
+            if let Some(case) = variants::converted(&self.best, from, "f32") {
                 self.try_case(case);
             }
         }
@@ -189,7 +189,7 @@ impl Search<'_> {
     fn flags(&mut self) {
         let inputs: Vec<Variable> = self.best.inputs.keys().copied().collect();
         for variable in inputs {
-            for change in [sizes::without_gradient, sizes::dense] {
+            for change in [variants::without_gradient, variants::dense] {
                 if let Some(case) = change(&self.best, variable) {
                     self.try_case(case);
                 }
@@ -203,7 +203,7 @@ impl Search<'_> {
         for variable in inputs {
             let Some(input) = self.best.inputs.get(&variable) else { continue };
             let ty = input.values.clone();
-            for plain in sizes::plain_values(&ty) {
+            for plain in variants::plain_values(&ty) {
                 let Ok(values) = plain else { continue };
                 if same(&values, &ty) {
                     break;

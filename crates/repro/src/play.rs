@@ -11,6 +11,7 @@ use kiln_tensor::internal::TensorState;
 use kiln_tensor::{GradOptions, Tensor, TensorList, backward_all, enable_grad, grad, no_grad, run_op_at};
 
 use crate::case::Case;
+use crate::judge::ulp;
 
 /// The numbers to compute with.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -150,13 +151,10 @@ impl<'a> Player<'a> {
 
     fn noise(&self, tensor: &Tensor, number: u64) -> Result<Option<Tensor>> {
         let Arithmetic::Noisy(seed) = self.arithmetic else { return Ok(None) };
-        let ulp = match tensor.dtype() {
-            DType::F64 => f64::EPSILON,
-            DType::F32 => f64::from(f32::EPSILON),
-            DType::F16 => 9.765_625e-4,
-            DType::BF16 => 7.8125e-3,
-            _ => return Ok(None),
-        };
+        let ulp = ulp(tensor.dtype());
+        if ulp == 0.0 {
+            return Ok(None);
+        }
         let shape = tensor.shape();
         let factors = signs(seed ^ number << 20, shape.numel()).map(|up| 1.0 + if up { ulp } else { -ulp });
         let factors = Tensor::from_vec(factors.collect::<Vec<f64>>(), shape)?;

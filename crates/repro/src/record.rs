@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use parking_lot::Mutex;
 
 use kiln_aot::Recording;
-use kiln_aot::trace::{Event, GradTarget, InputVariable, Trace, TraceArg, Variable, VariableInfo};
+use kiln_aot::trace::{Event, GradTarget, InputVariable, Trace, TraceArg, Variable};
 use kiln_ir::{Layout, Loc, Op, Result, TensorTy, Ty};
 use kiln_tensor::autograd::{self, Application};
 use kiln_tensor::hook::{Access, Arg, Call, GradRequest, Output, Recorder, Scope, Tag};
@@ -80,9 +80,8 @@ impl Tracer {
 
 impl State {
     fn define(&mut self, ty: Ty, input: Option<InputVariable>, held: Held) -> Variable {
-        self.trace.variables.push(Arc::new(VariableInfo { ty, input }));
         self.held.push(held);
-        self.held.len() as Variable - 1
+        self.trace.define(ty, input)
     }
 
     /// The variable that a tensor is; one that is new was there before.

@@ -180,8 +180,7 @@ struct Builder {
 
 impl Builder {
     fn define(&mut self, old: Variable, ty: Ty, input: Option<InputVariable>) -> Variable {
-        self.trace.variables.push(Arc::new(VariableInfo { ty, input }));
-        let new = self.trace.variables.len() as Variable - 1;
+        let new = self.trace.define(ty, input);
         self.numbers.insert(old, new);
         new
     }
