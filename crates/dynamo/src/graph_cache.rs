@@ -220,8 +220,8 @@ impl<'a> Key<'a> {
     }
 }
 
-fn put(entry: &Entry, to: &mut Writer<'_>) {
-    let planned = |planned: &Planned, to: &mut Writer<'_>| {
+fn put(entry: &Entry, to: &mut Writer) {
+    let planned = |planned: &Planned, to: &mut Writer| {
         planned.outline.outputs.put(to);
         planned.outline.writes.put(to);
         planned.plan.put(to);

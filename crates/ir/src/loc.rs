@@ -60,6 +60,17 @@ impl Loc {
         Loc(Some(stand_in))
     }
 
+    /// The line that the rest of a line of text names in a comment: `; model.py:42`.
+    pub fn written(rest: &str) -> Loc {
+        let rest = rest.lines().next().unwrap_or_default();
+        let line = rest.trim().strip_prefix(';').and_then(|comment| {
+            let (file, line) = comment.trim().rsplit_once(':')?;
+            let is_name = !file.is_empty() && !file.contains(char::is_whitespace);
+            Some((file, line.parse().ok()?)).filter(|_| is_name)
+        });
+        line.map_or(Loc::UNKNOWN, |(file, line)| Loc::named(file, line))
+    }
+
     /// The address of a named line.
     fn stand_in(self) -> Option<usize> {
         self.0.filter(|location| *location == original()).map(|location| std::ptr::from_ref(location).addr())

@@ -82,13 +82,7 @@ impl<'a> Parser<'a> {
 
     /// The line that a comment names which comes next: `; model.rs:42`.
     fn line(&self) -> Loc {
-        let rest = self.rest().lines().next().unwrap_or_default();
-        let line = rest.trim().strip_prefix(';').and_then(|comment| {
-            let (file, line) = comment.trim().rsplit_once(':')?;
-            let is_name = !file.is_empty() && !file.contains(char::is_whitespace);
-            Some((file, line.parse().ok()?)).filter(|_| is_name)
-        });
-        line.map_or(Loc::UNKNOWN, |(file, line)| Loc::named(file, line))
+        Loc::written(self.rest())
     }
 
     fn eat(&mut self, token: &str) -> bool {

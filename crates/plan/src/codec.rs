@@ -3,6 +3,7 @@
 //! The bytes are for the build that wrote them: nothing in them says which version they are, whoever keeps them
 //! does. Reading never trusts them, all the same: bytes that are no plan are no plan.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,10 +21,10 @@ use crate::plan::{
 use crate::report::{Refusal, Report, StepReport};
 
 /// Where things are written.
-pub struct Writer<'a> {
+pub struct Writer {
     bytes: Vec<u8>,
-    /// The lines that a reader will have, too.
-    lines: &'a [Loc],
+    /// Places among the lines that a reader will have, too.
+    lines: HashMap<Loc, usize>,
 }
 
 /// Where things are read.
@@ -33,10 +34,10 @@ pub struct Reader<'a> {
     depth: usize,
 }
 
-impl<'a> Writer<'a> {
+impl Writer {
     /// An empty one. Lines of the program are written as places in `lines`.
-    pub fn new(lines: &'a [Loc]) -> Writer<'a> {
-        Writer { bytes: Vec::new(), lines }
+    pub fn new(lines: &[Loc]) -> Writer {
+        Writer { bytes: Vec::new(), lines: (0..lines.len()).map(|place| (lines[place], place)).collect() }
     }
 
     /// What was written.
@@ -66,14 +67,14 @@ impl<'a> Reader<'a> {
 /// What can be written and read back. `None`: the bytes are something else.
 pub trait Code: Sized {
     /// Writes it.
-    fn put(&self, to: &mut Writer<'_>);
+    fn put(&self, to: &mut Writer);
     /// Reads it.
     fn take(from: &mut Reader<'_>) -> Option<Self>;
 }
 
 /// Whole numbers: seven bits a byte, the small ones in one.
 impl Code for u64 {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         let mut rest = *self;
         while rest >= 128 {
             to.bytes.push(rest as u8 | 128);
@@ -96,7 +97,7 @@ impl Code for u64 {
 }
 
 impl Code for i64 {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         // The sign last, so that small numbers of either sign are short.
         ((*self as u64) << 1 ^ (*self >> 63) as u64).put(to);
     }
@@ -110,7 +111,7 @@ impl Code for i64 {
 macro_rules! whole_numbers {
     ($($ty:ty as $wide:ty),*) => { $(
         impl Code for $ty {
-            fn put(&self, to: &mut Writer<'_>) {
+            fn put(&self, to: &mut Writer) {
                 (*self as $wide).put(to);
             }
             fn take(from: &mut Reader<'_>) -> Option<$ty> {
@@ -122,7 +123,7 @@ macro_rules! whole_numbers {
 whole_numbers! { usize as u64, u32 as u64, isize as i64 }
 
 impl Code for bool {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         u64::from(*self).put(to);
     }
 
@@ -136,7 +137,7 @@ impl Code for bool {
 }
 
 impl Code for f64 {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         to.bytes.extend(self.to_bits().to_le_bytes());
     }
 
@@ -147,7 +148,7 @@ impl Code for f64 {
 }
 
 impl Code for String {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         self.len().put(to);
         to.bytes.extend(self.as_bytes());
     }
@@ -158,7 +159,7 @@ impl Code for String {
     }
 }
 
-fn put_all<'a, T: Code + 'a>(items: impl ExactSizeIterator<Item = &'a T>, to: &mut Writer<'_>) {
+fn put_all<'a, T: Code + 'a>(items: impl ExactSizeIterator<Item = &'a T>, to: &mut Writer) {
     items.len().put(to);
     items.for_each(|item| item.put(to));
 }
@@ -170,7 +171,7 @@ fn take_all<T: Code, C: FromIterator<T>>(from: &mut Reader<'_>) -> Option<C> {
 }
 
 impl<T: Code> Code for Vec<T> {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         put_all(self.iter(), to);
     }
 
@@ -183,7 +184,7 @@ impl<T: Code, const N: usize> Code for SmallVec<[T; N]>
 where
     [T; N]: smallvec::Array<Item = T>,
 {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         put_all(self.iter(), to);
     }
 
@@ -193,7 +194,7 @@ where
 }
 
 impl Code for kiln_ir::Shape {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         put_all(self.iter(), to);
     }
 
@@ -203,7 +204,7 @@ impl Code for kiln_ir::Shape {
 }
 
 impl<T: Code> Code for Option<T> {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         self.is_some().put(to);
         self.iter().for_each(|item| item.put(to));
     }
@@ -217,7 +218,7 @@ impl<T: Code> Code for Option<T> {
 }
 
 impl<A: Code, B: Code> Code for (A, B) {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         self.0.put(to);
         self.1.put(to);
     }
@@ -228,7 +229,7 @@ impl<A: Code, B: Code> Code for (A, B) {
 }
 
 impl<T: Code> Code for Range<T> {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         self.start.put(to);
         self.end.put(to);
     }
@@ -240,8 +241,8 @@ impl<T: Code> Code for Range<T> {
 
 /// A line that is not among the reader's is not known there.
 impl Code for Loc {
-    fn put(&self, to: &mut Writer<'_>) {
-        to.lines.iter().position(|line| line == self).put(to);
+    fn put(&self, to: &mut Writer) {
+        to.lines.get(self).copied().put(to);
     }
 
     fn take(from: &mut Reader<'_>) -> Option<Loc> {
@@ -254,7 +255,7 @@ impl Code for Loc {
 
 /// By its text form.
 impl Code for Op {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         self.row().name.to_string().put(to);
         let attributes = self.attributes();
         put_all(attributes.iter().map(|(_, value)| value), to);
@@ -270,7 +271,7 @@ impl Code for Op {
 
 /// By its text form, without lines.
 impl Code for Arc<Graph> {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         let mut graph = Graph::clone(self);
         graph.nodes.iter_mut().for_each(|node| node.loc = Loc::UNKNOWN);
         graph.to_string().put(to);
@@ -285,7 +286,7 @@ impl Code for Arc<Graph> {
 macro_rules! listed {
     ($($ty:ty: $all:expr;)*) => { $(
         impl Code for $ty {
-            fn put(&self, to: &mut Writer<'_>) {
+            fn put(&self, to: &mut Writer) {
                 $all.iter().position(|value| value == self).unwrap_or(usize::MAX).put(to);
             }
             fn take(from: &mut Reader<'_>) -> Option<$ty> {
@@ -307,7 +308,7 @@ listed! {
 macro_rules! structs {
     ($($ty:ident { $($field:tt),* })*) => { $(
         impl Code for $ty {
-            fn put(&self, to: &mut Writer<'_>) {
+            fn put(&self, to: &mut Writer) {
                 $(self.$field.put(to);)*
             }
             fn take(from: &mut Reader<'_>) -> Option<$ty> {
@@ -327,7 +328,7 @@ structs! {
     ScalarOp { op, args, kind }
     Index { terms, constant }
     Axis { extent, inner }
-    Expr { dtype, kind }
+    Expr { dtype, kind, loc }
     Store { buffer, index, value, adds }
     Kernel { mode, chunk, parts, axes, buffers, scalars, exprs, stores }
     Launch { kernel, numbers, bufs, rows, scalars, checks, coarser }
@@ -344,7 +345,7 @@ structs! {
 macro_rules! enums {
     ($($ty:ident { $($number:literal $variant:ident { $($field:tt: $name:ident),* })* })*) => { $(
         impl Code for $ty {
-            fn put(&self, to: &mut Writer<'_>) {
+            fn put(&self, to: &mut Writer) {
                 match self {
                     $($ty::$variant { $($field: $name),* } => {
                         u64::from($number as u8).put(to);
@@ -411,7 +412,7 @@ enums! {
 
 /// The plain ones by their place in the list, functions behind them.
 impl Code for Operation {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         let at = match self {
             Operation::Call(function) => {
                 let at = Function::ALL.iter().position(|known| known == function);
@@ -435,7 +436,7 @@ impl Code for Operation {
 }
 
 impl<T: Code> Code for Box<T> {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         (**self).put(to);
     }
 
@@ -449,7 +450,7 @@ impl<T: Code> Code for Box<T> {
 }
 
 impl Code for CheckText {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         self.op.to_string().put(to);
         self.size.put(to);
         self.loc.put(to);
@@ -464,7 +465,7 @@ impl Code for CheckText {
 
 /// Types are shared by neighbours: each is written where it is another than the one before.
 impl Code for Vec<BufferPlan> {
-    fn put(&self, to: &mut Writer<'_>) {
+    fn put(&self, to: &mut Writer) {
         self.len().put(to);
         let mut before: Option<&Arc<BufferTy>> = None;
         for buffer in self {

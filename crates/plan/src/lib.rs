@@ -15,6 +15,7 @@ pub mod machine;
 mod numbers;
 pub mod parse;
 mod plan;
+mod print;
 mod report;
 pub mod signature;
 mod text;

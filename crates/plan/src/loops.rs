@@ -22,10 +22,10 @@
 //! A fold goes the other way: what every row adds to a column. Scheduled, it is only stored, and the items of its
 //! kernel are parts of the rows, each with sums of its own ([`Kernel::parts`]); a second kernel adds them up.
 
-use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use kiln_ir::math::{self, Function};
-use kiln_ir::{DType, ScalarKind};
+use kiln_ir::{DType, Loc, ScalarKind};
 use smallvec::SmallVec;
 
 use crate::index::{AxisId, ExprId, Index};
@@ -223,13 +223,50 @@ pub enum ExprKind {
     },
 }
 
+impl ExprKind {
+    /// The same of other expressions.
+    fn renamed(&self, rename: &dyn Fn(ExprId) -> ExprId) -> ExprKind {
+        let moved = |index: &Index| index.map(&Index::axis, &rename);
+        match self {
+            ExprKind::Scalar(_) | ExprKind::Literal(_) => self.clone(),
+            ExprKind::Load { buffer, index } => ExprKind::Load { buffer: *buffer, index: moved(index) },
+            ExprKind::Position(index) => ExprKind::Position(moved(index)),
+            ExprKind::Apply(op, args) => ExprKind::Apply(*op, args.iter().map(|&arg| rename(arg)).collect()),
+            ExprKind::Reduce(reduction, arg) => ExprKind::Reduce(*reduction, rename(*arg)),
+            ExprKind::Fold(reduction, arg) => ExprKind::Fold(*reduction, rename(*arg)),
+            ExprKind::Scan(scan, arg) => ExprKind::Scan(*scan, rename(*arg)),
+            ExprKind::Narrow(dtype, arg) => ExprKind::Narrow(*dtype, rename(*arg)),
+            ExprKind::Bounded { value, size, code } => {
+                ExprKind::Bounded { value: rename(*value), size: *size, code: *code }
+            }
+        }
+    }
+}
+
 /// An expression with its dtype: one that elements are computed in. Loads widen and stores narrow.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Debug)]
 pub struct Expr {
     /// Element type.
     pub dtype: DType,
     /// What it computes.
     pub kind: ExprKind,
+    /// The line of the user's program that asked for it first. It is no part of what an expression is: equal loops of
+    /// different lines are one kernel.
+    pub loc: Loc,
+}
+
+impl PartialEq for Expr {
+    fn eq(&self, other: &Expr) -> bool {
+        (self.dtype, &self.kind) == (other.dtype, &other.kind)
+    }
+}
+
+impl Eq for Expr {}
+
+impl Hash for Expr {
+    fn hash<H: Hasher>(&self, hash: &mut H) {
+        (self.dtype, &self.kind).hash(hash);
+    }
 }
 
 /// Puts an expression's value into memory.
@@ -501,31 +538,18 @@ impl Kernel {
         let mut renamed = vec![usize::MAX; self.exprs.len()];
         let mut kept = Vec::new();
         for (id, expr) in self.exprs.iter().enumerate().filter(|(id, _)| used[*id]) {
-            let same_axis = |a| Index::axis(a);
-            let rename = |e: ExprId| renamed[e];
-            let kind = match &expr.kind {
-                ExprKind::Scalar(s) => ExprKind::Scalar(number(&mut scalars, *s)),
-                ExprKind::Literal(number) => ExprKind::Literal(*number),
-                ExprKind::Load { buffer, index } => ExprKind::Load {
-                    buffer: number(&mut buffers, *buffer),
-                    index: index.map(&same_axis, &rename),
-                },
-                ExprKind::Position(index) => ExprKind::Position(index.map(&same_axis, &rename)),
-                ExprKind::Apply(op, args) => ExprKind::Apply(*op, args.iter().map(|&a| renamed[a]).collect()),
-                ExprKind::Reduce(r, arg) => ExprKind::Reduce(*r, renamed[*arg]),
-                ExprKind::Fold(r, arg) => ExprKind::Fold(*r, renamed[*arg]),
-                ExprKind::Scan(scan, arg) => ExprKind::Scan(*scan, renamed[*arg]),
-                ExprKind::Narrow(dtype, arg) => ExprKind::Narrow(*dtype, renamed[*arg]),
-                ExprKind::Bounded { value, size, code } => {
-                    ExprKind::Bounded { value: renamed[*value], size: *size, code: *code }
-                }
-            };
+            let mut kind = expr.kind.renamed(&|e| renamed[e]);
+            match &mut kind {
+                ExprKind::Scalar(scalar) => *scalar = number(&mut scalars, *scalar),
+                ExprKind::Load { buffer, .. } => *buffer = number(&mut buffers, *buffer),
+                _ => {}
+            }
             renamed[id] = kept.len();
-            kept.push(Expr { dtype: expr.dtype, kind });
+            kept.push(Expr { dtype: expr.dtype, kind, loc: expr.loc });
         }
         for store in &mut self.stores {
             store.buffer = number(&mut buffers, store.buffer);
-            store.index = store.index.map(&|a| Index::axis(a), &|e| renamed[e]);
+            store.index = store.index.map(&Index::axis, &|e| renamed[e]);
             store.value = renamed[store.value];
         }
         self.exprs = kept;
@@ -533,48 +557,31 @@ impl Kernel {
         self.scalars = scalars.iter().map(|&s| self.scalars[s]).collect();
         (buffers, scalars)
     }
-}
 
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |items: Vec<String>| items.join(", ");
-        write!(f, "{}", self.mode.name())?;
-        if let Some(chunk) = self.chunk {
-            write!(f, " chunk {chunk}")?;
-        }
-        if let Some(parts) = self.parts {
-            write!(f, " parts {parts}")?;
-        }
-        let axes = self.axes.iter().enumerate();
-        let axes =
-            axes.map(|(i, a)| format!("i{i}: {} {}", if a.inner { "inner" } else { "outer" }, a.extent));
-        write!(f, " ({})", list(axes.collect()))?;
-        let buffers = self.buffers.iter().enumerate().map(|(i, b)| format!("b{i}: {b}"));
-        write!(f, " ({})", list(buffers.collect()))?;
-        let scalars = self.scalars.iter().enumerate().map(|(i, s)| format!("s{i}: {}", s.name()));
-        writeln!(f, " ({}) {{", list(scalars.collect()))?;
-        for (id, expr) in self.exprs.iter().enumerate() {
-            write!(f, "  %{id} = ")?;
-            match &expr.kind {
-                ExprKind::Scalar(s) => write!(f, "scalar s{s}")?,
-                ExprKind::Literal(number) => write!(f, "literal {number}")?,
-                ExprKind::Load { buffer, index } => write!(f, "load b{buffer}[{index}]")?,
-                ExprKind::Position(index) => write!(f, "position [{index}]")?,
-                ExprKind::Apply(op, args) => {
-                    write!(f, "{}({})", op.name(), list(args.iter().map(|a| format!("%{a}")).collect()))?;
-                }
-                ExprKind::Reduce(reduction, arg) => write!(f, "{}(%{arg})", reduction.name())?,
-                ExprKind::Fold(reduction, arg) => write!(f, "fold_{}(%{arg})", reduction.name())?,
-                ExprKind::Scan(scan, arg) => write!(f, "{}(%{arg})", scan.name())?,
-                ExprKind::Narrow(dtype, arg) => write!(f, "narrow(%{arg}, {dtype})")?,
-                ExprKind::Bounded { value, size, code } => write!(f, "bounded(%{value}, {size}, {code})")?,
+    /// Puts expressions in an order in which operands come first again.
+    pub fn sort_operands(&mut self) {
+        fn visit(kernel: &Kernel, e: ExprId, places: &mut [Option<ExprId>], order: &mut Vec<ExprId>) {
+            if places[e].is_some() {
+                return;
             }
-            writeln!(f, " : {}", expr.dtype)?;
+            for operand in kernel.operands(e) {
+                visit(kernel, operand, places, order);
+            }
+            places[e] = Some(order.len());
+            order.push(e);
         }
-        for store in &self.stores {
-            let how = if store.adds { "+=" } else { "<-" };
-            writeln!(f, "  store b{}[{}] {how} %{}", store.buffer, store.index, store.value)?;
+        let (mut places, mut order) = (vec![None; self.exprs.len()], Vec::new());
+        for e in 0..self.exprs.len() {
+            visit(self, e, &mut places, &mut order);
         }
-        writeln!(f, "}}")
+        let rename = |e: ExprId| places[e].unwrap_or(e);
+        let moved = order
+            .iter()
+            .map(|&old| Expr { kind: self.exprs[old].kind.renamed(&rename), ..self.exprs[old].clone() });
+        self.exprs = moved.collect();
+        for store in &mut self.stores {
+            store.index = store.index.map(&Index::axis, &rename);
+            store.value = rename(store.value);
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use kiln_ir::{DType, ScalarKind};
+use kiln_ir::{DType, Loc, ScalarKind};
 
 use crate::index::{Index, Term};
 use crate::loops::{Axis, Expr, ExprKind, Kernel, Mode, Operation, Reduction, Scan, Store};
@@ -84,6 +84,16 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn dtype(&mut self) -> Read<DType> {
         DType::from_name(self.word()).map_or_else(|| self.fail("a dtype"), Ok)
+    }
+
+    /// Skips a comment, and says which line of a program it names.
+    fn comment(&mut self) -> Loc {
+        let end = self.text.find('\n').unwrap_or(self.text.len());
+        let loc = Loc::written(&self.text[..end]);
+        if self.text.trim_start_matches(' ').starts_with(';') {
+            self.text = &self.text[end..];
+        }
+        loc
     }
 
     pub(crate) fn list<T>(
@@ -188,7 +198,8 @@ impl<'a> Reader<'a> {
             let kind = self.expr()?;
             self.expect(":")?;
             let dtype = self.dtype()?;
-            kernel.exprs.push(Expr { dtype, kind });
+            let loc = self.comment();
+            kernel.exprs.push(Expr { dtype, kind, loc });
         }
         Ok(kernel)
     }
@@ -268,7 +279,7 @@ rows chunk 64 (i0: outer 4, i1: inner 1024) (b0: f32, b1: i64, b2: bool) (s0: fl
   %1 = bounded(%0, 9, 1) : i64
   %2 = load b0[i0*3 + (i1 + 2)/5 + (i1)%5*7 + %1<9*4] : f32
   %3 = scalar s0 : f32
-  %4 = add(%2, %3) : f32
+  %4 = add(%2, %3) : f32                                                 ; model.py:12
   %5 = max(%4) : f32
   %6 = position [i1 + 3] : i64
   %7 = literal 0 : f32
@@ -279,6 +290,8 @@ rows chunk 64 (i0: outer 4, i1: inner 1024) (b0: f32, b1: i64, b2: bool) (s0: fl
 ";
         let kernel: Kernel = text.parse().unwrap();
         assert_eq!(kernel.to_string(), text);
+        // The line is not part of what a kernel computes.
+        assert_eq!(kernel, text.replace("; model.py:12", "").parse().unwrap());
         let text = "\
 rows parts 16 (i0: outer 512, i1: inner 64) (b0: f32, b1: f32) () {
   %0 = load b0[i0*64 + i1] : f32

@@ -361,7 +361,8 @@ impl<'f, 'g> Assembler<'f, 'g> {
                 let mut value = root.expr;
                 if kernel.exprs[value].dtype != dtype.computing() {
                     let kind = ExprKind::Apply(Operation::Convert, smallvec::smallvec![value]);
-                    kernel.exprs.push(kiln_plan::loops::Expr { dtype: dtype.computing(), kind });
+                    let loc = kernel.exprs[value].loc;
+                    kernel.exprs.push(kiln_plan::loops::Expr { dtype: dtype.computing(), kind, loc });
                     value = kernel.exprs.len() - 1;
                 }
                 written += shape.numel() * dtype.size();

@@ -154,6 +154,7 @@ impl Table {
             let Def::Node { node: number, .. } = graph.def(list) else { continue };
             let node = &graph.nodes[number as usize];
             let element = dtype(graph, list, row);
+            builder.loc = node.loc;
             if let Op::List {} = node.op {
                 let buffer = packs.iter().position(|&p| p == list).unwrap_or(0);
                 let load = ExprKind::Load { buffer, index: Index::axis(0) };

@@ -1,6 +1,6 @@
 //! Building the expressions of a kernel: conversions, numbers, and pointwise ops.
 
-use kiln_ir::{DType, Op, ScalarKind, Ty, Value};
+use kiln_ir::{DType, Loc, Op, ScalarKind, Ty, Value};
 use kiln_plan::index::ExprId;
 use kiln_plan::loops::{Expr, ExprKind, Operation};
 use rustc_hash::FxHashMap;
@@ -14,11 +14,13 @@ pub(crate) struct Builder {
     pub exprs: Vec<Expr>,
     known: FxHashMap<Expr, ExprId>,
     pub scalars: Vec<(Value, ScalarKind)>,
+    /// The line on whose behalf expressions are built now.
+    pub loc: Loc,
 }
 
 impl Builder {
     pub fn push(&mut self, dtype: DType, kind: ExprKind) -> ExprId {
-        let expr = Expr { dtype, kind };
+        let expr = Expr { dtype, kind, loc: self.loc };
         if let Some(&id) = self.known.get(&expr) {
             return id;
         }

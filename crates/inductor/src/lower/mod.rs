@@ -349,7 +349,11 @@ impl<'a> Lowering<'a> {
             }
             Def::Node { node, .. } => {
                 self.nodes.insert(node);
-                self.node(value, &graph.nodes[node as usize], index)?
+                let node = &graph.nodes[node as usize];
+                let before = std::mem::replace(&mut self.builder.loc, node.loc);
+                let expr = self.node(value, node, index)?;
+                self.builder.loc = before;
+                expr
             }
         };
         self.known.insert(key, expr);

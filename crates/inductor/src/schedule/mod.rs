@@ -275,12 +275,12 @@ fn fold(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
         let mut index = place.clone();
         index.add_scaled(&Index::axis(new_axis), columns);
         let ExprKind::Fold(reduction, _) = second.exprs[e].kind else { continue };
-        let dtype = second.exprs[e].dtype;
+        let Expr { dtype, loc, .. } = second.exprs[e];
         second.buffers.push(dtype);
-        second.exprs.push(Expr { dtype, kind: ExprKind::Load { buffer: base + n, index } });
+        second.exprs.push(Expr { dtype, kind: ExprKind::Load { buffer: base + n, index }, loc });
         second.exprs[e].kind = ExprKind::Reduce(reduction, second.exprs.len() - 1);
     }
-    sort_operands(&mut second);
+    second.sort_operands();
     let sizes = folds.iter().map(|&e| (kernel.exprs[e].dtype, columns * parts)).collect();
     Some((first, pruned(second), sizes))
 }
@@ -347,63 +347,12 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
             index.add_scaled(&Index::axis(new_axis), outer);
         }
         let ExprKind::Reduce(reduction, _) = second.exprs[e].kind else { continue };
-        let dtype = second.exprs[e].dtype;
+        let Expr { dtype, loc, .. } = second.exprs[e];
         second.buffers.push(dtype);
-        second.exprs.push(Expr { dtype, kind: ExprKind::Load { buffer: base + n, index } });
+        second.exprs.push(Expr { dtype, kind: ExprKind::Load { buffer: base + n, index }, loc });
         second.exprs[e].kind = ExprKind::Reduce(reduction, second.exprs.len() - 1);
     }
-    sort_operands(&mut second);
+    second.sort_operands();
     let sizes = reductions.iter().map(|&e| (kernel.exprs[e].dtype, outer * chunks)).collect();
     Some((first, pruned(second), sizes))
-}
-
-/// Puts expressions in an order in which operands come first again.
-fn sort_operands(kernel: &mut Kernel) {
-    let mut order = Vec::new();
-    let mut done = vec![false; kernel.exprs.len()];
-    fn visit(kernel: &Kernel, e: ExprId, done: &mut [bool], order: &mut Vec<ExprId>) {
-        if std::mem::replace(&mut done[e], true) {
-            return;
-        }
-        for operand in kernel.operands(e) {
-            visit(kernel, operand, done, order);
-        }
-        order.push(e);
-    }
-    for e in 0..kernel.exprs.len() {
-        visit(kernel, e, &mut done, &mut order);
-    }
-    let mut places = vec![0; order.len()];
-    for (new, &old) in order.iter().enumerate() {
-        places[old] = new;
-    }
-    let same = |a| Index::axis(a);
-    let moved = |e: ExprId| places[e];
-    let exprs = order
-        .iter()
-        .map(|&old| {
-            let Expr { dtype, kind } = kernel.exprs[old].clone();
-            let kind = match kind {
-                ExprKind::Load { buffer, index } => {
-                    ExprKind::Load { buffer, index: index.map(&same, &moved) }
-                }
-                ExprKind::Position(index) => ExprKind::Position(index.map(&same, &moved)),
-                ExprKind::Apply(op, args) => ExprKind::Apply(op, args.iter().map(|&a| places[a]).collect()),
-                ExprKind::Reduce(r, arg) => ExprKind::Reduce(r, places[arg]),
-                ExprKind::Fold(r, arg) => ExprKind::Fold(r, places[arg]),
-                ExprKind::Scan(scan, arg) => ExprKind::Scan(scan, places[arg]),
-                ExprKind::Narrow(narrow, arg) => ExprKind::Narrow(narrow, places[arg]),
-                ExprKind::Bounded { value, size, code } => {
-                    ExprKind::Bounded { value: places[value], size, code }
-                }
-                kind @ (ExprKind::Scalar(_) | ExprKind::Literal(_)) => kind,
-            };
-            Expr { dtype, kind }
-        })
-        .collect();
-    kernel.exprs = exprs;
-    for store in &mut kernel.stores {
-        store.value = places[store.value];
-        store.index = store.index.map(&same, &moved);
-    }
 }
