@@ -274,6 +274,24 @@ impl Tensor {
         self.picked(dim, at, true, loc)
     }
 
+    /// The largest elements of a dim up to each, and where they are; NaN is the largest.
+    #[track_caller]
+    pub fn cummax(&self, dim: i64) -> Result<(Tensor, Tensor)> {
+        let loc = Loc::caller();
+        let dim = normalise_dim("cummax", dim, self.rank(), loc)?;
+        let at = self.unary(Op::CummaxIndex { dim }, loc).map_err(|e| e.named("cummax"))?;
+        self.picked(dim, at, true, loc)
+    }
+
+    /// The smallest elements of a dim up to each, and where they are; NaN is the smallest.
+    #[track_caller]
+    pub fn cummin(&self, dim: i64) -> Result<(Tensor, Tensor)> {
+        let loc = Loc::caller();
+        let dim = normalise_dim("cummin", dim, self.rank(), loc)?;
+        let at = self.unary(Op::CumminIndex { dim }, loc).map_err(|e| e.named("cummin"))?;
+        self.picked(dim, at, true, loc)
+    }
+
     /// Sums of all elements of a dim up to each.
     #[track_caller]
     pub fn cumsum(&self, dim: i64) -> Result<Tensor> {

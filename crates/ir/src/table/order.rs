@@ -32,6 +32,14 @@ macro_rules! rows_order {
             [index topk_index _none] "topk_index" TopkIndex (x) () { k: usize, dim: usize, largest: bool }
                 { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
                   refuses: Refuses::NotFloats, samples: order::topk_samples };
+            /// Where the largest element of one dim up to each is, the last of several; NaN is the largest
+            [index cummax_index _none] "cummax_index" CummaxIndex (x) () { dim: usize }
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
+                  refuses: Refuses::NotFloats, samples: || order::scans(samples::ALL, |dim, _| Op::CummaxIndex { dim }) };
+            /// Where the smallest element of one dim up to each is, the last of several; NaN is the smallest
+            [index cummin_index _none] "cummin_index" CumminIndex (x) () { dim: usize }
+                { ty: order::ty, grad: Grad::Zero, eval: Eval::Structural,
+                  refuses: Refuses::NotFloats, samples: || order::scans(samples::ALL, |dim, _| Op::CumminIndex { dim }) };
             /// Sums of all elements of one dim up to each, or from each on
             [reduction cumsum _none] "cumsum" Cumsum (x) () { dim: usize, reverse: bool }
                 { ty: order::ty, grad: Grad::Fn(order::cumsum), eval: Eval::Structural,
@@ -89,6 +97,8 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
     | Op::MedianIndex { dim, .. }
     | Op::Argsort { dim, .. }
     | Op::TopkIndex { dim, .. }
+    | Op::CummaxIndex { dim }
+    | Op::CumminIndex { dim }
     | Op::Cumsum { dim, .. }
     | Op::Cumprod { dim }
     | Op::Logcumsumexp { dim, .. }) = *op
@@ -110,7 +120,7 @@ pub(crate) fn ty(op: &Op, args: &[Ty]) -> Rule {
             let dims = if rank == 0 { crate::Dims::default() } else { crate::Dims::from(dim) };
             (DType::I64, x.shape.reduced(&dims, keepdim))
         }
-        Op::Argsort { .. } => (DType::I64, x.shape.clone()),
+        Op::Argsort { .. } | Op::CummaxIndex { .. } | Op::CumminIndex { .. } => (DType::I64, x.shape.clone()),
         Op::TopkIndex { k, .. } => {
             if k > size {
                 let limit = "the size of dim";

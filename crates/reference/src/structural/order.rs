@@ -153,6 +153,21 @@ pub(super) fn evaluate(
             };
             chosen(&best, *dim)
         }
+        Op::CummaxIndex { dim } | Op::CumminIndex { dim } => {
+            let largest = matches!(op, Op::CummaxIndex { .. });
+            // Each result from scratch, over its own part of the line; of equals `max_by` takes the last.
+            let better = |&a: &usize, &b: &usize| {
+                let ascending = compare(x, a, b);
+                is_nan(x, a).cmp(&is_nan(x, b)).then(if largest { ascending } else { ascending.reverse() })
+            };
+            let last = |line: &[usize]| (0..line.len()).max_by(|&a, &b| better(&line[a], &line[b]));
+            let upto = |line: &Vec<usize>| {
+                (1..=line.len()).map(|n| last(&line[..n]).unwrap_or(0) as i64).collect::<Vec<i64>>()
+            };
+            let all: Vec<Vec<i64>> = lines(x, *dim).iter().map(upto).collect();
+            let all = scatter(x, shape, *dim, &all);
+            Array::ints(DType::I64, shape, |i| all[i])
+        }
         Op::MedianIndex { dim, .. } => {
             let middle = |line: &[usize]| match line.iter().position(|&i| is_nan(x, i)) {
                 Some(nan) => nan as i64,

@@ -16,6 +16,8 @@ impl Job<'_> {
             Op::Argsort { dim, descending } => {
                 self.line_positions(Position::Sorted { descending }, out, inputs, dim)
             }
+            Op::CummaxIndex { dim } => self.line_positions(Position::LargestSoFar, out, inputs, dim),
+            Op::CumminIndex { dim } => self.line_positions(Position::SmallestSoFar, out, inputs, dim),
             Op::TopkIndex { k, dim, largest } => {
                 // A single number is its own first, even where none is asked for: so it is in PyTorch.
                 let count = if out.layout.shape.is_empty() { 1 } else { k };

@@ -49,6 +49,10 @@ pub enum Position {
     Largest,
     /// The first smallest element; NaN wins.
     Smallest,
+    /// For every element the last largest one up to it; NaN wins.
+    LargestSoFar,
+    /// For every element the last smallest one up to it; NaN wins.
+    SmallestSoFar,
     /// The lower median, or the first NaN.
     Median,
     /// The order that sorts the line, stable; NaN comes as the largest.
@@ -70,7 +74,7 @@ impl Position {
     fn count(self, size: usize) -> usize {
         match self {
             Position::Largest | Position::Smallest | Position::Median => 1,
-            Position::Sorted { .. } => size,
+            Position::LargestSoFar | Position::SmallestSoFar | Position::Sorted { .. } => size,
             Position::Top { count, .. } => count,
         }
     }
@@ -97,6 +101,23 @@ fn extreme<T: Element>(line: impl Iterator<Item = T>, beats: impl Fn(T, T) -> bo
         }
     }
     at
+}
+
+/// For every element the last one up to it that no other of these beats; NaN beats all.
+#[inline(always)]
+fn extremes<T: Element>(
+    line: impl Iterator<Item = T>,
+    beats: impl Fn(T, T) -> bool,
+    mut put: impl FnMut(usize, i64),
+) {
+    let (mut best, mut at) = (None, 0);
+    for (i, x) in line.enumerate() {
+        #[allow(clippy::eq_op, reason = "NaN differs from itself")]
+        if best.is_none_or(|best| x != x || (best == best && !beats(best, x))) {
+            (best, at) = (Some(x), i as i64);
+        }
+        put(i, at);
+    }
 }
 
 /// Elements of lines worth a thread's while: they are compared with branches.
@@ -140,6 +161,8 @@ unsafe fn line_positions<T: Element>(position: Position, lines: Lines, x: *const
             match position {
                 Position::Largest => put(0, extreme(values, |a, b| a > b)),
                 Position::Smallest => put(0, extreme(values, |a, b| a < b)),
+                Position::LargestSoFar => extremes(values, |a, b| a > b, put),
+                Position::SmallestSoFar => extremes(values, |a, b| a < b, put),
                 _ => {
                     pairs.clear();
                     pairs.extend(values.zip(0..));
