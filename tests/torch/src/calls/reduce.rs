@@ -176,6 +176,8 @@ pub const CALLS: &[(&str, Run)] = &[
         let (k, dim) = (a.size(1, "k", 0)?, a.int(2, "dim", -1)?);
         picked(a.x()?.topk(k, dim, a.flag(3, "largest", true)?))
     }),
+    ("cummax", |a| picked(a.x()?.cummax(a.int(1, "dim", 0)?))),
+    ("cummin", |a| picked(a.x()?.cummin(a.int(1, "dim", 0)?))),
     ("cumsum", |a| along(a, Tensor::cumsum)),
     ("cumprod", |a| along(a, Tensor::cumprod)),
     ("logcumsumexp", |a| along(a, Tensor::logcumsumexp)),
