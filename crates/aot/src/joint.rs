@@ -15,8 +15,8 @@
 use std::ops::Range;
 
 use kiln_ir::{
-    Def, Emit, EmitExt, Error, Fault, Grad, GradCall, Graph, Op, Parts, Result, Ty, Value, Values, Why, Window,
-    planted,
+    Def, Emit, EmitExt, Error, Fault, Grad, GradCall, Graph, Op, Parts, Result, Ty, Value, Values, Why,
+    Window, planted,
 };
 use smallvec::SmallVec;
 

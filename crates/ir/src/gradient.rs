@@ -274,7 +274,9 @@ pub(crate) fn slice_scatter(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
 }
 
 pub(crate) fn slice_add(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
-    let (g, Op::SliceAdd { dim, start, end, step }) = (g!(call), call.op) else { return Ok(vec![None, None]) };
+    let (g, Op::SliceAdd { dim, start, end, step }) = (g!(call), call.op) else {
+        return Ok(vec![None, None]);
+    };
     let gsrc = call.wanted(cx, 1, |cx| cx.slice(g, *dim, *start, *end, *step))?;
     Ok(vec![Some(g), gsrc])
 }

@@ -157,7 +157,8 @@ mod tests {
         let mut parts = Parts::new(ty, window(0, 5, 10, 1), 0);
         assert_eq!(parts.take(window(0, 10, 12, 1), 1), None);
         assert_eq!(parts.take(window(0, 4, 5, 1), 2), None);
-        for (n, meets) in [(5, 6, 1), (9, 11, 1), (0, 20, 1), (5, 10, 1), (3, 9, 5), (10, 10, 1)].into_iter().enumerate()
+        for (n, meets) in
+            [(5, 6, 1), (9, 11, 1), (0, 20, 1), (5, 10, 1), (3, 9, 5), (10, 10, 1)].into_iter().enumerate()
         {
             let (start, end, step) = meets;
             assert_eq!(parts.take(window(0, start, end, step), n + 10), Some(n + 10), "{meets:?}");

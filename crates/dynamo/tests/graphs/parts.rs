@@ -62,7 +62,13 @@ fn parts(seed: u64) -> Vec<Part> {
         let dim = if kind == 3 { random.below(2) } else { 0 };
         let start = random.below(SIZES[dim]);
         let end = start + random.below(SIZES[dim] - start + 1);
-        Part { dim, start, end, step: 1 + random.below(if kind == 1 { 1 } else { 3 }), flipped: random.below(5) == 0 }
+        Part {
+            dim,
+            start,
+            end,
+            step: 1 + random.below(if kind == 1 { 1 } else { 3 }),
+            flipped: random.below(5) == 0,
+        }
     };
     (0..count).map(part).collect()
 }
@@ -131,7 +137,7 @@ fn windows_add_up_in_the_tapes_order() {
         let parts = parts(seed);
         let dtype = [DType::F32, DType::F64, DType::BF16, DType::F16][seed as usize % 4];
         let whole = (seed % 5 == 0).then_some(seed as usize % parts.len());
-        let program = || {
+        let program = || -> Result<Tensor> {
             let x = leaf(dtype);
             let loss = sum_of_parts(&x, &parts, whole)?;
             loss.backward()?;
@@ -142,13 +148,16 @@ fn windows_add_up_in_the_tapes_order() {
         assert_eq!(eager.to_vec_cast::<f64>().unwrap(), want, "{dtype} {whole:?} {parts:?}");
         let region = Compile::new().backend(Backend::Inductor).region();
         let x = leaf(dtype);
-        let pass = || {
+        let pass = || -> Result<Tensor> {
             let loss = sum_of_parts(&x, &parts, whole)?;
             Ok(grad(&[&loss], &[&x], &[], GradOptions::default())?.remove(0).unwrap())
         };
         for _ in 0..2 {
             let got: Tensor = region.run(pass).unwrap();
             assert_eq!(got.to_bytes().unwrap(), eager.to_bytes().unwrap(), "{dtype} {whole:?} {parts:?}");
+        }
+        for graph in &region.explain().graphs {
+            assert_eq!(graph.interpreted, None, "{dtype} {whole:?} {parts:?}");
         }
     }
 }
@@ -162,7 +171,7 @@ fn second_gradients_flow_through_sums_of_parts() {
         let x = leaf(DType::F64);
         let v = Tensor::arange(1, (SIZES[0] * SIZES[1]) as i64 + 1, &CPU).unwrap();
         let v = v.to_dtype(DType::F64).unwrap().reshape(SIZES).unwrap();
-        let program = || {
+        let program = || -> Result<Tensor> {
             let mut total = Tensor::zeros([], &CPU)?.to_dtype(DType::F64)?;
             for (n, part) in parts.iter().enumerate() {
                 let part_of_x = part.of(&x)?;
@@ -200,7 +209,8 @@ fn watchers_see_the_sum_of_parts() -> Result<()> {
         sees.lock().unwrap().push(grad.to_vec_cast::<f64>()?);
         grad.mul(2.0).map(Some)
     })?;
-    let parts = [(0, 3), (6, 9), (2, 5)].map(|(start, end)| Part { dim: 0, start, end, step: 1, flipped: false });
+    let parts =
+        [(0, 3), (6, 9), (2, 5)].map(|(start, end)| Part { dim: 0, start, end, step: 1, flipped: false });
     sum_of_parts(&y, &parts, None)?.backward()?;
     let want = expected(&parts, None, DType::F32);
     assert_eq!(*seen.lock().unwrap(), [want.clone()]);
@@ -220,7 +230,10 @@ fn sums_of_parts_change_nobody_elses_gradient() -> Result<()> {
     let options = GradOptions::default();
     kiln_tensor::backward_all(&[&sum, &part], &[Some(&seed), None], options)?;
     let ones = vec![1.0; SIZES[0] * SIZES[1]];
-    assert_eq!((seed.to_vec_cast::<f64>()?, y.grad().unwrap().to_vec_cast::<f64>()?), (ones.clone(), ones.clone()));
+    assert_eq!(
+        (seed.to_vec_cast::<f64>()?, y.grad().unwrap().to_vec_cast::<f64>()?),
+        (ones.clone(), ones.clone())
+    );
     let mut want = ones;
     want[2 * SIZES[1]..5 * SIZES[1]].fill(2.0);
     assert_eq!(x.grad().unwrap().to_vec_cast::<f64>()?, want);

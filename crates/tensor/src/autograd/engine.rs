@@ -270,7 +270,8 @@ fn differentiate(
     retain_graph: bool,
     create_graph: bool,
 ) -> Result<Vec<Option<Arrival>>> {
-    let wholes = |grads: Vec<Option<Tensor>>| grads.into_iter().map(|grad| grad.map(Arrival::Whole)).collect();
+    let wholes =
+        |grads: Vec<Option<Tensor>>| grads.into_iter().map(|grad| grad.map(Arrival::Whole)).collect();
     let op = match &node.rule {
         Rule::Function(function) if create_graph => {
             let why = Why::NotDifferentiable {

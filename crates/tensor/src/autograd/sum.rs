@@ -74,7 +74,8 @@ fn add_part(grad: Tensor, is_own: bool, window: Window, part: Tensor, create_gra
         let grad = dispatch_tensor(&window.add(), &args, false, Loc::UNKNOWN)?;
         return Ok(Sum::Whole { grad, is_own: false });
     }
-    let grad = if is_own { grad } else { execute_tensor(&Op::Clone {}, &[Arg::Tensor(&grad)], Loc::UNKNOWN)? };
+    let grad =
+        if is_own { grad } else { execute_tensor(&Op::Clone {}, &[Arg::Tensor(&grad)], Loc::UNKNOWN)? };
     let view = execute_tensor(&window.slice(), &[Arg::Tensor(&grad)], Loc::UNKNOWN)?;
     let args = [Arg::Tensor(&view), Arg::Tensor(&part)];
     execute(&Call { op: &Op::Add {}, args: &args, in_place: true, grad_enabled: false, loc: Loc::UNKNOWN })?;

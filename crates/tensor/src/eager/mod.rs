@@ -451,7 +451,10 @@ impl Job<'_> {
             Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
-            Class::Index => !matches!(self.op, Op::Cat { .. } | Op::SliceScatter { .. } | Op::SliceAdd { .. } | Op::Gather { .. }),
+            Class::Index => !matches!(
+                self.op,
+                Op::Cat { .. } | Op::SliceScatter { .. } | Op::SliceAdd { .. } | Op::Gather { .. }
+            ),
             Class::Pointwise
             | Class::View
             | Class::Create
