@@ -78,8 +78,7 @@ fn weights(part: &Part, n: usize, dtype: DType) -> Tensor {
     shape[part.dim] = part.places().len();
     let mut random = Random(n as u64 + 91);
     // −0 among them.
-    let data: Vec<f32> =
-        (0..shape[0] * shape[1]).map(|_| (random.below(64) as f32 - 32.0) / 7.0 * -1.0).collect();
+    let data: Vec<f32> = (0..shape[0] * shape[1]).map(|_| (32.0 - random.below(64) as f32) / 7.0).collect();
     Tensor::new(&data[..], &CPU).unwrap().reshape(shape).unwrap().to_dtype(dtype).unwrap()
 }
 
@@ -213,7 +212,7 @@ fn watchers_see_the_sum_of_parts() -> Result<()> {
         [(0, 3), (6, 9), (2, 5)].map(|(start, end)| Part { dim: 0, start, end, step: 1, flipped: false });
     sum_of_parts(&y, &parts, None)?.backward()?;
     let want = expected(&parts, None, DType::F32);
-    assert_eq!(*seen.lock().unwrap(), [want.clone()]);
+    assert_eq!(*seen.lock().unwrap(), std::slice::from_ref(&want));
     let twice: Vec<f64> = want.iter().map(|w| 2.0 * w).collect();
     assert_eq!(y.grad().unwrap().to_vec_cast::<f64>()?, twice);
     assert_eq!(x.grad().unwrap().to_vec_cast::<f64>()?, twice);
