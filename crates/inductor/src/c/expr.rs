@@ -443,6 +443,16 @@ impl<'k> Emitter<'k> {
             Class::Same | Class::Second | Class::Scattered => {
                 let text = self.lane_text(access, &s.index);
                 let (ty, place) = (memory_vector(dtype), format!("q{store}[{text}]"));
+                if s.adds && dtype.is_float() && dtype.is_narrow() {
+                    // Elements of a window, which never meet: what an index puts somewhere is summed up in f32.
+                    let sum =
+                        self.combine(Reduction::Sum, dtype.computing(), &self.as_value(dtype, "old"), &name);
+                    let sum = self.as_memory(dtype, &sum);
+                    return format!(
+                        "{indent}{{ {ty} old = {{0}}; for (long l = 0; l < count; l++) old[l] = {place}; \
+                         const {ty} x = {sum}; for (long l = 0; l < count; l++) {place} = x[l]; }}\n"
+                    );
+                }
                 // One after the other: lanes may meet.
                 let value_of_lane = if s.adds { self.lane_sum(dtype, &place) } else { "x[l]".into() };
                 format!(
