@@ -100,8 +100,9 @@ pub fn calls(names: &[String]) -> Vec<Call> {
     all
 }
 
+/// Random rows have no samples.
 fn is_measured(row: &Row) -> bool {
-    !matches!(row.class, Class::Constant | Class::List | Class::Custom)
+    !matches!(row.class, Class::Constant | Class::List | Class::Custom | Class::Random)
 }
 
 fn is_differentiated(row: &Row) -> bool {
@@ -163,7 +164,8 @@ fn other_order(row: &Row, call: &Scaled) -> Option<Vec<usize>> {
     }
 }
 
-/// Samples of a row that differ in more than sizes, at most [`most_ways`], those of more than one dim first.
+/// Samples of a row that differ in more than sizes, at most [`most_ways`]: those of more than one dim first, and last
+/// those with a tensor of one element, whose sizes don't grow.
 fn ways(row: &Row) -> Vec<Sample> {
     let mut ways: Vec<(String, Sample)> = Vec::new();
     let mut samples = row.sample_calls();
@@ -174,11 +176,9 @@ fn ways(row: &Row) -> Vec<Sample> {
             .all(|arg| scale::ty(arg, DType::F32).as_tensor().is_none_or(|ty| ty.shape.numel() > 0))
     });
     samples.sort_by_key(|sample| {
-        let tensors = sample.args.iter().filter_map(|arg| match scale::ty(arg, DType::F32) {
-            kiln::ir::Ty::Tensor(ty) => Some(ty.shape.rank()),
-            _ => None,
-        });
-        tensors.max().is_some_and(|rank| rank < 2)
+        let tys: Vec<kiln::ir::Ty> = sample.args.iter().map(|arg| scale::ty(arg, DType::F32)).collect();
+        let shapes = || tys.iter().filter_map(|ty| ty.as_tensor()).map(|ty| &ty.shape);
+        (shapes().any(|shape| shape.numel() == 1), shapes().map(|shape| shape.rank()).max().is_some_and(|rank| rank < 2))
     });
     for sample in samples {
         let key = way(row, &sample);

@@ -122,6 +122,9 @@ impl<'a> Sizes<'a> {
             // A dim of size 1 is there to be broadcast, except in the first operand.
             return (matches!(self.kinds[i], Kind::Dim { arg: 0, .. }) && fits(&alone)).then_some(alone);
         }
+        if self.results(&with(&self.numbers, &alone, 2)).is_some_and(|after| after < before) {
+            return None;
+        }
         let equal = |j: usize| self.numbers[j] == self.numbers[i];
         let place = |kind: Kind| match kind {
             Kind::Dim { from_last, .. } => Some(from_last),
@@ -232,9 +235,11 @@ mod tests {
 
     #[test]
     fn most_samples_of_every_row_scale() {
-        let skipped = |name: &str| matches!(name, "constant" | "list" | "list_get" | "custom");
-        for row in Op::ROWS.iter().filter(|row| !skipped(row.name)) {
+        for row in Op::ROWS {
             let samples = row.sample_calls();
+            if samples.is_empty() {
+                continue;
+            }
             let largest = samples.iter().filter_map(|sample| {
                 let dtype = *sample.dtypes.first()?;
                 let call = scaled(sample, dtype, 1 << 18)?;
