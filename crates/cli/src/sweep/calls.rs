@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use kiln::ir::{Class, Domain, Grad, Op, Row, Sample, SampleArg, Scalar, TensorTy};
+use kiln::ir::{Class, Domain, Grad, Op, Row, Sample, SampleArg, Scalar, TensorTy, Ty};
 use kiln::{DType, Shape};
 use serde::Serialize;
 
@@ -176,9 +176,15 @@ fn ways(row: &Row) -> Vec<Sample> {
             .all(|arg| scale::ty(arg, DType::F32).as_tensor().is_none_or(|ty| ty.shape.numel() > 0))
     });
     samples.sort_by_key(|sample| {
-        let tys: Vec<kiln::ir::Ty> = sample.args.iter().map(|arg| scale::ty(arg, DType::F32)).collect();
-        let shapes = || tys.iter().filter_map(|ty| ty.as_tensor()).map(|ty| &ty.shape);
-        (shapes().any(|shape| shape.numel() == 1), shapes().map(|shape| shape.rank()).max().is_some_and(|rank| rank < 2))
+        let args: Vec<Ty> = sample.args.iter().map(|arg| scale::ty(arg, DType::F32)).collect();
+        // What is made from nothing has the result's size alone.
+        let results =
+            if args.iter().any(|ty| ty.as_tensor().is_some()) { None } else { sample.op.infer(&args).ok() };
+        let tys = || args.iter().chain(results.iter().flatten()).filter_map(Ty::as_tensor);
+        (
+            tys().any(|ty| ty.shape.numel() == 1),
+            tys().map(|ty| ty.shape.rank()).max().is_some_and(|rank| rank < 2),
+        )
     });
     for sample in samples {
         let key = way(row, &sample);

@@ -169,6 +169,14 @@ fn elements(ty: &Ty) -> usize {
     ty.as_tensor().map_or(1, |ty| ty.shape.numel())
 }
 
+/// The elements that a call puts somewhere, where one value stands for all of them and so no operand has as many.
+fn placed(op: &Op, tys: &[Ty]) -> usize {
+    let (Op::IndexPut { dims, .. }, [x, _value, indices @ ..]) = (op, tys) else { return 0 };
+    let picked: Vec<Ty> = std::iter::once(x).chain(indices).cloned().collect();
+    let places = Op::Index { dims: dims.clone() }.infer(&picked);
+    places.ok().and_then(|tys| tys.first().map(elements)).unwrap_or(0)
+}
+
 /// The sample with its sizes doubled group by group, the smallest first, while no tensor has more than so many
 /// elements.
 pub fn scaled(sample: &Sample, dtype: kiln::DType, most: usize) -> Option<Scaled> {
@@ -184,7 +192,8 @@ pub fn scaled(sample: &Sample, dtype: kiln::DType, most: usize) -> Option<Scaled
     }
     let tensors = |numbers: &[i64]| -> Vec<usize> {
         let Some(call) = sizes.call(numbers) else { return Vec::new() };
-        call.args.iter().map(|arg| elements(&ty(arg, dtype))).chain([elements(&call.result)]).collect()
+        let tys: Vec<Ty> = call.args.iter().map(|arg| ty(arg, dtype)).collect();
+        tys.iter().chain([&call.result]).map(elements).chain([placed(&call.op, &tys)]).collect()
     };
     // Sizes that no tensor has (a number of classes) would grow for ever.
     let grows = |from: &[i64], to: &[i64]| {
@@ -229,6 +238,14 @@ mod tests {
         assert_eq!(shapes("mm", 1, 1 << 10), [[24, 24], [24, 24]]);
         assert_eq!(shapes("add", 2, 1 << 10), [vec![24, 24], vec![24]]);
         assert_eq!(shapes("layer_norm", 1, 1 << 10)[1..], [vec![24]]);
+        // One value for many places: these count.
+        let puts = Op::ROWS.iter().find(|row| row.name == "index_put").expect("a row").sample_calls();
+        let rank = |arg: &SampleArg| ty(arg, DType::F32).as_tensor().map(|ty| ty.shape.rank());
+        let broadcast =
+            puts.iter().find(|put| rank(&put.args[1]) == Some(0) && rank(&put.args[2]) == Some(1));
+        let call = scaled(broadcast.expect("a sample"), DType::F32, 1 << 10).expect("a sample scales");
+        let tys: Vec<Ty> = call.args.iter().map(|arg| ty(arg, DType::F32)).collect();
+        assert_eq!(placed(&call.op, &tys), 24 * 24);
         // A window's size stays.
         assert_eq!(shapes("convolution", 0, 1 << 10)[1][2..], [3, 3]);
     }
