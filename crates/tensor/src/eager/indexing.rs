@@ -166,6 +166,34 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// The elements of each matrix on one side of a diagonal and on it, the others 0.
+    pub(super) fn triangle(&self, out: &Ready, x: &Ready, diagonal: i64, lower: bool) -> Result<()> {
+        let shape = &out.layout.shape;
+        let (columns, rows) = (shape[shape.rank() - 1], shape[shape.rank() - 2]);
+        let lines = shape.numel().checked_div(columns).unwrap_or(0);
+        let (x, size) = (self.dense(x)?, out.dtype.size());
+        let (from, to) = (Shared::new(x.pointer()), Shared::new(out.pointer()));
+        parallel_for(lines, (GRAIN / (columns * size).max(1)).max(1), |begin, end| {
+            for line in begin..end {
+                // Where the upper part begins, or the lower one ends.
+                let edge =
+                    (line % rows) as i64 + diagonal.saturating_add(i64::from(lower)).min(columns as i64);
+                let edge = edge.clamp(0, columns as i64) as usize;
+                let kept = if lower { 0..edge } else { edge..columns };
+                let zeros = if lower { edge..columns } else { 0..edge };
+                // SAFETY: both are dense and of one shape; the line is this thread's.
+                unsafe {
+                    let (from, to) =
+                        (from.get().add(line * columns * size), to.get().add(line * columns * size));
+                    let (first, count) = (kept.start * size, kept.len() * size);
+                    std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);
+                    to.add(zeros.start * size).write_bytes(0, zeros.len() * size);
+                }
+            }
+        });
+        Ok(())
+    }
+
     pub(super) fn constant_pad(&self, out: &Ready, inputs: &[Input], before: &Shape) -> Result<()> {
         let x = self.tensor(inputs, 0)?;
         let value = self.number(inputs, 1)?.to_element(out.dtype);
