@@ -1,6 +1,7 @@
 //! Every kernel against naive loops: strided, broadcast, transposed, empty, 0-d, odd tails, in place.
 
 mod lines;
+mod picks;
 mod pointwise;
 
 use kiln_ir::{DType, bf16, f16};
