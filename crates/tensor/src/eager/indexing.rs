@@ -237,15 +237,33 @@ impl Job<'_> {
         // SAFETY: as in `positions`.
         let picks = unsafe { elements::<i64>(&index, n) };
         let (from, to) = (Shared::new(x.pointer()), Shared::new(out.pointer()));
-        parallel_for(outer * n, (GRAIN / bytes).max(1), |begin, end| {
-            for row in begin..end {
-                let source = (row / n * size + picks[row % n] as usize) * bytes;
-                // SAFETY: picks were checked, so the slice lies in `x`; row `row` of `out` is this thread's.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(from.get().add(source), to.get().add(row * bytes), bytes);
-                }
-            }
-        });
+        macro_rules! pick {
+            ($bytes:expr) => {
+                parallel_for(outer * n, (GRAIN / bytes).max(1), |begin, end| {
+                    let (mut block, mut i) = (begin / n, begin % n);
+                    for row in begin..end {
+                        let source = (block * size + picks[i] as usize) * bytes;
+                        // SAFETY: picks were checked, so the slice lies in `x`; row `row` of `out` is this thread's.
+                        unsafe {
+                            let (from, to) = (from.get().add(source), to.get().add(row * bytes));
+                            std::ptr::copy_nonoverlapping(from, to, $bytes);
+                        }
+                        i += 1;
+                        if i == n {
+                            (block, i) = (block + 1, 0);
+                        }
+                    }
+                })
+            };
+        }
+        // Of a known size, a slice of one element is moved and not copied by a call.
+        match bytes {
+            1 => pick!(1),
+            2 => pick!(2),
+            4 => pick!(4),
+            8 => pick!(8),
+            _ => pick!(bytes),
+        }
         Ok(())
     }
 
