@@ -38,6 +38,7 @@ pub mod softmax;
 mod strided;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 pub use blocks::{Step, pointwise_blocks};
 pub use convert::{arange, convert, fill};
