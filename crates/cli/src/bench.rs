@@ -8,10 +8,13 @@ use crate::output::{self, Table, bytes, error, maybe, time};
 use crate::overhead::{self, Overhead};
 use crate::peer::{self, Peer};
 use crate::progress::Progress;
-use crate::{BenchOptions, How, against};
+use crate::{BenchCommand, BenchOptions, How, against, sweep};
 
 /// Runs the cases; fails at the end if any compiled result was not eager's, or was not compiled.
 pub fn run(options: &BenchOptions) -> Done {
+    if let Some(BenchCommand::Ops(options)) = &options.command {
+        return sweep::run(options);
+    }
     // What can fail at once should not fail after minutes.
     options.how.device.find()?;
     let peers = options.peer.as_deref().map(peer::read).transpose()?;

@@ -25,6 +25,7 @@ mod progress;
 mod recipe;
 mod repro;
 mod selftest;
+mod sweep;
 mod train;
 mod transformer;
 
@@ -184,8 +185,17 @@ impl RecipeOptions {
     }
 }
 
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Every row of the op table at three sizes, eager and compiled
+    Ops(sweep::Options),
+}
+
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 struct BenchOptions {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
     /// Cases to run, by name or part of a name; all if none are given
     #[arg(value_name = "CASE")]
     cases: Vec<Cases>,

@@ -64,6 +64,17 @@ impl Table {
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
+
+    /// For the terminal, or for a page in Markdown.
+    pub fn text(&self, markdown: bool) -> String {
+        if !markdown {
+            return self.to_string();
+        }
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let Some((head, rows)) = self.rows.split_first() else { return String::new() };
+        let rule = format!("|---{}|\n", "|---:".repeat(head.len().saturating_sub(1)));
+        [line(head), rule].into_iter().chain(rows.iter().map(|row| line(row))).collect()
+    }
 }
 
 impl std::fmt::Display for Table {

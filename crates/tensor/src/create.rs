@@ -304,9 +304,13 @@ impl Tensor {
         let mut order: Vec<i64> = reserve(n, "randperm", loc)?;
         let (seed, offset) = random::advance(n, DType::F64);
         order.extend(0..n as i64);
+        // A draw is two numbers, for i odd and the even one before it.
+        let mut words = [0; 4];
         for i in (1..n).rev() {
-            let words = kiln_runtime::random::philox(offset.wrapping_add(i as u64 / 2), seed);
             let half = 2 * (i % 2);
+            if half == 2 || i + 1 == n {
+                words = kiln_runtime::random::philox(offset.wrapping_add(i as u64 / 2), seed);
+            }
             let bits = u64::from(words[half]) << 32 | u64::from(words[half + 1]);
             order.swap(i, ((u128::from(bits) * (i as u128 + 1)) >> 64) as usize);
         }

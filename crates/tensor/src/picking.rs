@@ -282,27 +282,50 @@ impl Tensor {
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         let loc = Loc::caller();
-        let columns = self.nonzero_columns("nonzero", loc)?;
-        let rank = columns.len();
-        let count = columns.first().map_or_else(|| self.nonzero_count("nonzero", loc), |c| Ok(c.len()))?;
-        let rows = (0..count).flat_map(|i| columns.iter().map(move |column| column[i])).collect();
-        Tensor::from_vec(rows, [count, rank])
+        let places = self.nonzero_places("nonzero", loc)?;
+        let (shape, count) = (self.shape(), places.len());
+        if shape.rank() == 1 {
+            return Tensor::from_vec(places, [count, 1]);
+        }
+        let mut rows = vec![0; count * shape.rank()];
+        for (row, &place) in rows.chunks_exact_mut(shape.rank().max(1)).zip(&places) {
+            let mut rest = place as usize;
+            for (coordinate, &size) in row.iter_mut().zip(shape.iter()).rev() {
+                *coordinate = (rest % size) as i64;
+                rest /= size;
+            }
+        }
+        Tensor::from_vec(rows, [count, shape.rank()])
     }
 
-    fn nonzero_count(&self, what: &'static str, loc: Loc) -> Result<usize> {
-        Ok(read::<bool>(self, what, loc)?.iter().filter(|&&x| x).count())
+    /// The row-major positions of the elements that are not zero.
+    fn nonzero_places(&self, what: &'static str, loc: Loc) -> Result<Vec<i64>> {
+        let flags = read::<bool>(self, what, loc)?;
+        let count = flags.iter().map(|&flag| usize::from(flag)).sum::<usize>();
+        // Written without a branch, which no processor could foresee: the last write may be one too many.
+        let mut places = vec![0; count + 1];
+        let mut found = 0;
+        for (at, &flag) in flags.iter().enumerate() {
+            places[found] = at as i64;
+            found += usize::from(flag);
+        }
+        places.truncate(count);
+        Ok(places)
     }
 
     /// The coordinates of the elements that are not zero, one list for each dim.
     pub(crate) fn nonzero_columns(&self, what: &'static str, loc: Loc) -> Result<Vec<Vec<i64>>> {
-        let flags = read::<bool>(self, what, loc)?;
+        let places = self.nonzero_places(what, loc)?;
         let shape = self.shape();
-        let mut columns = vec![Vec::new(); shape.rank()];
-        for (at, _) in flags.iter().enumerate().filter(|(_, flag)| **flag) {
-            let mut rest = at;
-            for d in (0..shape.rank()).rev() {
-                columns[d].push((rest % shape[d]) as i64);
-                rest /= shape[d];
+        if shape.rank() == 1 {
+            return Ok(vec![places]);
+        }
+        let mut columns = vec![Vec::with_capacity(places.len()); shape.rank()];
+        for place in places {
+            let mut rest = place as usize;
+            for (column, &size) in columns.iter_mut().zip(shape.iter()).rev() {
+                column.push((rest % size) as i64);
+                rest /= size;
             }
         }
         Ok(columns)
@@ -324,10 +347,11 @@ impl Tensor {
         };
         let wide = mask.unary(Op::Expand { shape: shape.clone() }, loc)?;
         let line = wide.unary(Op::Reshape { shape: Shape::from(shape.numel()) }, loc)?;
-        let places = line.nonzero_columns("masked_select", loc)?.pop().unwrap_or_default();
+        let places = line.nonzero_places("masked_select", loc)?;
         let x = self.unary(Op::Expand { shape: shape.clone() }, loc)?;
         let x = x.unary(Op::Reshape { shape: Shape::from(shape.numel()) }, loc)?;
-        x.index_select(0, &Tensor::from_slice(&places)?)
+        let count = places.len();
+        x.index_select(0, &Tensor::from_vec(places, [count])?)
     }
 
     /// The elements at index tensors (i64, broadcast together; negative ones count from the end), one for each

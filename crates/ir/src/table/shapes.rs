@@ -61,11 +61,11 @@ macro_rules! rows_shapes {
             /// Matrices with zeros above a diagonal
             [index tril _none] "tril" Tril (x) () { diagonal: i64 }
                 { ty: shapes::triangle_type, grad: Grad::Fn(shapes::triangle_grad),
-                  decompose: Some(shapes::triangle), eval: Eval::Structural, samples: shapes::tril_samples };
+                  decompose: Some(shapes::triangle), eval: Eval::Structural, kernel: true, samples: shapes::tril_samples };
             /// Matrices with zeros below a diagonal
             [index triu _none] "triu" Triu (x) () { diagonal: i64 }
                 { ty: shapes::triangle_type, grad: Grad::Fn(shapes::triangle_grad),
-                  decompose: Some(shapes::triangle), eval: Eval::Structural, samples: shapes::triu_samples };
+                  decompose: Some(shapes::triangle), eval: Eval::Structural, kernel: true, samples: shapes::triu_samples };
             /// The same elements, cut off from the gradient
             [view detach _none] "detach" Detach (x) () {}
                 { ty: types::same, grad: Grad::Zero, decompose: Some(decompose::identity),

@@ -3,10 +3,9 @@
 use kiln_ir::{DType, Layout, Op, Result, ScatterReduce, Shape, TensorTy, Why};
 use kiln_runtime::{parallel_for, threads};
 
-use super::gather::Coordinates;
 use super::{Input, Job, elements, elements_mut, operand};
 use crate::create::allocate;
-use crate::kernels::{self, Shared};
+use crate::kernels::{self, Picks, Shared};
 use crate::tensor::Ready;
 
 /// Bytes below which a copy is not worth a thread.
@@ -35,7 +34,7 @@ fn computing(dtype: DType) -> DType {
 }
 
 /// A number that elements are reduced in.
-trait Number: Copy + PartialEq {
+trait Number: Copy + PartialEq + Send + Sync {
     const LOWEST: Self;
     const HIGHEST: Self;
     const ZERO: Self;
@@ -166,6 +165,34 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// The elements of each matrix on one side of a diagonal and on it, the others 0.
+    pub(super) fn triangle(&self, out: &Ready, x: &Ready, diagonal: i64, lower: bool) -> Result<()> {
+        let shape = &out.layout.shape;
+        let (columns, rows) = (shape[shape.rank() - 1], shape[shape.rank() - 2]);
+        let lines = shape.numel().checked_div(columns).unwrap_or(0);
+        let (x, size) = (self.dense(x)?, out.dtype.size());
+        let (from, to) = (Shared::new(x.pointer()), Shared::new(out.pointer()));
+        parallel_for(lines, (GRAIN / (columns * size).max(1)).max(1), |begin, end| {
+            for line in begin..end {
+                // Where the upper part begins, or the lower one ends.
+                let edge =
+                    (line % rows) as i64 + diagonal.saturating_add(i64::from(lower)).min(columns as i64);
+                let edge = edge.clamp(0, columns as i64) as usize;
+                let kept = if lower { 0..edge } else { edge..columns };
+                let zeros = if lower { edge..columns } else { 0..edge };
+                // SAFETY: both are dense and of one shape; the line is this thread's.
+                unsafe {
+                    let (from, to) =
+                        (from.get().add(line * columns * size), to.get().add(line * columns * size));
+                    let (first, count) = (kept.start * size, kept.len() * size);
+                    std::ptr::copy_nonoverlapping(from.add(first), to.add(first), count);
+                    to.add(zeros.start * size).write_bytes(0, zeros.len() * size);
+                }
+            }
+        });
+        Ok(())
+    }
+
     pub(super) fn constant_pad(&self, out: &Ready, inputs: &[Input], before: &Shape) -> Result<()> {
         let x = self.tensor(inputs, 0)?;
         let value = self.number(inputs, 1)?.to_element(out.dtype);
@@ -210,15 +237,33 @@ impl Job<'_> {
         // SAFETY: as in `positions`.
         let picks = unsafe { elements::<i64>(&index, n) };
         let (from, to) = (Shared::new(x.pointer()), Shared::new(out.pointer()));
-        parallel_for(outer * n, (GRAIN / bytes).max(1), |begin, end| {
-            for row in begin..end {
-                let source = (row / n * size + picks[row % n] as usize) * bytes;
-                // SAFETY: picks were checked, so the slice lies in `x`; row `row` of `out` is this thread's.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(from.get().add(source), to.get().add(row * bytes), bytes);
-                }
-            }
-        });
+        macro_rules! pick {
+            ($bytes:expr) => {
+                parallel_for(outer * n, (GRAIN / bytes).max(1), |begin, end| {
+                    let (mut block, mut i) = (begin / n, begin % n);
+                    for row in begin..end {
+                        let source = (block * size + picks[i] as usize) * bytes;
+                        // SAFETY: picks were checked, so the slice lies in `x`; row `row` of `out` is this thread's.
+                        unsafe {
+                            let (from, to) = (from.get().add(source), to.get().add(row * bytes));
+                            std::ptr::copy_nonoverlapping(from, to, $bytes);
+                        }
+                        i += 1;
+                        if i == n {
+                            (block, i) = (block + 1, 0);
+                        }
+                    }
+                })
+            };
+        }
+        // Of a known size, a slice of one element is moved and not copied by a call.
+        match bytes {
+            1 => pick!(1),
+            2 => pick!(2),
+            4 => pick!(4),
+            8 => pick!(8),
+            _ => pick!(bytes),
+        }
         Ok(())
     }
 
@@ -308,26 +353,26 @@ impl Job<'_> {
             return Ok(());
         }
         // SAFETY: as in `positions`.
-        let picks = unsafe { elements::<i64>(&index, n) };
-        let mut at = Coordinates::new(&index.layout.shape);
-        let strides = &out.layout.strides;
-        let places: Vec<usize> = picks
-            .iter()
-            .map(|&pick| {
-                let place = at.offset(strides, dim) + pick as isize * strides[dim];
-                at.step();
-                place as usize
-            })
-            .collect();
+        let picked = unsafe { elements::<i64>(&index, n) };
+        let picks = Picks { index: picked, shape: &index.layout.shape, strides: &out.layout.strides, dim };
         let Some((reduce, include_self)) = reduce else {
-            let (src, size) = (self.dense(src)?, out.dtype.size());
-            for (i, &place) in places.iter().enumerate() {
-                // SAFETY: index's other sizes are at most out's and picks were checked, so the place lies in
-                // `out`; `src` is dense with `n` elements.
-                unsafe {
-                    let (from, to) = (src.pointer().add(i * size), out.pointer().add(place * size));
-                    std::ptr::copy_nonoverlapping(from, to, size);
-                }
+            let src = self.dense(src)?;
+            let memory = Shared::new((src.pointer(), out.pointer()));
+            macro_rules! put {
+                ($ty:ty) => {
+                    // SAFETY: index's other sizes are at most out's and picks were checked, so the place lies in
+                    // `out`; it is one thread's; `src` is dense with `n` elements.
+                    picks.each(true, |place, i| unsafe {
+                        let (from, to) = memory.get();
+                        to.cast::<$ty>().offset(place).write(from.cast::<$ty>().add(i).read());
+                    })
+                };
+            }
+            match out.dtype.size() {
+                1 => put!(u8),
+                2 => put!(u16),
+                4 => put!(u32),
+                _ => put!(u64),
             }
             return Ok(());
         };
@@ -338,7 +383,7 @@ impl Job<'_> {
             // SAFETY: `work` is `out`, which is fresh or locked for writing, or fresh; `src` is dense with `n`
             // elements; both are of type T.
             let (to, from) = unsafe { (elements_mut::<T>(&work, total), elements::<T>(&src, n)) };
-            combine(to, from, &places, reduce, include_self);
+            combine(to, from, picks, reduce, include_self);
         });
         Job::finish(out, &work);
         Ok(())
@@ -397,8 +442,17 @@ impl Job<'_> {
     }
 }
 
-/// Reduces the elements of `src` into their places.
-fn combine<T: Number>(to: &mut [T], src: &[T], places: &[usize], reduce: ScatterReduce, include_self: bool) {
+/// Reduces the elements of `src` into the places that are picked in `to`.
+fn combine<T: Number>(to: &mut [T], src: &[T], picks: Picks<'_>, reduce: ScatterReduce, include_self: bool) {
+    /// The element at each place becomes what a function makes of it and the `i`-th of `src`.
+    fn change<T: Copy>(to: &mut [T], picks: Picks<'_>, function: impl Fn(T, usize) -> T + Sync) {
+        let to = Shared::new(to.as_mut_ptr());
+        // SAFETY: picks were checked, so places lie in `to`; each is one thread's.
+        picks.each(true, |place, i| unsafe {
+            let place = to.get().offset(place);
+            *place = function(*place, i);
+        });
+    }
     if !include_self {
         let start = match reduce {
             ScatterReduce::Sum | ScatterReduce::Mean => T::ZERO,
@@ -406,24 +460,17 @@ fn combine<T: Number>(to: &mut [T], src: &[T], places: &[usize], reduce: Scatter
             ScatterReduce::Amax => T::LOWEST,
             ScatterReduce::Amin => T::HIGHEST,
         };
-        for &place in places {
-            to[place] = start;
-        }
+        change(to, picks, |_, _| start);
     }
-    let join: fn(T, T) -> T = match reduce {
-        ScatterReduce::Sum | ScatterReduce::Mean => T::plus,
-        ScatterReduce::Prod => T::times,
-        ScatterReduce::Amax => T::larger,
-        ScatterReduce::Amin => T::smaller,
-    };
-    for (&value, &place) in src.iter().zip(places) {
-        to[place] = join(to[place], value);
+    match reduce {
+        ScatterReduce::Sum | ScatterReduce::Mean => change(to, picks, |x, i| x.plus(src[i])),
+        ScatterReduce::Prod => change(to, picks, |x, i| x.times(src[i])),
+        ScatterReduce::Amax => change(to, picks, |x, i| x.larger(src[i])),
+        ScatterReduce::Amin => change(to, picks, |x, i| x.smaller(src[i])),
     }
     if reduce == ScatterReduce::Mean {
         let mut counts = vec![i64::from(include_self); to.len()];
-        for &place in places {
-            counts[place] += 1;
-        }
+        change(&mut counts, picks, |count, _| count + 1);
         for (value, count) in to.iter_mut().zip(counts) {
             if count > 1 {
                 *value = value.shared(count);

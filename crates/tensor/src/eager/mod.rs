@@ -360,6 +360,8 @@ impl Job<'_> {
             | Op::Detach {} => self.copy_into(out, inputs, 0),
             Op::AsStrided { .. } => self.as_strided(out, self.tensor(inputs, 0)?),
             Op::Flip { dims } => self.flip(out, self.tensor(inputs, 0)?, dims),
+            Op::Tril { diagonal } => self.triangle(out, self.tensor(inputs, 0)?, *diagonal, true),
+            Op::Triu { diagonal } => self.triangle(out, self.tensor(inputs, 0)?, *diagonal, false),
             Op::ConstantPadNd { widths } => self.constant_pad(out, inputs, &widths.firsts()),
             Op::Custom { op } => self.custom(*op, out, inputs),
             Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),

@@ -10,9 +10,10 @@
 use super::narrow::{narrowing, widening};
 use super::operand::{Operand, Shared};
 use super::strided::{gather, scatter};
+use super::tiles::{TILE_COLUMNS, TILE_ROWS, turn};
 use kiln_ir::DType;
-use kiln_runtime::parallel_for;
 use kiln_runtime::threads::GRAIN;
+use kiln_runtime::{machine, parallel_for};
 use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 
@@ -20,7 +21,7 @@ use std::mem::MaybeUninit;
 pub const MAX_INPUTS: usize = 4;
 
 /// Inputs and the output, which comes first.
-const OPERANDS: usize = MAX_INPUTS + 1;
+pub(super) const OPERANDS: usize = MAX_INPUTS + 1;
 
 /// A loop over `n` contiguous elements: output, inputs, n. The output overlaps no input.
 pub(super) type Loop = unsafe fn(*mut u8, &[*const u8; MAX_INPUTS], usize);
@@ -77,25 +78,27 @@ pub(super) enum Form {
 
 /// One dim of all operands: strides in bytes.
 #[derive(Clone, Copy)]
-struct Dim {
-    size: usize,
-    strides: [isize; OPERANDS],
+pub(super) struct Dim {
+    pub size: usize,
+    pub strides: [isize; OPERANDS],
 }
 
-struct Walk {
-    count: usize,
-    sizes: [usize; OPERANDS],
-    dims: SmallVec<[Dim; 6]>,
+pub(super) struct Walk {
+    pub count: usize,
+    pub sizes: [usize; OPERANDS],
+    pub dims: SmallVec<[Dim; 6]>,
     inner: Loops,
     /// The loops between memory and what `inner` takes; for the output, back.
     conversions: [Option<Loop>; OPERANDS],
+    /// The inputs that are contiguous along the last dim but one, and not along the last.
+    pub turned: [bool; OPERANDS],
 }
 
 #[repr(align(64))]
-struct Block(#[allow(dead_code)] [MaybeUninit<u8>; BLOCK * 8]);
+pub(super) struct Block(#[allow(dead_code)] [MaybeUninit<u8>; BLOCK * 8]);
 
 impl Block {
-    const NEW: Block = Block([MaybeUninit::uninit(); BLOCK * 8]);
+    pub const NEW: Block = Block([MaybeUninit::uninit(); BLOCK * 8]);
 
     fn ptr(&mut self) -> *mut u8 {
         (&raw mut *self).cast()
@@ -162,13 +165,25 @@ pub(super) unsafe fn drive(
     if dims.is_empty() {
         dims.push(Dim { size: 1, strides: sizes.map(|size| size as isize) });
     }
-    let walk = Walk { count: inputs.len() + 1, sizes, dims, inner, conversions };
+    // What stays in the first-level cache may be read in any order.
+    let fits = numel * sizes[0] <= machine().l1;
+    let turned = if fits { [false; OPERANDS] } else { turn(&mut dims, &sizes, inputs.len() + 1) };
+    let walk = Walk { count: inputs.len() + 1, sizes, dims, inner, conversions, turned };
+    let shared = Shared::new(pointers);
+    if turned.contains(&true) {
+        let tiles = walk.tiles();
+        // SAFETY: tiles are disjoint, and all of them are the caller's elements.
+        let part = |begin: usize, end: usize| unsafe { walk.tile_range(shared.get(), begin, end) };
+        return match numel < 2 * cost.grain() {
+            true => part(0, tiles),
+            false => parallel_for(tiles, cost.grain().div_ceil(TILE_ROWS * TILE_COLUMNS), part),
+        };
+    }
     if numel < 2 * cost.grain() {
         // SAFETY: the whole range, by the caller's contract.
         unsafe { walk.range(pointers, 0, numel) };
         return;
     }
-    let shared = Shared::new(pointers);
     // SAFETY: ranges are disjoint, so threads write different elements.
     parallel_for(numel, cost.grain(), |begin, end| unsafe { walk.range(shared.get(), begin, end) });
 }
@@ -268,7 +283,8 @@ pub(super) unsafe fn dense(inner: Loops, inputs: &[Dense], row: &Row, begin: usi
         unsafe { (inner.apart)(out, &constant(&pointers), n) };
     } else {
         let dims = SmallVec::from_iter([Dim { size: n, strides }]);
-        let walk = Walk { count: inputs.len() + 1, sizes, dims, inner, conversions };
+        let turned = [false; OPERANDS];
+        let walk = Walk { count: inputs.len() + 1, sizes, dims, inner, conversions, turned };
         // SAFETY: the caller's contract.
         unsafe { walk.range(pointers, 0, n) };
     }
@@ -346,7 +362,7 @@ impl Walk {
     ///
     /// # Safety
     /// The contract of [`drive`], for these elements.
-    unsafe fn row(
+    pub unsafe fn row(
         &self,
         mut pointers: [*mut u8; OPERANDS],
         strides: &[isize; OPERANDS],

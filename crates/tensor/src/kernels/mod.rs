@@ -8,6 +8,7 @@
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
 //! | [`softmax`]   | softmax and log_softmax along a dim                                      |
 //! | [`order`]     | positions of extrema, sorting orders and scans along a dim                |
+//! | [`picks`]     | elements at the indices of a tensor along a dim                            |
 //! | [`nll`]       | the gather of nll_loss                                                   |
 //! | [`product`]   | matrix products in batches                                               |
 //! | [`norm`]      | normalisation over groups, forward and backward                          |
@@ -28,6 +29,7 @@ pub mod nll;
 pub mod norm;
 mod operand;
 pub mod order;
+pub mod picks;
 pub mod pointwise;
 pub mod product;
 pub mod reduce;
@@ -36,6 +38,7 @@ pub mod softmax;
 mod strided;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 pub use blocks::{Step, pointwise_blocks};
 pub use convert::{arange, convert, fill};
@@ -44,6 +47,7 @@ pub use nll::nll_forward;
 pub use operand::Operand;
 pub(crate) use operand::Shared;
 pub use order::{Lines, Position, Scan, positions, scan};
+pub use picks::{Picks, outside};
 pub use pointwise::{
     Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,
     select,

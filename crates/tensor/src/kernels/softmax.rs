@@ -10,6 +10,7 @@ use super::narrow::{narrowing, widening};
 use super::operand::{Operand, Shared};
 use super::reduce::{LargestF32, LargestF64, Reducer, SumF32, SumF64, total};
 use super::strided::{gather, scatter};
+use super::tiles::{TILE_ROWS, transpose};
 use kiln_ir::DType;
 use kiln_ir::math::Function;
 use kiln_runtime::threads::GRAIN;
@@ -120,15 +121,20 @@ vectorised! {
     }
 }
 
+/// Bytes of a line of memory.
+const LINE: usize = 64;
+
 /// Asks for elements that will be read soon; any address will do. More than half of the first-level cache would push out
 /// what is being worked on.
 #[inline(always)]
 pub(super) fn prefetch(start: *const u8, bytes: usize) {
-    const LINE: usize = 64;
     for byte in (0..bytes.min(machine().l1 / 2)).step_by(LINE) {
         kiln_runtime::prefetch(start.wrapping_add(byte));
     }
 }
+
+/// Lines longer than this are not turned in groups: the group would be in no cache.
+const MOST_TURNED: usize = 1 << 14;
 
 /// Calls `body` for every line along `dim`: the output's line and the input's, contiguous. Lines that are not
 /// contiguous in memory, of a narrow dtype, or that the output shares with the input, pass through a buffer.
@@ -153,6 +159,77 @@ unsafe fn lines<T: Float>(operands: [&Operand; 2], dim: usize, body: impl Fn(&mu
     let bytes = size as isize;
 
     let ahead = outer_strides[1].last().copied().unwrap_or(0);
+
+    // Lines side by side in memory, as along any dim but the last: a group of them is turned at once, unless what
+    // it lies in stays in the first-level cache from one line to the next.
+    let side = outer.last().map_or(0, |&d| shape[d]);
+    let beside = strides.iter().all(|&stride| stride != 1)
+        && outer_strides.iter().all(|strides| strides.last() == Some(&1))
+        && side >= TILE_ROWS / 2
+        && (machine().l1 / (2 * LINE)..MOST_TURNED).contains(&length);
+    if beside {
+        let per_block = side.div_ceil(TILE_ROWS);
+        let groups = numel / length / side * per_block;
+        let work = |begin: usize, end: usize| {
+            // Natural elements of both operands, and one line of each as it is computed.
+            let mut natural: [Vec<T>; 2] = std::array::from_fn(|_| vec![T::ZERO; TILE_ROWS * length]);
+            let mut line: [Vec<T>; 2] = std::array::from_fn(|_| vec![T::ZERO; length]);
+            let pitch = length * size;
+            for group in begin..end {
+                let first = group % per_block * TILE_ROWS;
+                let height = TILE_ROWS.min(side - first);
+                let mut at = pointers.get();
+                for o in 0..2 {
+                    at[o] = at[o].wrapping_offset(first as isize * bytes);
+                    let mut rest = group / per_block;
+                    for (&d, &stride) in outer.iter().zip(&outer_strides[o]).rev().skip(1) {
+                        at[o] = at[o].wrapping_offset((rest % shape[d]) as isize * stride * bytes);
+                        rest /= shape[d];
+                    }
+                }
+                let [result, given] = natural.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
+                // SAFETY: the group's elements of both operands, which are this thread's; the blocks have room for
+                // TILE_ROWS lines of natural elements.
+                unsafe {
+                    transpose((given, pitch as isize), (at[1], strides[1] * bytes), height, length, size);
+                    for l in 0..height {
+                        let (given, result) = (given.add(l * pitch), result.add(l * pitch));
+                        let x: *const T = match widen {
+                            Some(widen) => {
+                                widen(line[1].as_mut_ptr().cast(), &[given.cast_const(); MAX_INPUTS], length);
+                                line[1].as_ptr()
+                            }
+                            None => given.cast(),
+                        };
+                        let x = from_raw_parts(x, length);
+                        match narrow {
+                            Some(narrow) => {
+                                body(&mut line[0], x);
+                                narrow(result, &[line[0].as_ptr().cast(); MAX_INPUTS], length);
+                            }
+                            None => body(from_raw_parts_mut(result.cast(), length), x),
+                        }
+                    }
+                    for i in (0..length).step_by(TILE_ROWS) {
+                        let to = at[0].wrapping_offset(i as isize * strides[0] * bytes);
+                        let from = result.cast_const().add(i * size);
+                        transpose(
+                            (to, strides[0] * bytes),
+                            (from, pitch as isize),
+                            TILE_ROWS.min(length - i),
+                            height,
+                            size,
+                        );
+                    }
+                }
+            }
+        };
+        match numel < GRAIN / 2 {
+            true => work(0, groups),
+            false => parallel_for(groups, (GRAIN / 4).div_ceil(length * TILE_ROWS), work),
+        }
+        return;
+    }
 
     let work = |begin: usize, end: usize| {
         let mut buffer: Vec<T> = Vec::new();

@@ -17,6 +17,11 @@ pub(super) unsafe fn gather(block: *mut u8, memory: *const u8, stride: isize, n:
                 for i in 0..n {
                     block.add(i).write(value);
                 }
+            } else if stride == -(size_of::<T>() as isize) {
+                let memory = memory.cast::<T>();
+                for i in 0..n {
+                    block.add(i).write(memory.sub(i).read());
+                }
             } else {
                 for i in 0..n {
                     block.add(i).write(memory.offset(i as isize * stride).cast::<T>().read());

@@ -129,3 +129,32 @@ fn joining_says_which_tensor_does_not_fit() -> Result<()> {
     assert!(!error.contains("broadcast") && error.contains("shaping.rs:"), "{error}");
     Ok(())
 }
+
+#[test]
+fn triangles_and_turns_of_any_layout() -> Result<()> {
+    for shape in [&[5, 7][..], &[7, 5], &[3, 4, 4], &[0, 3], &[3, 0], &[2, 0, 3], &[1, 1], &[40, 70]] {
+        let rank = shape.len() as i64;
+        let square = ramp(shape)?.add(1)?;
+        let turned = square.transpose(rank - 1, rank - 2)?.contiguous()?.transpose(rank - 1, rank - 2)?;
+        let (rows, columns) = (shape[shape.len() - 2], shape[shape.len() - 1]);
+        for x in [square.clone(), turned, square.to_dtype(DType::BF16)?, square.to_dtype(DType::U8)?] {
+            let all = x.to_vec_cast::<f64>()?;
+            for diagonal in [0, 1, -1, 3, -4, 1000, -1000, i64::MAX, i64::MIN] {
+                let kept = |keep: fn(i64, i64) -> bool| -> Vec<f64> {
+                    let place = |i: usize| ((i / columns % rows) as i64, (i % columns) as i64);
+                    let element = |(i, &x): (usize, &f64)| {
+                        let (row, column) = place(i);
+                        if keep(column - row, diagonal) { x } else { 0.0 }
+                    };
+                    all.iter().enumerate().map(element).collect()
+                };
+                assert_eq!(x.tril(diagonal)?.to_vec_cast::<f64>()?, kept(|at, edge| at <= edge));
+                assert_eq!(x.triu(diagonal)?.to_vec_cast::<f64>()?, kept(|at, edge| at >= edge));
+            }
+            let flipped = x.flip(rank - 1)?.to_vec_cast::<f64>()?;
+            let backwards = all.chunks(columns.max(1)).flat_map(|row| row.iter().rev().copied());
+            assert_eq!(flipped, backwards.collect::<Vec<_>>());
+        }
+    }
+    Ok(())
+}

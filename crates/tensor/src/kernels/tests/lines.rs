@@ -181,9 +181,16 @@ fn softmax_and_its_logarithm() {
             DType::F32 => 1e-6,
             _ => 1e-6 + half_unit(dtype),
         };
-        for (shape, dim) in
-            [(&[5][..], 0), (&[6, 33], 1), (&[6, 33], 0), (&[3, 4, 5], 1), (&[40, 3000], 1), (&[2, 1], 1)]
-        {
+        for (shape, dim) in [
+            (&[5][..], 0),
+            (&[6, 33], 1),
+            (&[6, 33], 0),
+            (&[3, 4, 5], 1),
+            (&[40, 3000], 1),
+            (&[2, 1], 1),
+            (&[900, 19], 0),
+            (&[2, 900, 9], 1),
+        ] {
             for layout in [Layout::Contiguous, Layout::Reversed, Layout::Gaps, Layout::Backwards] {
                 for logarithm in [false, true] {
                     let mut x = finite(dtype, shape, layout, 3);

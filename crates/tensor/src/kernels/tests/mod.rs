@@ -1,6 +1,7 @@
 //! Every kernel against naive loops: strided, broadcast, transposed, empty, 0-d, odd tails, in place.
 
 mod lines;
+mod picks;
 mod pointwise;
 
 use kiln_ir::{DType, bf16, f16};
@@ -166,8 +167,20 @@ impl Array {
     }
 }
 
-const SHAPES: &[&[usize]] =
-    &[&[], &[0], &[1], &[7], &[1000], &[3, 0, 2], &[5, 3], &[33, 70], &[2, 3, 5], &[4, 1, 130], &[70, 600]];
+const SHAPES: &[&[usize]] = &[
+    &[],
+    &[0],
+    &[1],
+    &[7],
+    &[1000],
+    &[3, 0, 2],
+    &[5, 3],
+    &[33, 70],
+    &[2, 3, 5],
+    &[4, 1, 130],
+    &[40, 600],
+    &[19, 5, 140],
+];
 
 fn expect(what: &str, got: &Array, expected: &[Item]) {
     for (i, (got, expected)) in got.items().into_iter().zip(expected).enumerate() {
