@@ -1,14 +1,14 @@
 //! The scalar functions on floats, and the one match that evaluates them.
 
-use super::lane::{Lane, Libm, Width};
+use super::lane::{Lane, Width};
 use super::scalar::{ScalarF32, ScalarF64};
-use super::{composite, error_function, exponential, hyperbolic, logarithm};
+use super::{arcs, composite, error_function, exponential, gamma, hyperbolic, logarithm, power, trigonometric};
 
 /// A function of the C library, which Rust's standard library has, too.
 macro_rules! library {
     ($cx:ident, $name:literal, |$($x:ident),*| $body:expr) => {
         $cx.libm(
-            Libm::new(
+            $crate::math::Libm::new(
                 [concat!($name, "f"), $name],
                 |args: &[f32]| { let [$($x),*] = first(args); $body },
                 |args: &[f64]| { let [$($x),*] = first(args); $body },

@@ -180,19 +180,19 @@ macro_rules! rows_functions {
             /// log |Γ(x)|
             [pointwise lgamma lgamma_] "lgamma" Lgamma (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.digamma()]),
-                  eval: Eval::float(|a| lgamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| lgamma(a[0])), function: Some(Function::Lgamma), samples: samples::unary_positive };
             /// The derivative of lgamma
             [pointwise digamma digamma_] "digamma" Digamma (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.trigamma()]),
-                  eval: Eval::float(|a| digamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| digamma(a[0])), function: Some(Function::Digamma), samples: samples::unary_positive };
             /// The derivative of digamma, PyTorch's polygamma of order 1
             [pointwise trigamma trigamma_] "trigamma" Trigamma (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.tetragamma()]),
-                  eval: Eval::float(|a| trigamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| trigamma(a[0])), function: Some(Function::Trigamma), samples: samples::unary_positive };
             /// The derivative of trigamma, PyTorch's polygamma of order 2
             [pointwise tetragamma tetragamma_] "tetragamma" Tetragamma (x) () {}
                 { ty: types::float_arithmetic, grad: Grad::NotDifferentiable("polygamma of order 3 is not in the table"),
-                  eval: Eval::float(|a| tetragamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| tetragamma(a[0])), function: Some(Function::Tetragamma), samples: samples::unary_positive };
             /// 1 / (1 + e⁻ˣ)
             [pointwise sigmoid sigmoid_] "sigmoid" Sigmoid (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (y * (1.0 - y))]),
@@ -363,40 +363,40 @@ macro_rules! scalar_functions {
         Log1p "log1p" 24 |cx, x| logarithm::log1p(cx, x);
             exact One(f64::ln_1p);
         /// log₂ x.
-        Log2 "log2" library |cx, x| library!(cx, "log2", |x| x.log2());
+        Log2 "log2" 30 |cx, x| logarithm::log2(cx, x);
             exact One(f64::log2);
         /// log₁₀ x.
-        Log10 "log10" library |cx, x| library!(cx, "log10", |x| x.log10());
+        Log10 "log10" 30 |cx, x| logarithm::log10(cx, x);
             exact One(f64::log10);
         /// sin x.
-        Sin "sin" library |cx, x| library!(cx, "sin", |x| x.sin());
+        Sin "sin" 30 |cx, x| cx.in_double::<trigonometric::Sin, 1>([x]);
             exact One(f64::sin);
         /// cos x.
-        Cos "cos" library |cx, x| library!(cx, "cos", |x| x.cos());
+        Cos "cos" 30 |cx, x| cx.in_double::<trigonometric::Cos, 1>([x]);
             exact One(f64::cos);
         /// tan x.
-        Tan "tan" library |cx, x| library!(cx, "tan", |x| x.tan());
+        Tan "tan" 30 |cx, x| cx.in_double::<trigonometric::Tan, 1>([x]);
             exact One(f64::tan);
         /// The angle whose sine is x.
-        Asin "asin" library |cx, x| library!(cx, "asin", |x| x.asin());
+        Asin "asin" 30 |cx, x| cx.in_double::<arcs::Asin, 1>([x]);
             exact One(f64::asin);
         /// The angle whose cosine is x.
-        Acos "acos" library |cx, x| library!(cx, "acos", |x| x.acos());
+        Acos "acos" 30 |cx, x| cx.in_double::<arcs::Acos, 1>([x]);
             exact One(f64::acos);
         /// The angle whose tangent is x.
-        Atan "atan" library |cx, x| library!(cx, "atan", |x| x.atan());
+        Atan "atan" 30 |cx, x| cx.in_double::<arcs::Atan, 1>([x]);
             exact One(f64::atan);
         /// The angle of the point (y, x): arguments y, x.
-        Atan2 "atan2" library |cx, y, x| library!(cx, "atan2", |y, x| y.atan2(x));
+        Atan2 "atan2" 30 |cx, y, x| cx.in_double::<arcs::Atan2, 2>([y, x]);
             exact Two(f64::atan2);
         /// The length of the hypotenuse over x and y.
-        Hypot "hypot" library |cx, x, y| library!(cx, "hypot", |x, y| x.hypot(y));
+        Hypot "hypot" 30 |cx, x, y| cx.in_double::<power::Hypot, 2>([x, y]);
             exact Two(f64::hypot);
         /// sinh x.
-        Sinh "sinh" library |cx, x| library!(cx, "sinh", |x| x.sinh());
+        Sinh "sinh" 30 |cx, x| hyperbolic::sinh(cx, x);
             exact One(f64::sinh);
         /// cosh x.
-        Cosh "cosh" library |cx, x| library!(cx, "cosh", |x| x.cosh());
+        Cosh "cosh" 30 |cx, x| hyperbolic::cosh(cx, x);
             exact One(f64::cosh);
         /// tanh x.
         Tanh "tanh" 24 |cx, x| exponential::tanh(cx, x);
@@ -419,6 +419,18 @@ macro_rules! scalar_functions {
         /// The number whose erf is x.
         Erfinv "erfinv" 24 |cx, x| error_function::erfinv(cx, x);
             exact One(|x| Function::Erfinv.eval_f64(&[x]));
+        /// log |Γ(x)|.
+        Lgamma "lgamma" 30 |cx, x| cx.in_double::<gamma::Lgamma, 1>([x]);
+            exact One(super::special::lgamma);
+        /// The derivative of lgamma.
+        Digamma "digamma" 30 |cx, x| cx.in_double::<gamma::Digamma, 1>([x]);
+            exact One(super::special::digamma);
+        /// The derivative of digamma.
+        Trigamma "trigamma" 30 |cx, x| cx.in_double::<gamma::Trigamma, 1>([x]);
+            exact One(super::special::trigamma);
+        /// The derivative of trigamma.
+        Tetragamma "tetragamma" 30 |cx, x| cx.in_double::<gamma::Tetragamma, 1>([x]);
+            exact One(super::special::tetragamma);
         /// 1 / (1 + e⁻ˣ).
         Sigmoid "sigmoid" 24 |cx, x| exponential::sigmoid(cx, x);
             exact One(super::accuracy::sigmoid);
@@ -447,13 +459,13 @@ macro_rules! scalar_functions {
         Copysign "copysign" 1 |cx, x, y| composite::copysign(cx, x, y);
             exact Two(f64::copysign);
         /// The rest of x / y that has the sign of x.
-        Fmod "fmod" library |cx, x, y| composite::fmod(cx, x, y);
+        Fmod "fmod" 30 |cx, x, y| composite::fmod(cx, x, y);
             exact Two(|x, y| x % y);
         /// The rest of x / y that has the sign of y.
-        Remainder "remainder" library |cx, x, y| composite::remainder(cx, x, y);
+        Remainder "remainder" 30 |cx, x, y| composite::remainder(cx, x, y);
             exact Formula;
         /// ⌊x / y⌋.
-        FloorDivide "floor_divide" library |cx, x, y| composite::floor_divide(cx, x, y);
+        FloorDivide "floor_divide" 30 |cx, x, y| composite::floor_divide(cx, x, y);
             exact Formula;
         /// The integer part of x / y.
         DivTrunc "div_trunc" 8 |cx, x, y| composite::div_trunc(cx, x, y);
@@ -465,7 +477,7 @@ macro_rules! scalar_functions {
         Minimum "minimum" 3 |cx, x, y| composite::minimum(cx, x, y);
             exact Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.min(y) }), integers |a, b| a.min(b);
         /// xʸ.
-        Pow "pow" library |cx, x, y| library!(cx, "pow", |x, y| x.powf(y));
+        Pow "pow" 30 |cx, x, y| cx.in_double::<power::Pow, 2>([x, y]);
             exact Two(f64::powf), integers |a, b| int_pow(a, b);
         /// Interpolation between (a, b) by weight: arguments a, b, weight.
         Lerp "lerp" 1 |cx, a, b, weight| composite::lerp(cx, a, b, weight);
