@@ -105,8 +105,16 @@ impl InDouble<1> for Lgamma {
 
     #[inline(always)]
     fn body<L: Lane>(cx: &mut L, [x]: [L::F; 1], target: Width) -> L::F {
-        const TERMS: &[f64] =
-            &[1.0 / 12.0, -1.0 / 360.0, 1.0 / 1260.0, -1.0 / 1680.0, 1.0 / 1188.0, -691.0 / 360360.0, 1.0 / 156.0, -3617.0 / 122400.0];
+        const TERMS: &[f64] = &[
+            1.0 / 12.0,
+            -1.0 / 360.0,
+            1.0 / 1260.0,
+            -1.0 / 1680.0,
+            1.0 / 1188.0,
+            -691.0 / 360360.0,
+            1.0 / 156.0,
+            -3617.0 / 122400.0,
+        ];
         let (one, half) = (cx.constant(1.0), cx.constant(0.5));
         let at = reflected(cx, x, target);
         // Γ(z) = Γ(z + n) / (z·(z + 1)·…)
@@ -204,8 +212,16 @@ impl InDouble<1> for Digamma {
 
     #[inline(always)]
     fn body<L: Lane>(cx: &mut L, [x]: [L::F; 1], target: Width) -> L::F {
-        const TERMS: &[f64] =
-            &[1.0 / 12.0, -1.0 / 120.0, 1.0 / 252.0, -1.0 / 240.0, 1.0 / 132.0, -691.0 / 32760.0, 1.0 / 12.0, -3617.0 / 8160.0];
+        const TERMS: &[f64] = &[
+            1.0 / 12.0,
+            -1.0 / 120.0,
+            1.0 / 252.0,
+            -1.0 / 240.0,
+            1.0 / 132.0,
+            -691.0 / 32760.0,
+            1.0 / 12.0,
+            -3617.0 / 8160.0,
+        ];
         let zero = cx.constant(0.0);
         let at = reflected(cx, x, target);
         let (sum, moved) = moved_up(cx, at.z, 1, target);
@@ -246,8 +262,16 @@ impl InDouble<1> for Trigamma {
 
     #[inline(always)]
     fn body<L: Lane>(cx: &mut L, [x]: [L::F; 1], target: Width) -> L::F {
-        const TERMS: &[f64] =
-            &[1.0 / 6.0, -1.0 / 30.0, 1.0 / 42.0, -1.0 / 30.0, 5.0 / 66.0, -691.0 / 2730.0, 7.0 / 6.0, -3617.0 / 510.0];
+        const TERMS: &[f64] = &[
+            1.0 / 6.0,
+            -1.0 / 30.0,
+            1.0 / 42.0,
+            -1.0 / 30.0,
+            5.0 / 66.0,
+            -691.0 / 2730.0,
+            7.0 / 6.0,
+            -3617.0 / 510.0,
+        ];
         let at = reflected(cx, x, target);
         let (sum, moved) = moved_up(cx, at.z, 2, target);
         let (inverse, series) = stirling(cx, moved, TERMS, target);
@@ -278,7 +302,8 @@ impl InDouble<1> for Tetragamma {
 
     #[inline(always)]
     fn body<L: Lane>(cx: &mut L, [x]: [L::F; 1], target: Width) -> L::F {
-        const TERMS: &[f64] = &[0.5, -1.0 / 6.0, 1.0 / 6.0, -3.0 / 10.0, 5.0 / 6.0, -691.0 / 210.0, 35.0 / 2.0, -3617.0 / 30.0];
+        const TERMS: &[f64] =
+            &[0.5, -1.0 / 6.0, 1.0 / 6.0, -3.0 / 10.0, 5.0 / 6.0, -691.0 / 210.0, 35.0 / 2.0, -3617.0 / 30.0];
         let at = reflected(cx, x, target);
         let (sum, moved) = moved_up(cx, at.z, 3, target);
         let (inverse, series) = stirling(cx, moved, TERMS, target);

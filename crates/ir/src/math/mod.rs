@@ -23,11 +23,12 @@ mod lane;
 mod logarithm;
 mod power;
 mod scalar;
-pub mod special;
 mod trigonometric;
 
 #[cfg(test)]
 mod accuracy;
+#[cfg(test)]
+mod special;
 #[cfg(test)]
 mod sweep;
 

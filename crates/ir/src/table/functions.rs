@@ -306,12 +306,12 @@ pub(crate) fn sinc_slope(x: Term<'_>) -> Term<'_> {
 ///
 /// ```text
 /// /// What it computes.
-/// Variant "name" instructions |cx, arguments| body over a lane;
+/// Variant "name" instructions rare |cx, arguments| body over a lane;
 ///     exact the same in double precision, for tests, integers |arguments| the same on i64, if there is such;
 /// ```
 ///
-/// Instructions are those of a vector, roughly, a division counting for the time it takes; `library` is the C library,
-/// element by element. The enum [`Function`](crate::math::Function), eager loops, generated C and the accuracy tests are
+/// Instructions are what the function takes beside a multiplication of numbers in registers, measured by
+/// `kiln bench functions`; `rare` says that the body has a [rare part](crate::math::Rare). The enum [`Function`](crate::math::Function), eager loops, generated C and the accuracy tests are
 /// made of these rows.
 #[doc(hidden)]
 #[macro_export]
@@ -369,13 +369,13 @@ macro_rules! scalar_functions {
         Log10 "log10" 30 |cx, x| logarithm::log10(cx, x);
             exact One(f64::log10);
         /// sin x.
-        Sin "sin" 30 |cx, x| cx.in_double::<trigonometric::Sin, 1>([x]);
+        Sin "sin" 30 rare |cx, x| cx.in_double::<trigonometric::Sin, 1>([x]);
             exact One(f64::sin);
         /// cos x.
-        Cos "cos" 30 |cx, x| cx.in_double::<trigonometric::Cos, 1>([x]);
+        Cos "cos" 30 rare |cx, x| cx.in_double::<trigonometric::Cos, 1>([x]);
             exact One(f64::cos);
         /// tan x.
-        Tan "tan" 30 |cx, x| cx.in_double::<trigonometric::Tan, 1>([x]);
+        Tan "tan" 30 rare |cx, x| cx.in_double::<trigonometric::Tan, 1>([x]);
             exact One(f64::tan);
         /// The angle whose sine is x.
         Asin "asin" 30 |cx, x| cx.in_double::<arcs::Asin, 1>([x]);
@@ -459,13 +459,13 @@ macro_rules! scalar_functions {
         Copysign "copysign" 1 |cx, x, y| composite::copysign(cx, x, y);
             exact Two(f64::copysign);
         /// The rest of x / y that has the sign of x.
-        Fmod "fmod" 30 |cx, x, y| composite::fmod(cx, x, y);
+        Fmod "fmod" 30 rare |cx, x, y| composite::fmod(cx, x, y);
             exact Two(|x, y| x % y);
         /// The rest of x / y that has the sign of y.
-        Remainder "remainder" 30 |cx, x, y| composite::remainder(cx, x, y);
+        Remainder "remainder" 30 rare |cx, x, y| composite::remainder(cx, x, y);
             exact Formula;
         /// ⌊x / y⌋.
-        FloorDivide "floor_divide" 30 |cx, x, y| composite::floor_divide(cx, x, y);
+        FloorDivide "floor_divide" 30 rare |cx, x, y| composite::floor_divide(cx, x, y);
             exact Formula;
         /// The integer part of x / y.
         DivTrunc "div_trunc" 8 |cx, x, y| composite::div_trunc(cx, x, y);

@@ -3,6 +3,7 @@
 //! | module        | what it computes                                                         |
 //! |---------------|--------------------------------------------------------------------------|
 //! | [`pointwise`] | scalar functions, comparisons, logic, `where`                            |
+//! | [`divide`]    | divisions of integers                                                    |
 //! | [`blocks`]    | several scalar functions one after the other, block by block               |
 //! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
@@ -20,6 +21,7 @@
 
 mod blocks;
 pub mod convert;
+mod divide;
 mod drive;
 mod element;
 mod isa;
@@ -39,15 +41,13 @@ mod tests;
 
 pub use blocks::{Step, pointwise_blocks};
 pub use convert::{arange, convert, fill};
+pub use divide::divide;
 pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;
 pub use operand::Operand;
 pub(crate) use operand::Shared;
 pub use order::{Lines, Position, Scan, positions, scan};
-pub use pointwise::{
-    Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,
-    select,
-};
+pub use pointwise::{Bits, Comparison, Logical, bits, compare, logical, pointwise, pointwise_rows, select};
 pub use product::bmm;
 pub use reduce::{Reduction, reduce};
 pub use softmax::softmax;

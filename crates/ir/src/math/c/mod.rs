@@ -18,8 +18,8 @@ mod prelude;
 mod tests;
 mod text;
 
-pub use prelude::prelude;
 use prelude::doubles;
+pub use prelude::prelude;
 pub use text::CText;
 use text::PARAMETERS;
 

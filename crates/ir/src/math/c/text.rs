@@ -78,7 +78,8 @@ impl<const BITS: usize> CText<BITS> {
         let vector = self.vectors.vector;
         let list: Vec<String> = parameters.iter().map(|p| format!("{vector} {p}")).collect();
         let mut out = self.definitions.concat();
-        let _ = write!(out, "{kind} {vector} {name}({}) {{\n{}}}\n", list.join(", "), self.statements(result));
+        let _ =
+            write!(out, "{kind} {vector} {name}({}) {{\n{}}}\n", list.join(", "), self.statements(result));
         out
     }
 
@@ -314,7 +315,8 @@ fn int_literal(value: i64, width: Width) -> String {
 }
 
 /// Names of a function's arguments, by how many there are.
-pub(super) const PARAMETERS: [&[&str]; 5] = [&[], &["x"], &["x", "y"], &["x", "y", "z"], &["x", "a", "b", "value"]];
+pub(super) const PARAMETERS: [&[&str]; 5] =
+    [&[], &["x"], &["x", "y"], &["x", "y", "z"], &["x", "a", "b", "value"]];
 
 /// A text over doubles for floats, ready to be put before the text of a float's function.
 fn in_double<B: InDouble<N>, const N: usize>() -> String {
@@ -400,13 +402,17 @@ macro_rules! text_lane {
             fn libm(&mut self, function: Libm, args: &[Node]) -> Node {
                 self.float(Operation::Library(function), args)
             }
-            fn rarely<R: Rare<N>, const N: usize>(&mut self, mask: Node, common: Node, args: [Node; N]) -> Node {
+            fn rarely<R: Rare<N>, const N: usize>(
+                &mut self,
+                mask: Node,
+                common: Node,
+                args: [Node; N],
+            ) -> Node {
                 let mut cx = CText::<$bits>::over(self.vectors);
                 let parameters = std::array::from_fn(|i| cx.parameter(PARAMETERS[N][i]));
                 let result = R::body(&mut cx, parameters);
                 let name = format!("{}_{}", R::NAME, self.vectors.suffix);
-                let text =
-                    cx.definition("KILN_RARE", &format!("kiln_{name}"), PARAMETERS[N], result);
+                let text = cx.definition("KILN_RARE", &format!("kiln_{name}"), PARAMETERS[N], result);
                 self.define(&name, &text);
                 let mut all = vec![mask, common];
                 all.extend(args);
@@ -415,11 +421,8 @@ macro_rules! text_lane {
             in_double!($bits);
             fn lookup(&mut self, table: Table, index: Node) -> Node {
                 let numbers: Vec<String> = table.values.iter().map(|n| format!("{n}u")).collect();
-                let text = format!(
-                    "static const unsigned kiln_{}[] = {{{}}};\n",
-                    table.name,
-                    numbers.join(", ")
-                );
+                let text =
+                    format!("static const unsigned kiln_{}[] = {{{}}};\n", table.name, numbers.join(", "));
                 self.define(table.name, &text);
                 self.float(Operation::Lookup(table), &[index])
             }
