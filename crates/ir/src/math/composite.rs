@@ -44,6 +44,13 @@ pub fn minimum<L: Lane>(cx: &mut L, a: L::F, b: L::F) -> L::F {
     cx.select(a_nan, a, smaller)
 }
 
+/// The smaller one of max and the larger one of x and min; NaN if any is NaN.
+#[inline(always)]
+pub fn clamp<L: Lane>(cx: &mut L, x: L::F, min: L::F, max: L::F) -> L::F {
+    let raised = maximum(cx, x, min);
+    minimum(cx, raised, max)
+}
+
 /// The smallest integer ≥ x: `-floor(-x)`.
 #[inline(always)]
 pub fn ceil<L: Lane>(cx: &mut L, x: L::F) -> L::F {

@@ -70,9 +70,9 @@ fn parts<L: Lane>(cx: &mut L, size: L::F, target: Width) -> (L::F, L::F) {
     (cx.name("m", m), cx.sub(e, lift))
 }
 
-/// 2^(y·log₂ size) for a positive finite size and a finite y, in floats' precision.
+/// log₂ of a positive normal number, to 44 places behind the point.
 #[inline(always)]
-fn power_for_f32<L: Lane>(cx: &mut L, size: L::F, y: L::F) -> L::F {
+pub(super) fn log2_for_f32<L: Lane>(cx: &mut L, size: L::F) -> L::F {
     let one = cx.constant(1.0);
     let (m, e) = parts(cx, size, Width::F32);
     let (f, sum) = (cx.sub(m, one), cx.add(m, one));
@@ -81,7 +81,14 @@ fn power_for_f32<L: Lane>(cx: &mut L, size: L::F, y: L::F) -> L::F {
     let z = cx.mul(s, s);
     let z = cx.name("z", z);
     let p = cx.polynomial("p", z, LOG2);
-    let log = cx.fma(s, p, e);
+    cx.fma(s, p, e)
+}
+
+/// 2^(y·log₂ size) for a positive finite size and a finite y, in floats' precision.
+#[inline(always)]
+fn power_for_f32<L: Lane>(cx: &mut L, size: L::F, y: L::F) -> L::F {
+    let one = cx.constant(1.0);
+    let log = log2_for_f32(cx, size);
     let exponent = cx.mul(y, log);
     // Beyond these results are 0 or ∞.
     let (low, high) = (cx.constant(-160.0), cx.constant(160.0));

@@ -417,7 +417,7 @@ macro_rules! scalar_functions {
         Erfc "erfc" 24 |cx, x| error_function::erfc(cx, x);
             exact One(|x| Function::Erfc.eval_f64(&[x]));
         /// The number whose erf is x.
-        Erfinv "erfinv" 24 |cx, x| error_function::erfinv(cx, x);
+        Erfinv "erfinv" 24 |cx, x| cx.in_double::<error_function::Erfinv, 1>([x]);
             exact One(|x| Function::Erfinv.eval_f64(&[x]));
         /// log |Γ(x)|.
         Lgamma "lgamma" 30 |cx, x| cx.in_double::<gamma::Lgamma, 1>([x]);
@@ -476,6 +476,9 @@ macro_rules! scalar_functions {
         /// The smaller argument, NaN winning.
         Minimum "minimum" 3 |cx, x, y| composite::minimum(cx, x, y);
             exact Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.min(y) }), integers |a, b| a.min(b);
+        /// x limited to [min, max], NaN winning: arguments x, min, max.
+        Clamp "clamp" 6 |cx, x, min, max| composite::clamp(cx, x, min, max);
+            exact Formula, integers |x, min, max| x.max(min).min(max);
         /// xʸ.
         Pow "pow" 30 |cx, x, y| cx.in_double::<power::Pow, 2>([x, y]);
             exact Two(f64::powf), integers |a, b| int_pow(a, b);

@@ -120,6 +120,9 @@ macro_rules! by_instructions {
                 for i in (0..whole).step_by($lanes) {
                     convert(from.add(i), out.add(i));
                 }
+                if whole == n {
+                    return;
+                }
                 let (mut halves, mut floats) = ([0u16; $lanes], [0f32; $lanes]);
                 std::ptr::copy_nonoverlapping(from.add(whole), halves.as_mut_ptr(), n - whole);
                 convert(halves.as_ptr(), floats.as_mut_ptr());
@@ -138,6 +141,9 @@ macro_rules! by_instructions {
                 let convert = |$x: *const f32, $halves_to: *mut u16| $to_halves;
                 for i in (0..whole).step_by($lanes) {
                     convert(from.add(i), out.add(i));
+                }
+                if whole == n {
+                    return;
                 }
                 let (mut floats, mut halves) = ([0f32; $lanes], [0u16; $lanes]);
                 std::ptr::copy_nonoverlapping(from.add(whole), floats.as_mut_ptr(), n - whole);
