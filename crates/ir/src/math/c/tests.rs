@@ -176,6 +176,15 @@ fn plain_f64() {
 }
 
 #[test]
+fn rows_say_which_functions_have_rare_parts() {
+    for &function in Function::ALL {
+        let has =
+            [Width::F32, Width::F64].iter().any(|&w| super::function(function, w).contains("KILN_RARELY"));
+        assert_eq!(has, function.has_rare(), "{function:?}");
+    }
+}
+
+#[test]
 fn relu_reads_well() {
     expect(
         Function::Relu,
