@@ -63,8 +63,7 @@ impl Target for Interpreter {
 
     fn emit(&self, kernel: &Kernel) -> KernelSource {
         let code = kernel.to_string();
-        let signature =
-            Signature { list: Vec::new(), pieces: Vec::new(), twins: Vec::new(), lanes: 1, cost: 1 };
+        let signature = Signature { list: Vec::new(), pieces: Vec::new(), twins: Vec::new(), lanes: 1 };
         let (name, functions) = (name_of(&code), Vec::new());
         KernelSource { name, lanes: 1, code, functions, signature: Arc::new(signature) }
     }

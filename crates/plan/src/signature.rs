@@ -5,8 +5,10 @@ use crate::index::AxisId;
 use crate::loops::{Kernel, Mode};
 use crate::plan::Launch;
 
-/// Elements per item of a kernel without rows, and of a table: half of what a thread is worth waking for.
+/// Elements of little cost per item of a kernel without rows, and of a table: half of what a thread is worth waking for.
 pub const CHUNK: i64 = 16384;
+/// The fewest elements of such an item, whatever each costs: what is done once per item is nothing next to them.
+const SHORTEST: i64 = 1024;
 /// The most columns of an item: their accumulators take half of the smallest first-level cache there is.
 const WIDEST: i64 = 2048;
 /// Rows that a fold adds to its accumulators at one go.
@@ -59,8 +61,6 @@ pub struct Signature {
     pub twins: Vec<(usize, usize)>,
     /// Lanes of its vectors.
     pub lanes: i64,
-    /// What an element costs.
-    pub cost: i64,
 }
 
 /// What one use of a kernel passes.
@@ -117,7 +117,7 @@ impl Signature {
                 let n = numbers[kernel.vector_axis()];
                 width = match kernel.mode {
                     Mode::Columns => column_block(n, others, self.lanes, threads),
-                    _ => CHUNK.min(round_up(n.max(1), self.lanes)),
+                    _ => item_elements(kernel).min(round_up(n.max(1), self.lanes)),
                 };
                 blocks = (n + width - 1) / width;
                 work = width.min(n.max(1));
@@ -159,20 +159,27 @@ impl Signature {
         };
         let mut ints: Vec<i64> = self.list.iter().map(int).collect();
         if kernel.mode == Mode::Table {
-            (items, work) = pieces(&launch.rows, &mut ints);
-        } else {
-            work *= self.cost;
+            let share = launch.rows.iter().sum::<i64>() / threads.max(1) as i64;
+            (items, work) = pieces(&launch.rows, share.clamp(item_elements(kernel), CHUNK), &mut ints);
         }
-        let grain = (CHUNK * 2 / work.max(1)).max(1).saturating_mul(launch.coarser);
+        let grain = (CHUNK * 2 / (work * kernel.cost()).max(1)).max(1).saturating_mul(launch.coarser);
         Arguments { ints, items, grain, scratch_bytes: scratch as usize }
     }
 }
 
-/// Cuts the rows of a table into pieces: how many there are, and how many elements each has about.
-fn pieces(rows: &[i64], ints: &mut Vec<i64>) -> (i64, i64) {
+/// Elements per item of a kernel without rows, and fewest of a table's: the same on every machine, as what is done
+/// band by band is cut there.
+fn item_elements(kernel: &Kernel) -> i64 {
+    let elements = (CHUNK * 2 / kernel.cost()).clamp(SHORTEST, CHUNK);
+    1 << elements.ilog2()
+}
+
+/// Cuts the rows of a table into pieces of at most `most` elements: how many there are, and how many elements each has
+/// about.
+fn pieces(rows: &[i64], most: i64, ints: &mut Vec<i64>) -> (i64, i64) {
     let first = ints.len();
     for (row, &count) in rows.iter().enumerate() {
-        let pieces = (count + CHUNK - 1) / CHUNK;
+        let pieces = (count + most - 1) / most;
         let piece = round_up((count + pieces - 1) / pieces.max(1), 64);
         let mut at = 0;
         while at < count {
@@ -198,9 +205,10 @@ pub fn stride(kernel: &Kernel) -> Option<(i64, i64)> {
     let length = kernel.axes.get(kernel.vector_axis())?.extent;
     let found = match kernel.mode {
         Mode::Map => {
-            let blocks = (length + CHUNK - 1) / CHUNK;
+            let item = item_elements(kernel);
+            let blocks = (length + item - 1) / item;
             // A single loop is cut into pieces of the same length.
-            if kernel.outer() == 1 && blocks > 1 { (1, CHUNK) } else { (blocks, length) }
+            if kernel.outer() == 1 && blocks > 1 { (1, item) } else { (blocks, length) }
         }
         Mode::Rows => {
             let inner = kernel.axes.iter().filter(|axis| axis.inner).count();
@@ -221,7 +229,8 @@ pub fn items(kernel: &Kernel) -> i64 {
         Mode::Map | Mode::Columns | Mode::Table => {
             let vector = kernel.vector_axis();
             let others: i64 = kernel.axes[..vector].iter().map(|axis| axis.extent).product();
-            (kernel.axes[vector].extent + CHUNK - 1) / CHUNK * others
+            let item = item_elements(kernel);
+            (kernel.axes[vector].extent + item - 1) / item * others
         }
     }
 }

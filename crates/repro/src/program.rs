@@ -4,9 +4,11 @@ use crate::case::Case;
 
 /// A program that compiles and runs a case; `text` is the case's.
 pub fn rust_program(case: &Case, text: &str) -> String {
-    let notes: String = case.notes.iter().map(|note| format!("// {note}\n")).collect();
+    let notes: String = case.notes.iter().map(|note| format!("//! {note}\n")).collect();
     format!(
-        r##"{notes}use kiln::repro::{{Case, reproduce}};
+        r##"//! A program to run eagerly and compiled, and to compare.
+{notes}
+use kiln::repro::{{Case, reproduce}};
 
 const CASE: &str = r#"
 {text}"#;

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::contract::Real;
-use crate::convolution::{self, Constant, Finished, Geometry, OnFinished};
+use crate::convolution::{self, Constant, Direct, Finished, Geometry, OnFinished};
 use crate::kept::{Contents, Form, Kept, Operand};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{self, AllocError};
@@ -119,7 +118,7 @@ impl Convolution {
 
     /// # Safety
     /// That of [`Convolution::run`]; elements are of type `T`.
-    unsafe fn run_as<T: Real>(
+    unsafe fn run_as<T: Direct>(
         &self,
         pointers: &[*mut u8],
         contents: &[Contents],

@@ -165,41 +165,67 @@ impl<T: Copy + Default, const N: usize> Lanes for Plain<T, N> {
     }
 }
 
-/// Vectors of f32 that are computed with.
+/// Vectors of which sums of products are made.
 ///
 /// # Safety
 /// That of [`Lanes`].
-#[cfg(target_arch = "x86_64")]
-pub(crate) trait Numbers: Lanes<Element = f32> {
-    /// `a · b + self`, rounded once.
+pub(crate) trait Sums: Lanes {
+    /// `a · b + self`, rounded once if the instruction set can.
     unsafe fn add_product(self, a: Self, b: Self) -> Self;
     /// The sum.
     unsafe fn plus(self, other: Self) -> Self;
-    /// The difference.
-    unsafe fn minus(self, other: Self) -> Self;
+
     /// Of the elements of both in order: those at even places, and those at odd ones.
-    unsafe fn split(a: Self, b: Self) -> (Self, Self);
+    #[inline(always)]
+    unsafe fn split(a: Self, b: Self) -> (Self, Self) {
+        // SAFETY: there is room for both; the caller's instruction set.
+        unsafe { Self::rearranged(a, b, |i| 2 * i % (2 * Self::LANES) + i / Self::LANES) }
+    }
+
     /// The elements of both in turn.
-    unsafe fn join(even: Self, odd: Self) -> (Self, Self);
+    #[inline(always)]
+    unsafe fn join(even: Self, odd: Self) -> (Self, Self) {
+        // SAFETY: as above.
+        unsafe { Self::rearranged(even, odd, |i| i / 2 + i % 2 * Self::LANES) }
+    }
+
+    /// The elements of both, each from the place given for its own.
+    #[inline(always)]
+    unsafe fn rearranged(a: Self, b: Self, from: impl Fn(usize) -> usize) -> (Self, Self) {
+        const { assert!(Self::LANES <= 16) };
+        let mut before = [Self::Element::default(); 32];
+        // SAFETY: there is room for both; the caller's instruction set.
+        unsafe {
+            a.store(before.as_mut_ptr());
+            b.store(before.as_mut_ptr().add(Self::LANES));
+            let after: [Self::Element; 32] = std::array::from_fn(|i| before[from(i) % 32]);
+            (Self::load(after.as_ptr()), Self::load(after.as_ptr().add(Self::LANES)))
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Numbers for __m512 {
-    #[inline(always)]
-    unsafe fn add_product(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: the instruction set is there; so below.
-        unsafe { _mm512_fmadd_ps(a, b, self) }
-    }
-    #[inline(always)]
-    unsafe fn plus(self, other: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_add_ps(self, other) }
-    }
-    #[inline(always)]
-    unsafe fn minus(self, other: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_sub_ps(self, other) }
-    }
+macro_rules! sums {
+    ($($vector:ty: $multiply_add:ident $add:ident { $($other:item)* })*) => {
+        $(impl Sums for $vector {
+            #[inline(always)]
+            unsafe fn add_product(self, a: $vector, b: $vector) -> $vector {
+                // SAFETY: the instruction set is there; so below.
+                unsafe { $multiply_add(a, b, self) }
+            }
+            #[inline(always)]
+            unsafe fn plus(self, other: $vector) -> $vector {
+                // SAFETY: as above.
+                unsafe { $add(self, other) }
+            }
+            $($other)*
+        })*
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+sums!(
+    __m512: _mm512_fmadd_ps _mm512_add_ps {
     #[inline(always)]
     unsafe fn split(a: __m512, b: __m512) -> (__m512, __m512) {
         // SAFETY: the instruction set is there.
@@ -218,25 +244,9 @@ impl Numbers for __m512 {
             (_mm512_permutex2var_ps(even, low, odd), _mm512_permutex2var_ps(even, high, odd))
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Numbers for __m256 {
-    #[inline(always)]
-    unsafe fn add_product(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: the instruction set is there; so below.
-        unsafe { _mm256_fmadd_ps(a, b, self) }
     }
-    #[inline(always)]
-    unsafe fn plus(self, other: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_add_ps(self, other) }
-    }
-    #[inline(always)]
-    unsafe fn minus(self, other: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_sub_ps(self, other) }
-    }
+    __m512d: _mm512_fmadd_pd _mm512_add_pd {}
+    __m256: _mm256_fmadd_ps _mm256_add_ps {
     #[inline(always)]
     unsafe fn split(a: __m256, b: __m256) -> (__m256, __m256) {
         // SAFETY: the instruction set is there.
@@ -253,5 +263,49 @@ impl Numbers for __m256 {
             let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
             (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
         }
+    }
+    }
+    __m256d: _mm256_fmadd_pd _mm256_add_pd {}
+);
+
+impl<T, const N: usize> Sums for Plain<T, N>
+where
+    T: Copy + Default + std::ops::Add<Output = T> + std::ops::Mul<Output = T>,
+{
+    #[inline(always)]
+    unsafe fn add_product(self, a: Self, b: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i] + a.0[i] * b.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn plus(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+}
+
+/// Vectors of f32 that are subtracted, too.
+///
+/// # Safety
+/// That of [`Lanes`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) trait Numbers: Sums<Element = f32> {
+    /// The difference.
+    unsafe fn minus(self, other: Self) -> Self;
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Numbers for __m512 {
+    #[inline(always)]
+    unsafe fn minus(self, other: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_sub_ps(self, other) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Numbers for __m256 {
+    #[inline(always)]
+    unsafe fn minus(self, other: __m256) -> __m256 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm256_sub_ps(self, other) }
     }
 }

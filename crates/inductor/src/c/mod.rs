@@ -470,22 +470,8 @@ impl<'k> Emitter<'k> {
         );
         self.functions.sort();
         self.functions.dedup();
-        let cost: i64 = 1 + kernel
-            .exprs
-            .iter()
-            .map(|e| match &e.kind {
-                ExprKind::Apply(op, _) => op.cost(),
-                _ => 0,
-            })
-            .sum::<i64>()
-            / 2;
-        let signature = Signature {
-            list: self.ints,
-            pieces: self.pieces,
-            twins: self.twins,
-            lanes: self.lanes as i64,
-            cost,
-        };
+        let signature =
+            Signature { list: self.ints, pieces: self.pieces, twins: self.twins, lanes: self.lanes as i64 };
         let code = indent(&code);
         let name = name_of(&code);
         KernelSource {

@@ -24,6 +24,10 @@ const LONG: i64 = 32768;
 /// Sums of columns of a matrix with so many elements, and no more columns than that, are sums of chunks of its rows.
 const LARGE: i64 = 1 << 21;
 const WIDEST: i64 = 8192;
+/// Each chunk of such a matrix has a row of partial sums, which is written and read again: of so many rows it is next to
+/// nothing, and so many chunks keep the threads busy.
+const ROWS: i64 = 128;
+const CHUNKS: i64 = 32;
 
 /// Few kept elements over many reduced ones: such a reduction is cut into chunks, or it has no parallelism.
 pub(crate) fn is_tall(outer: i64, inner: i64) -> bool {
@@ -319,8 +323,10 @@ fn cut(kernel: &Kernel) -> Option<(Scheduled, Scheduled, Vec<(DType, i64)>)> {
     }
     let axis = k.outer();
     let row = k.count(true) / k.axes[axis].extent.max(1);
-    let chunk = (CHUNK / (row * outer).max(1)).max(1);
-    let chunks = (k.axes[axis].extent + chunk - 1) / chunk;
+    let rows = k.axes[axis].extent;
+    let fewest = if is_wide { (rows / CHUNKS).min(ROWS / row.max(1)) } else { 1 };
+    let chunk = (CHUNK / (row * outer).max(1)).max(fewest).max(1);
+    let chunks = (rows + chunk - 1) / chunk;
     if chunks < 2 {
         return None;
     }

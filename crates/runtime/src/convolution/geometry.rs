@@ -74,8 +74,29 @@ impl Geometry {
         self.kernel[0] * self.kernel[1]
     }
 
-    pub(super) fn is_depthwise(&self) -> bool {
-        self.groups == self.channels && self.groups > 1
+    /// Whether groups have so few channels that planes are summed up directly.
+    pub(super) fn is_direct(&self) -> bool {
+        // A matrix of fewer columns would leave half of its panel empty.
+        self.groups > 1 && self.channels / self.groups <= 8
+    }
+
+    /// The taps that meet the positions of one phase along one dim: number of the tap, and the position in the
+    /// output that the first of them meets.
+    pub(super) fn phase(
+        &self,
+        d: usize,
+        first: usize,
+    ) -> impl Iterator<Item = (usize, isize)> + Clone + use<> {
+        let (padding, dilation, stride) = (self.padding[d], self.dilation[d], self.stride[d] as isize);
+        (0..self.kernel[d]).filter_map(move |tap| {
+            let at = (first + padding) as isize - (tap * dilation) as isize;
+            (at.rem_euclid(stride) == 0).then(|| (tap, at.div_euclid(stride)))
+        })
+    }
+
+    /// Positions of one phase along one dim.
+    pub(super) fn phase_size(&self, d: usize, first: usize) -> usize {
+        self.input[d].saturating_sub(first).div_ceil(self.stride[d])
     }
 
     /// Runs a product for each group: groups side by side if there are many, else each on all threads.

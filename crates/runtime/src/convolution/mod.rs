@@ -3,10 +3,10 @@
 //! All three are products of matrices that lie at sums of offsets ([`contract`]): images are padded by a copy
 //! (where there is padding), and the pixel under a tap is then at *offset of the position* + *offset of the
 //! tap*. The gradient of the input with a stride falls apart into one product for each phase of the stride,
-//! none of which multiplies by the zeros between the steps. Convolutions with one input channel a group are
-//! done directly, and large ones of 3 × 3 without a stride with fewer multiplications (`winograd.rs`).
+//! none of which multiplies by the zeros between the steps. Convolutions with few channels a group are done
+//! directly (`direct/`), and large ones of 3 × 3 without a stride with fewer multiplications (`winograd.rs`).
 
-mod depthwise;
+mod direct;
 mod geometry;
 
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +20,7 @@ use crate::threads::{GRAIN, Shared, parallel_for};
 #[cfg(target_arch = "x86_64")]
 use crate::winograd::{self, Kernels, Task};
 
+pub use direct::Direct;
 pub use geometry::{Geometry, pair};
 
 /// Elements of a result that are there: those of these planes (counted through all images) from pixel to pixel.
@@ -157,7 +158,7 @@ pub(crate) fn minimal_task(g: &Geometry, kernels: Kernels) -> Option<Task> {
 #[cfg(target_arch = "x86_64")]
 fn minimal<T: 'static>(g: &Geometry, kernels: Kernels, kept: bool) -> Option<Task> {
     let task = if TypeId::of::<T>() == TypeId::of::<f32>() { minimal_task(g, kernels) } else { None };
-    task.filter(|task| !g.is_depthwise() && task.pays(kept))
+    task.filter(|task| task.pays(kept))
 }
 
 /// Constant kernels as [`forward_with`] can use them again and again; `None` if it takes them as they are.
@@ -190,7 +191,7 @@ pub fn is_transformed<T: Real>(g: &Geometry) -> bool {
 /// # Safety
 /// `out` `[batch, filters, output]`, `x` `[batch, channels, input]` and `weight`
 /// `[filters, channels / groups, kernel]` are dense; `out` overlaps nothing. The sizes fit together.
-pub unsafe fn forward<T: Real>(
+pub unsafe fn forward<T: Direct>(
     g: &Geometry,
     out: *mut T,
     x: *const T,
@@ -206,7 +207,7 @@ pub unsafe fn forward<T: Real>(
 ///
 /// # Safety
 /// That of [`forward`]. Transformed kernels are those of these weights.
-pub unsafe fn forward_with<T: Real>(
+pub unsafe fn forward_with<T: Direct>(
     g: &Geometry,
     out: *mut T,
     x: *const T,
@@ -214,10 +215,9 @@ pub unsafe fn forward_with<T: Real>(
     constant: Option<Constant<'_>>,
     then: Option<OnFinished<'_>>,
 ) -> Result<(), AllocError> {
-    if g.is_depthwise() {
+    if g.is_direct() {
         // SAFETY: the caller's promise is passed on.
-        unsafe { depthwise::forward(g, out, x, weight, then) };
-        return Ok(());
+        return unsafe { direct::forward(g, out, x, weight, then) };
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(task) = minimal::<T>(g, Kernels::Straight, constant.is_some()) {
@@ -265,36 +265,20 @@ pub unsafe fn forward_with<T: Real>(
     })
 }
 
-/// The taps that meet the positions of one phase along one dim: number of the tap, and the position in the
-/// output that the first of them meets.
-fn phase(g: &Geometry, d: usize, first: usize) -> impl Iterator<Item = (usize, isize)> + Clone {
-    let (padding, dilation, stride) = (g.padding[d], g.dilation[d], g.stride[d] as isize);
-    (0..g.kernel[d]).filter_map(move |tap| {
-        let at = (first + padding) as isize - (tap * dilation) as isize;
-        (at.rem_euclid(stride) == 0).then(|| (tap, at.div_euclid(stride)))
-    })
-}
-
-/// Positions of one phase along one dim.
-fn phase_size(g: &Geometry, d: usize, first: usize) -> usize {
-    g.input[d].saturating_sub(first).div_ceil(g.stride[d])
-}
-
 /// `out[n, c, i] = Σ grad[n, o, p] · weight[o, c, tap]` over all `p`, `tap` with `p·stride + tap = i`.
 ///
 /// # Safety
 /// `out` `[batch, channels, input]`, `grad` `[batch, filters, output]` and `weight` are dense; `out` overlaps
 /// nothing. The sizes fit together.
-pub unsafe fn input_gradient<T: Real>(
+pub unsafe fn input_gradient<T: Direct>(
     g: &Geometry,
     out: *mut T,
     grad: *const T,
     weight: *const T,
 ) -> Result<(), AllocError> {
-    if g.is_depthwise() {
+    if g.is_direct() {
         // SAFETY: the caller's promise is passed on.
-        unsafe { depthwise::input_gradient(g, out, grad, weight) };
-        return Ok(());
+        return unsafe { direct::input_gradient(g, out, grad, weight) };
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(task) = minimal::<T>(g, Kernels::Turned, false) {
@@ -309,8 +293,8 @@ pub unsafe fn input_gradient<T: Real>(
     let mut after = [0usize; 2];
     for d in 0..2 {
         for first in 0..g.stride[d].min(g.input[d]) {
-            for (_, at) in phase(g, d, first) {
-                let end = at + phase_size(g, d, first) as isize - g.output[d] as isize;
+            for (_, at) in g.phase(d, first) {
+                let end = at + g.phase_size(d, first) as isize - g.output[d] as isize;
                 before[d] = before[d].max(usize::try_from(-at).unwrap_or(0));
                 after[d] = after[d].max(usize::try_from(end).unwrap_or(0));
             }
@@ -324,8 +308,8 @@ pub unsafe fn input_gradient<T: Real>(
     let weight_columns = strided(channels, g.taps())?;
     for top in 0..g.stride[0].min(g.input[0]) {
         for left in 0..g.stride[1].min(g.input[1]) {
-            let (rows, columns) = (phase(g, 0, top), phase(g, 1, left));
-            let size = [phase_size(g, 0, top), phase_size(g, 1, left)];
+            let (rows, columns) = (g.phase(0, top), g.phase(1, left));
+            let size = [g.phase_size(0, top), g.phase_size(1, left)];
             let mut meets = List::with_room(g.taps())?;
             let mut tap_places = List::with_room(g.taps())?;
             for (r, row) in rows {
@@ -365,16 +349,15 @@ pub unsafe fn input_gradient<T: Real>(
 /// # Safety
 /// `out` `[filters, channels / groups, kernel]`, `x` and `grad` are dense; `out` overlaps nothing. The sizes
 /// fit together.
-pub unsafe fn weight_gradient<T: Real>(
+pub unsafe fn weight_gradient<T: Direct>(
     g: &Geometry,
     out: *mut T,
     x: *const T,
     grad: *const T,
 ) -> Result<(), AllocError> {
-    if g.is_depthwise() {
+    if g.is_direct() {
         // SAFETY: the caller's promise is passed on.
-        unsafe { depthwise::weight_gradient(g, out, x, grad) };
-        return Ok(());
+        return unsafe { direct::weight_gradient(g, out, x, grad) };
     }
     // SAFETY: the input's planes.
     let image = unsafe { Planes::padded(x.cast_mut(), g.batch * g.channels, g.input, g.padding, g.padding)? };
@@ -463,6 +446,44 @@ mod tests {
     }
 
     #[test]
+    fn what_a_tap_does_not_meet_may_be_infinite() {
+        // The last column of the first plane, next to which vectors may end.
+        let mut g = Geometry {
+            batch: 1,
+            channels: 2,
+            filters: 2,
+            input: [5, 9],
+            output: [5, 9],
+            kernel: [3, 3],
+            stride: [1, 1],
+            padding: [1, 1],
+            dilation: [1, 1],
+            groups: 2,
+        };
+        for width in 1..40 {
+            (g.input[1], g.output[1]) = (width, width);
+            let mut x = vec![1.0f32; 10 * width];
+            x[width - 1..5 * width].iter_mut().step_by(width).for_each(|x| *x = f32::INFINITY);
+            let grad = vec![1.0f32; 10 * width];
+            let (mut out, mut sums) = (vec![f32::NAN; 10 * width], [f32::NAN; 18]);
+            // SAFETY: dense vectors of the sizes the geometry says.
+            unsafe {
+                forward(&g, out.as_mut_ptr(), x.as_ptr(), [1.0f32; 18].as_ptr()).unwrap();
+                weight_gradient(&g, sums.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
+            }
+            for (i, out) in out.iter().enumerate() {
+                let is_near = i < 5 * width && i % width + 2 >= width;
+                assert!(if is_near { *out == f32::INFINITY } else { out.is_finite() }, "{i} of {width}");
+            }
+            // No result meets the last column with a tap of the first.
+            for (tap, sum) in sums.iter().enumerate() {
+                let is_near = tap < 9 && tap % 3 > 0 && (width > 1 || tap % 3 == 1);
+                assert_eq!(sum.is_finite(), !is_near, "tap {tap} of width {width}");
+            }
+        }
+    }
+
+    #[test]
     fn all_three_against_plain_loops() {
         let cases: &[[usize; 13]] = &[
             // batch, channels, filters, groups, input, kernel, stride, padding, dilation (vertical) + width
@@ -475,6 +496,16 @@ mod tests {
             [1, 3, 40, 1, 1, 1, 1, 0, 1, 64, 5, 2, 2],
             [2, 33, 17, 1, 6, 2, 3, 0, 1, 6, 2, 3, 0],
             [1, 8, 16, 4, 6, 3, 1, 1, 1, 6, 3, 1, 1],
+            [2, 6, 6, 6, 14, 7, 1, 3, 1, 14, 7, 1, 3],
+            [1, 4, 12, 4, 9, 5, 2, 2, 1, 33, 5, 2, 2],
+            [1, 2, 2, 2, 25, 3, 2, 3, 3, 37, 3, 3, 1],
+            [1, 6, 4, 2, 13, 9, 1, 8, 2, 23, 10, 2, 9],
+            [1, 20, 20, 2, 7, 3, 1, 1, 1, 7, 3, 2, 1],
+            // More than a block, in either dim.
+            [1, 2, 2, 2, 150, 3, 1, 1, 1, 130, 3, 1, 1],
+            [1, 2, 2, 2, 150, 3, 2, 2, 2, 130, 3, 2, 1],
+            [1, 2, 2, 2, 1, 1, 1, 0, 1, 5000, 3, 2, 1],
+            [1, 2, 2, 2, 3, 3, 1, 1, 1, 2100, 4, 1, 2],
         ];
         for case in cases {
             let [batch, channels, filters, groups, h, kh, sh, ph, dilation, w, kw, sw, pw] = *case;
@@ -517,6 +548,19 @@ mod tests {
                 weight_gradient(&g, got.2.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
             }
             assert!(finished.into_inner().iter().all(|times| *times == 1), "{g:?}: each is finished once");
+            // All numbers are small integers: f32 is as exact.
+            let narrow = |list: &[f64]| -> Vec<f32> { list.iter().map(|&x| x as f32).collect() };
+            let (x, weight, grad) = (narrow(&x), narrow(&weight), narrow(&grad));
+            let unknown = |count: usize| vec![f32::NAN; count];
+            let mut single = (unknown(grad.len()), unknown(x.len()), unknown(weight.len()));
+            // SAFETY: as above.
+            unsafe {
+                forward(&g, single.0.as_mut_ptr(), x.as_ptr(), weight.as_ptr()).unwrap();
+                input_gradient(&g, single.1.as_mut_ptr(), grad.as_ptr(), weight.as_ptr()).unwrap();
+                weight_gradient(&g, single.2.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
+            }
+            let all = (narrow(&want.0), narrow(&want.1), narrow(&want.2));
+            assert!(single == all, "f32 {g:?}");
             assert_eq!(got.0, want.0, "forward {g:?}");
             assert_eq!(got.1, want.1, "input {g:?}");
             assert_eq!(got.2, want.2, "weight {g:?}");
