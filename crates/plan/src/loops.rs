@@ -398,10 +398,8 @@ impl Kernel {
 
     /// What an element costs, next to one that is loaded, computed with a few operations and stored.
     pub fn cost(&self) -> i64 {
-        // Elements that go through the C library one by one cost about as much as so many vector instructions.
-        const LIBRARY: usize = 480;
         let instructions = |expr: &Expr| match &expr.kind {
-            ExprKind::Apply(operation, _) => operation.instructions().unwrap_or(LIBRARY),
+            ExprKind::Apply(operation, _) => operation.instructions(),
             _ => 0,
         };
         1 + (self.exprs.iter().map(instructions).sum::<usize>() / 8) as i64

@@ -117,49 +117,55 @@ impl InDouble<1> for Lgamma {
         ];
         let (one, half) = (cx.constant(1.0), cx.constant(0.5));
         let at = reflected(cx, x, target);
-        // Γ(z) = Γ(z + n) / (z·(z + 1)·…)
+        // Below where Stirling's series holds, Γ(z) = Γ(z − n)·(z − n)·…·(z − 1) with z − n in [1½, 2½), which cancels less
+        // than moving z up and taking a large logarithm from another; and Γ(z) = Γ(z + 1)/z below 1½.
         let (limit, _) = series(target);
         let large = cx.constant(f64::from(limit));
-        let (mut moved, mut product) = (at.z, one);
+        let is_far = cx.ge(at.z, large);
+        let (first, second) = (cx.constant(1.5), cx.constant(2.5));
+        let is_first = cx.lt(at.z, first);
+        let up = cx.add(at.z, one);
+        let start = cx.select(is_first, up, at.z);
+        let (mut moved, mut product) = (start, one);
         for _ in 2..limit {
-            let small = cx.lt(moved, large);
+            let above = cx.ge(moved, second);
+            let next = cx.sub(moved, one);
+            moved = cx.select(above, next, moved);
             let next = cx.mul(product, moved);
-            product = cx.select(small, next, product);
-            let next = cx.add(moved, one);
-            moved = cx.select(small, next, moved);
+            product = cx.select(above, next, product);
         }
-        let moved = cx.name("moved", moved);
-        // Right of 1½ for numbers below 2½, whose logarithm is that of a factor instead.
-        let (near, next, second) = (cx.constant(2.5), cx.constant(1.5), cx.constant(2.0));
-        let is_near = cx.lt(at.z, near);
-        let is_first = cx.lt(at.z, next);
-        let center = cx.select(is_first, one, second);
-        let d = cx.sub(at.z, center);
+        let two = cx.constant(2.0);
+        let d = cx.sub(moved, two);
         let d = cx.name("d", d);
         let p = cx.polynomial("p", d, near_two_coefficients(target));
         let near = cx.mul(d, p);
-        let near_factor = cx.select(is_first, at.z, one);
-        let product = cx.select(is_near, near_factor, product);
-        // log Γ(x) = log(π/|sin πx|) − log Γ(1 − x)
-        let sine = cx.abs(at.sine);
-        let pi = cx.constant(PI);
-        let turned = cx.div(pi, sine);
-        let turned = cx.mul(turned, product);
-        let factor = cx.select(at.is, turned, product);
-        let factor = log(cx, factor);
-        let factor = cx.name("factor", factor);
 
-        let (inverse, series) = stirling(cx, moved, TERMS, target);
-        let log_moved = log(cx, moved);
-        let log_moved = cx.name("log_moved", log_moved);
-        let below = cx.sub(moved, half);
+        let (inverse, series) = stirling(cx, at.z, TERMS, target);
+        let log_z = log(cx, at.z);
+        let log_z = cx.name("log_z", log_z);
+        let below = cx.sub(at.z, half);
         let root = cx.constant(0.5 * 1.837_877_066_409_345_5);
         let rest = cx.fma(inverse, series, root);
-        let rest = cx.sub(rest, moved);
-        let far = cx.fma(below, log_moved, rest);
-        let main = cx.select(is_near, near, far);
-        let straight = cx.sub(main, factor);
-        let turned = cx.sub(factor, main);
+        let rest = cx.sub(rest, at.z);
+        let far = cx.fma(below, log_z, rest);
+        let main = cx.select(is_far, far, near);
+
+        // −log Γ(x) = log(|sin πx|/π) + log Γ(1 − x), the product under the same logarithm.
+        let factor = cx.select(is_far, one, product);
+        let divisor = cx.select(is_first, at.z, one);
+        let sine = cx.abs(at.sine);
+        let pi = cx.constant(PI);
+        let above = cx.mul(sine, factor);
+        let below = cx.mul(pi, divisor);
+        let turned = cx.div(above, below);
+        let straight = cx.select(is_first, divisor, factor);
+        let factor = cx.select(at.is, turned, straight);
+        let factor = log(cx, factor);
+        let factor = cx.name("factor", factor);
+        let less = cx.sub(main, factor);
+        let more = cx.add(main, factor);
+        let straight = cx.select(is_first, less, more);
+        let turned = cx.neg(more);
         let result = cx.select(at.is, turned, straight);
         // ∞ − ∞ above.
         let infinity = cx.constant(f64::INFINITY);
