@@ -15,7 +15,8 @@
 use std::ops::Range;
 
 use kiln_ir::{
-    Def, Emit, EmitExt, Error, Fault, Grad, GradCall, Graph, Op, Result, Ty, Value, Values, Why, planted,
+    Def, Emit, EmitExt, Error, Fault, Grad, GradCall, Graph, Op, Parts, Result, Ty, Value, Values, Why,
+    Window, planted,
 };
 use smallvec::SmallVec;
 
@@ -46,7 +47,7 @@ pub fn differentiate(
     for node in (0..nodes).rev().filter(|&node| recorded(node)) {
         backward.through(node)?;
     }
-    let grads = wanted.iter().map(|v| backward.grads[v.index()]).collect();
+    let grads = wanted.iter().map(|v| backward.whole(*v)).collect::<Result<_>>()?;
     graph.loc = Default::default();
     Ok(grads)
 }
@@ -54,9 +55,16 @@ pub fn differentiate(
 struct Backward<'g> {
     graph: &'g mut Graph,
     /// The gradient of each value, so far.
-    grads: Vec<Option<Value>>,
+    grads: Vec<Option<Sum>>,
     /// Which values depend on something wanted.
     needs: Vec<bool>,
+}
+
+/// What arrived at a value: gradients of all of it, or of parts.
+#[derive(Clone)]
+enum Sum {
+    Whole(Value),
+    Parts(Box<Parts<Value>>),
 }
 
 impl Backward<'_> {
@@ -70,23 +78,56 @@ impl Backward<'_> {
     }
 
     fn accumulate(&mut self, value: Value, grad: Value) -> Result<()> {
-        let sum = match self.grads[value.index()] {
+        let sum = match self.whole(value)? {
             Some(earlier) => self.graph.add(earlier, grad)?,
             None => grad,
+        };
+        self.grads[value.index()] = Some(Sum::Whole(sum));
+        Ok(())
+    }
+
+    fn accumulate_part(&mut self, value: Value, window: Window, part: Value) -> Result<()> {
+        let sum = match self.grads[value.index()].take() {
+            None => Sum::Parts(Box::new(Parts::new(self.graph.tensor_ty(value), window, part))),
+            Some(Sum::Parts(mut parts)) => match parts.take(window, part) {
+                None => Sum::Parts(parts),
+                Some(part) => {
+                    let whole = parts.joined(self.graph)?;
+                    Sum::Whole(self.graph.emit_one(window.add(), &[whole, part])?)
+                }
+            },
+            Some(Sum::Whole(whole)) => Sum::Whole(self.graph.emit_one(window.add(), &[whole, part])?),
         };
         self.grads[value.index()] = Some(sum);
         Ok(())
     }
 
+    /// The gradient of a value, so far. Parts that it consists of are joined.
+    fn whole(&mut self, value: Value) -> Result<Option<Value>> {
+        let whole = match self.grads[value.index()].take() {
+            None => return Ok(None),
+            Some(Sum::Whole(whole)) => whole,
+            Some(Sum::Parts(parts)) => parts.joined(self.graph)?,
+        };
+        self.grads[value.index()] = Some(Sum::Whole(whole));
+        Ok(Some(whole))
+    }
+
     /// Passes the gradients of a node's results on to its operands.
     fn through(&mut self, index: usize) -> Result<()> {
         let node = self.graph.nodes[index].clone();
-        let grads: SmallVec<[Option<Value>; 2]> = node.outs.iter().map(|v| self.grads[v.index()]).collect();
         let needs: SmallVec<[bool; 4]> = node.args.iter().map(|v| self.needs[v.index()]).collect();
-        if grads.iter().all(Option::is_none) || !needs.contains(&true) {
+        if node.outs.iter().all(|v| self.grads[v.index()].is_none()) || !needs.contains(&true) {
             return Ok(());
         }
         self.graph.loc = node.loc;
+        let grads: SmallVec<[Option<Value>; 2]> =
+            node.outs.iter().map(|&v| self.whole(v)).collect::<Result<_>>()?;
+        if let (Some(window), [Some(grad)]) = (Window::of(&node.op), &grads[..]) {
+            self.accumulate_part(node.args[0], window, *grad)?;
+            self.grow();
+            return Ok(());
+        }
         let refuse = |graph: &Graph, reason| {
             let tys: Vec<Ty> = node.args.iter().map(|&v| graph.ty(v).clone()).collect();
             Err(node.op.error(&tys, Why::NotDifferentiable { reason }, node.loc))

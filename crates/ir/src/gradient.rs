@@ -273,6 +273,14 @@ pub(crate) fn slice_scatter(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     Ok(vec![gx, gsrc])
 }
 
+pub(crate) fn slice_add(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, Op::SliceAdd { dim, start, end, step }) = (g!(call), call.op) else {
+        return Ok(vec![None, None]);
+    };
+    let gsrc = call.wanted(cx, 1, |cx| cx.slice(g, *dim, *start, *end, *step))?;
+    Ok(vec![Some(g), gsrc])
+}
+
 pub(crate) fn cat(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let (g, Op::Cat { dim }) = (g!(call), call.op) else { return Ok(vec![None; call.inputs.len()]) };
     let mut start = 0;

@@ -27,6 +27,7 @@ mod loc;
 pub mod math;
 mod op;
 mod parse;
+mod parts;
 mod planted;
 mod print;
 mod promote;
@@ -52,6 +53,7 @@ pub use layout::Layout;
 pub use list_ty::{ListTy, ListTyBuilder};
 pub use loc::{Behalf, Line, Loc};
 pub use op::{Class, Grad, GradCall, Op, Refuses, Row};
+pub use parts::{Parts, Window};
 pub use planted::{Fault, Shows, planted, planted_fault};
 #[cfg(feature = "planted")]
 pub use planted::{Planted, plant};

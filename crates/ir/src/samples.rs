@@ -377,12 +377,20 @@ pub(crate) fn slice() -> Vec<Sample> {
 }
 
 pub(crate) fn slice_scatter() -> Vec<Sample> {
+    into_slices(|dim, start, end, step| Op::SliceScatter { dim, start, end, step })
+}
+
+pub(crate) fn slice_add() -> Vec<Sample> {
+    into_slices(|dim, start, end, step| Op::SliceAdd { dim, start, end, step })
+}
+
+fn into_slices(op: fn(usize, usize, usize, usize) -> Op) -> Vec<Sample> {
     SLICES
         .iter()
         .map(|&(shape, dim, start, end, step)| {
             let mut window = Shape::from(shape);
             window[dim] = (end - start).div_ceil(step);
-            with_op(Op::SliceScatter { dim, start, end, step }, ALL, vec![t(shape, Any), Tensor(window, Any)])
+            with_op(op(dim, start, end, step), ALL, vec![t(shape, Any), Tensor(window, Any)])
         })
         .collect()
 }

@@ -364,7 +364,9 @@ pub(crate) fn slice(op: &Op, args: &[Ty]) -> Rule {
 
 pub(crate) fn slice_scatter(op: &Op, args: &[Ty]) -> Rule {
     let (x, src) = (tensor(args, 0, "x")?, tensor(args, 1, "src")?);
-    let Op::SliceScatter { dim, start, end, step } = *op else { return one(x.clone()) };
+    let (Op::SliceScatter { dim, start, end, step } | Op::SliceAdd { dim, start, end, step }) = *op else {
+        return one(x.clone());
+    };
     let window = sliced(x, dim, start, end, step)?;
     common_device(args)?;
     same_kind_of(x, src)?;

@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
 use kiln::nn::seq;
@@ -445,5 +446,121 @@ fn a_training_step_with_convolutions_asks_for_little_memory() -> Result<()> {
     let counts: Vec<usize> = (0..3).map(|_| allocations(|| region.run(forward))).collect();
     // Five for the attributes and operands of each convolution, nine for the pool's.
     assert!(counts.iter().all(|&count| count <= 2 * 5 + 9 + 1), "{counts:?} allocations");
+    Ok(())
+}
+
+/// What the first call of a program costs: allocations, kernel launches, different kernels.
+struct FirstCall {
+    allocations: usize,
+    launches: usize,
+    kernels: usize,
+}
+
+fn first_call(name: &str, program: impl Fn() -> Result<Vec<Tensor>>) -> Result<FirstCall> {
+    let region = Compile::new().fullgraph(true).region();
+    let mut outcome = Ok(Vec::new());
+    let allocations = allocations(|| outcome = region.run(&program));
+    outcome?;
+    let explanation = region.explain();
+    assert_eq!(explanation.graphs.len(), 1, "{name}: {explanation}");
+    let graph = &explanation.graphs[0];
+    assert_eq!(graph.interpreted, None, "{name}");
+    let names: BTreeSet<&str> = graph.steps.iter().map(|step| step.name.as_str()).collect();
+    Ok(FirstCall { allocations, launches: graph.kernels, kernels: names.len() })
+}
+
+/// A cell of a recurrent network written by hand, unrolled, with its gradients.
+fn unrolled(steps: usize) -> Result<Vec<Tensor>> {
+    let xs = Tensor::ones([steps, 4, 8], &CPU)?;
+    let (of_x, of_h) = (Tensor::ones([8, 32], &CPU)?, Tensor::ones([8, 32], &CPU)?);
+    of_x.requires_grad_(true)?;
+    of_h.requires_grad_(true)?;
+    let (mut h, mut c) = (Tensor::zeros([4, 8], &CPU)?, Tensor::zeros([4, 8], &CPU)?);
+    let mut all = Vec::new();
+    for step in 0..steps {
+        let gates = xs.select(0, step as i64)?.matmul(&of_x)?.add(&h.matmul(&of_h)?)?;
+        let gates = gates.chunk(4, 1)?;
+        c = gates[1].sigmoid()?.mul(&c)?.add(&gates[0].sigmoid()?.mul(&gates[2].tanh()?)?)?;
+        h = gates[3].sigmoid()?.mul(&c.tanh()?)?;
+        all.push(h.clone());
+    }
+    Tensor::stack(&all, 0)?.square()?.mean()?.backward()?;
+    Ok([of_x.grad(), of_h.grad()].into_iter().flatten().collect())
+}
+
+/// One op after the other, of ten kinds.
+fn chained(ops: usize) -> Result<Vec<Tensor>> {
+    let (x, w) = (Tensor::ones([4, 32], &CPU)?, Tensor::ones([4, 32], &CPU)?);
+    let mut y = x.clone();
+    for i in 0..ops {
+        y = match i % 10 {
+            0 => y.mul(&w)?,
+            1 => y.add(&x)?,
+            2 => y.tanh()?,
+            3 => y.mul(0.5)?,
+            4 => y.sigmoid()?,
+            5 => y.sub(&x)?,
+            6 => y.abs()?,
+            7 => y.add(0.1)?,
+            8 => y.maximum(&w)?,
+            _ => y.neg()?,
+        };
+    }
+    Ok(vec![y.sum()?])
+}
+
+/// A sum of terms that all read the same tensors.
+fn summed(terms: usize) -> Result<Vec<Tensor>> {
+    let (x, w) = (Tensor::ones([4, 32], &CPU)?, Tensor::ones([4, 32], &CPU)?);
+    let mut total = x.mul(0.0)?;
+    for _ in 0..terms {
+        total = total.add(&x.mul(0.5)?.add(&w)?.tanh()?.mul(&total)?)?;
+    }
+    Ok(vec![total.sum()?])
+}
+
+/// Rows of a tensor, and windows that meet, with its gradient.
+fn rows_and_windows(rows: usize) -> Result<Vec<Tensor>> {
+    let x = Tensor::ones([rows, 32], &CPU)?;
+    x.requires_grad_(true)?;
+    let mut total = x.select(0, 0)?.tanh()?;
+    for row in 1..rows {
+        total = total.add(&x.select(0, row as i64)?.tanh()?)?;
+        total = total.mul(&x.narrow(0, row - 1, 2)?.sum_dim(0, false)?)?;
+    }
+    total.sum()?.backward()?;
+    Ok(x.grad().into_iter().collect())
+}
+
+/// Twice the ops are twice the work, and equal bodies have equal kernels: what a loop adds to a graph by going on is no
+/// new kernel.
+#[test]
+fn first_calls_grow_with_the_number_of_ops() -> Result<()> {
+    let _turn = turn();
+    type Program = fn(usize) -> Result<Vec<Tensor>>;
+    let programs: [(&str, Program, usize); 4] = [
+        ("unrolled", unrolled, 24),
+        ("chained", chained, 1600),
+        ("summed", summed, 200),
+        ("rows and windows", rows_and_windows, 60),
+    ];
+    for (name, program, size) in programs {
+        let once = first_call(name, || program(size))?;
+        let twice = first_call(name, || program(2 * size))?;
+        let ratio = twice.allocations as f64 / once.allocations as f64;
+        assert!(ratio < 2.3, "{name}: {} allocations, then {}", once.allocations, twice.allocations);
+        assert!(
+            twice.launches <= 2 * once.launches + 4,
+            "{name}: {} launches, then {}",
+            once.launches,
+            twice.launches
+        );
+        assert!(
+            twice.kernels <= once.kernels + 4,
+            "{name}: {} kernels, then {}",
+            once.kernels,
+            twice.kernels
+        );
+    }
     Ok(())
 }

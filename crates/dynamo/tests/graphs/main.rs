@@ -5,5 +5,6 @@ mod division;
 mod indexing;
 mod lists;
 mod networks;
+mod parts;
 mod pooling;
 mod scatters;

@@ -203,8 +203,9 @@ impl<'f, 'g> Assembler<'f, 'g> {
         if let Some(&id) = self.homes.get(&value) {
             return id;
         }
-        if let Some(of) = self.fusion.scatters.surrounded(value) {
-            return self.home(of);
+        let last = self.fusion.scatters.last(value);
+        if last != value {
+            return self.home(last);
         }
         if let Some(id) = self.fusion.windows.get(&value).and_then(|&write| self.input_of(write)) {
             self.homes.insert(value, id);

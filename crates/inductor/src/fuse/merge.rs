@@ -9,6 +9,10 @@ use super::{Fusion, Group, Target, Unit, folds};
 use crate::WhyNot;
 use crate::lower::{Refusal, is_library, lower_group};
 
+/// Of the kernels that share a value, so many on either side of one, in the order of the graph, are thought of as its
+/// partners: work grows with the number of kernels, however many read the same weight.
+const NEIGHBOURS: usize = 24;
+
 impl<'g> Fusion<'g> {
     /// Makes kernels one where that saves memory traffic.
     pub(super) fn merge(&mut self, groups: Vec<Group>) {
@@ -64,7 +68,10 @@ impl<'g> Fusion<'g> {
             let Some(group) = &groups[g] else { continue };
             let mut savings: FxHashMap<usize, i64> = FxHashMap::default();
             for v in group.lowered.loads.iter().chain(&group.roots) {
-                for &other in touching.get(v).into_iter().flatten() {
+                let all = touching.get(v).map_or(&[][..], |all| all);
+                let at = all.partition_point(|&other| other < g);
+                let near = at.saturating_sub(NEIGHBOURS)..all.len().min(at + NEIGHBOURS + 1);
+                for &other in &all[near] {
                     let other = find(&into, other);
                     if other != g && groups[other].is_some() {
                         *savings.entry(other).or_default() += self.bytes(*v);
@@ -88,7 +95,7 @@ impl<'g> Fusion<'g> {
                         merged = true;
                     }
                     Err(why) => {
-                        if !self.why_not.contains(&why) && self.why_not.len() < 200 {
+                        if self.why_not.len() < 200 && !self.why_not.contains(&why) {
                             self.why_not.push(why);
                         }
                     }

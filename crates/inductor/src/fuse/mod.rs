@@ -221,7 +221,7 @@ impl<'g> Fusion<'g> {
                 _ if self.scatters.makes(node.outs[0]) => {
                     let of = node.outs[0];
                     let strides = graph.tensor_of(of).shape.contiguous_strides();
-                    let (base, src) = (node.args[0], node.args[2]);
+                    let (base, src) = (node.args[0], node.args[node.args.len() - 1]);
                     if self.scatters.surrounded(base).is_none() {
                         self.add_target(base, Target::Part { of, offset: 0, strides: strides.clone() });
                     }
@@ -520,7 +520,7 @@ impl<'g> Fusion<'g> {
         let node = self.graph.producer(of)?;
         let window = match node.op {
             Op::SliceScatter { .. } => node.args[1],
-            _ if self.scatters.makes(of) => node.args[2],
+            _ if self.scatters.makes(of) => node.args[node.args.len() - 1],
             _ => return None,
         };
         (window == root && node.args[0] != root).then_some(node.args[0])

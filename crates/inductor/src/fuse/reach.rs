@@ -4,6 +4,9 @@
 
 use crate::fuse::merge::find;
 
+/// A search through more units than this ends: units so far apart are not made one.
+const FARTHEST: usize = 1000;
+
 pub(crate) struct Reach {
     level: Vec<u32>,
     /// Who waits for a unit directly.
@@ -54,11 +57,16 @@ impl Reach {
         self.search += 1;
         self.todo.clear();
         self.todo.extend(deps[from].iter().map(|&d| find(into, d)).filter(|&d| d != to && d != from));
+        let mut left = FARTHEST;
         while let Some(unit) = self.todo.pop() {
             if self.level[unit] <= self.level[to] || self.seen[unit] == self.search {
                 continue;
             }
             self.seen[unit] = self.search;
+            left -= 1;
+            if left == 0 {
+                return true;
+            }
             for &d in &deps[unit] {
                 let d = find(into, d);
                 if d == to {

@@ -194,7 +194,7 @@ impl<'a> Lowering<'a> {
             this.folding = folds.contains(&root);
             let expr = this.compute(root, &index)?;
             let place = this.scattered(root, &index)?;
-            scatters |= place.is_some();
+            scatters |= cx.scatters.is_ordered(root);
             lowered.push(LoweredRoot { value: root, expr, index, place });
         }
         let mut kernel = Kernel::empty(Mode::Map);

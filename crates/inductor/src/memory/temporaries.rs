@@ -9,7 +9,7 @@ use crate::schedule::epilogue;
 use kiln_plan::{Bands, BufferId, BufferPlan, Place, Step};
 
 /// A step whose result may lie where this operand does, if that is not needed any more.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct InPlace {
     pub step: usize,
     pub from: BufferId,

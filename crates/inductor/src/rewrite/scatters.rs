@@ -21,6 +21,9 @@
 //! %2 = gather_backward(%0, %1)      →      %2 = where(position == %1, %0 + 0, 0)
 //! ```
 //!
+//! What goes to a window (`slice_add`) has its place before anything runs: elements never meet, nothing is checked, and
+//! no order is kept. A chain of such sums lies in one buffer, so that every part costs what it holds.
+//!
 //! Many elements in few columns would leave threads without work, and stay with the library; so does what goes into an
 //! input that is written back (`windows`), where nothing may be changed before all indices are checked.
 
@@ -53,12 +56,21 @@ pub(crate) struct Scatter {
     /// What they are put into.
     of: Value,
     dim: usize,
-    index: Value,
+    to: To,
     /// The size that indices must be below.
     size: i64,
     pub adds: bool,
     /// Whether another step checks the same indices.
     is_checked: bool,
+}
+
+/// To which places along a dim.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+enum To {
+    /// What an index says.
+    Index(Value),
+    /// `start`, `start + step`, …
+    Window { start: usize, step: usize },
 }
 
 /// The scatters of a graph that are loops.
@@ -70,12 +82,14 @@ pub(crate) struct Scatters {
     results: FxHashSet<Value>,
     /// Values that nobody needs but as the surroundings of a scatter, made by a library step: it puts them there.
     bases: FxHashMap<Value, Value>,
+    /// By such a value, the last of the scatters that it is put into one after the other.
+    lasts: FxHashMap<Value, Value>,
 }
 
-/// A scatter: what surrounds the elements (zeros, if there is nothing), their index, the elements.
+/// A scatter: what surrounds the elements (zeros, if there is nothing), their places, the elements.
 struct Call {
     base: Option<Value>,
-    index: Value,
+    to: To,
     src: Value,
     dim: usize,
     adds: bool,
@@ -88,12 +102,24 @@ impl Call {
             Op::IndexCopy { dim } | Op::Scatter { dim } => (dim, false),
             Op::GatherBackward { dim, .. } => {
                 let [src, index] = node.args[..] else { return None };
-                return Some(Call { base: None, index, src, dim, adds: true });
+                return Some(Call { base: None, to: To::Index(index), src, dim, adds: true });
+            }
+            Op::SliceAdd { dim, start, step, .. } => {
+                let [base, src] = node.args[..] else { return None };
+                return Some(Call { base: Some(base), to: To::Window { start, step }, src, dim, adds: true });
             }
             _ => return None,
         };
         let [base, index, src] = node.args[..] else { return None };
-        Some(Call { base: Some(base), index, src, dim, adds })
+        Some(Call { base: Some(base), to: To::Index(index), src, dim, adds })
+    }
+
+    /// Whether its places are sure to be inside.
+    fn is_checked(&self, graph: &Graph, known: &FxHashSet<(Value, usize)>, size: usize) -> bool {
+        match self.to {
+            To::Index(index) => known.contains(&(bare(graph, index), size)),
+            To::Window { .. } => true,
+        }
     }
 
     /// How its result is had, or why it is a library's.
@@ -104,6 +130,9 @@ impl Call {
         let others = (0..to.rank()).filter(|&d| d != self.dim);
         if to.rank() == 0 || from.numel() == 0 || to.numel() == 0 {
             return Err("it has no elements, or no dims");
+        }
+        if let To::Window { .. } = self.to {
+            return if dtype == DType::Bool { Err(TRUTHS) } else { Ok(Form::Loops) };
         }
         let lines_fit = others.clone().all(|d| from[d] == to[d]);
         if from[self.dim] == 1 {
@@ -116,12 +145,14 @@ impl Call {
             return Err("its columns are too few for threads to share");
         }
         match (self.adds, dtype) {
-            (true, DType::Bool) => Err("truth values are added up as integers"),
+            (true, DType::Bool) => Err(TRUTHS),
             (true, DType::F16 | DType::BF16) => Ok(Form::Wide),
             _ => Ok(Form::Loops),
         }
     }
 }
+
+const TRUTHS: &str = "truth values are added up as integers";
 
 /// How the result of a scatter is had.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -197,7 +228,7 @@ pub(crate) fn take_apart<'g>(graph: Cow<'g, Graph>, layouts: &[Layout]) -> Cow<'
         let call = Call::of(node).filter(|_| !windows.contains_key(&node.outs[0]))?;
         let form = call.form(&graph, node).ok()?;
         let to = graph.ty(node.outs[0]).as_tensor()?;
-        let is_checked = known.contains(&(bare(&graph, call.index), to.shape[call.dim]));
+        let is_checked = call.is_checked(&graph, &known, to.shape[call.dim]);
         // Of choices of which only a part is needed, only that part's indices would be checked.
         if form == Form::Choice && !is_checked && !whole[node.outs[0].index()] {
             return None;
@@ -207,11 +238,19 @@ pub(crate) fn take_apart<'g>(graph: Cow<'g, Graph>, layouts: &[Layout]) -> Cow<'
     let emit =
         |result: &mut Graph, node: &Node, args: &[Value], (call, form, is_checked): (Call, Form, bool)| {
             let at = |value: Value| node.args.iter().position(|&arg| arg == value).map_or(value, |a| args[a]);
-            let call = Call { base: call.base.map(at), index: at(call.index), src: at(call.src), ..call };
+            let to = match call.to {
+                To::Index(index) => To::Index(at(index)),
+                window => window,
+            };
+            let call = Call { base: call.base.map(at), to, src: at(call.src), ..call };
             let mut rewrite = Rewrite { ty: graph.tensor_of(node.outs[0]).clone(), graph: result, node };
             match form {
-                Form::Choice => rewrite.choice(&call, is_checked),
-                Form::Wide | Form::Loops => rewrite.set_apart(&call),
+                Form::Choice => match call.to {
+                    To::Index(index) => rewrite.choice(&call, index, is_checked),
+                    To::Window { .. } => rewrite.set_apart(&call, false),
+                },
+                Form::Wide => rewrite.set_apart(&call, true),
+                Form::Loops => rewrite.set_apart(&call, false),
             }
         };
     let replaced = replace(&graph, found, emit);
@@ -268,10 +307,9 @@ impl Rewrite<'_> {
     }
 
     /// `where(position == index, base + src, base)`
-    fn choice(&mut self, call: &Call, is_checked: bool) -> Value {
+    fn choice(&mut self, call: &Call, mut index: Value, is_checked: bool) -> Value {
         let TensorTy { dtype, shape, .. } = self.result();
         let size = shape[call.dim];
-        let mut index = call.index;
         let (mut once, mut line) = (shape.clone(), shape.clone());
         once[call.dim] = 1;
         (0..shape.rank()).filter(|&d| d != call.dim).for_each(|d| line[d] = 1);
@@ -302,9 +340,8 @@ impl Rewrite<'_> {
     }
 
     /// A scatter of a value that nobody else has.
-    fn set_apart(&mut self, call: &Call) -> Value {
+    fn set_apart(&mut self, call: &Call, is_wide: bool) -> Value {
         let TensorTy { dtype, shape, device } = self.result();
-        let is_wide = call.adds && dtype.is_float() && dtype.is_narrow();
         let wide = if is_wide { DType::F32 } else { dtype };
         let whole = self.of(wide, &shape);
         let from = self.graph.tensor_of(call.src).shape.clone();
@@ -322,7 +359,10 @@ impl Rewrite<'_> {
             Op::GatherBackward { dim, .. } => Op::ScatterAdd { dim },
             ref op => op.clone(),
         };
-        let made = self.push(op, &[base, call.index, src], whole);
+        let made = match call.to {
+            To::Index(index) => self.push(op, &[base, index, src], whole),
+            To::Window { .. } => self.push(op, &[base, src], whole),
+        };
         match is_wide {
             true => {
                 let ty = self.of(dtype, &shape);
@@ -363,14 +403,22 @@ impl Scatters {
                 continue;
             }
             let size = ty.shape[call.dim];
-            let Call { index, src, dim, adds, .. } = call;
-            let is_checked = known.contains(&(bare(graph, index), size));
-            found.by_value.insert(src, Scatter { of, dim, index, size: size as i64, adds, is_checked });
-            let is_made = graph.producer(base).is_some_and(|from| is_library(graph, from));
+            let is_checked = call.is_checked(graph, &known, size);
+            let Call { to, src, dim, adds, .. } = call;
+            found.by_value.insert(src, Scatter { of, dim, to, size: size as i64, adds, is_checked });
+            let is_made = graph.producer(base).is_some_and(|from| {
+                is_library(graph, from) || matches!(from.op, Op::Cat { .. } | Op::SliceScatter { .. })
+            });
             if is_made && uses[base.index()] == 1 {
                 found.bases.insert(base, of);
             }
             found.results.insert(of);
+        }
+        // From the end of each chain.
+        let mut bases: Vec<(Value, Value)> = found.bases.iter().map(|(&base, &of)| (base, of)).collect();
+        bases.sort_unstable_by_key(|&(base, _)| std::cmp::Reverse(base));
+        for (base, of) in bases {
+            found.lasts.insert(base, found.last(of));
         }
         (found, why_not)
     }
@@ -385,17 +433,19 @@ impl Scatters {
         self.by_value.get(&value)
     }
 
+    /// Whether a value goes to places that are computed.
+    pub fn is_ordered(&self, value: Value) -> bool {
+        self.get(value).is_some_and(|scatter| matches!(scatter.to, To::Index(_)))
+    }
+
     /// Where a library step puts a value that nobody needs but as what surrounds a scatter.
     pub fn surrounded(&self, value: Value) -> Option<Value> {
         self.bases.get(&value).copied()
     }
 
     /// The value in whose memory this one is.
-    pub fn last(&self, mut value: Value) -> Value {
-        while let Some(of) = self.surrounded(value) {
-            value = of;
-        }
-        value
+    pub fn last(&self, value: Value) -> Value {
+        self.lasts.get(&value).copied().unwrap_or(value)
     }
 }
 
@@ -404,6 +454,12 @@ impl Lowering<'_> {
     pub(crate) fn scattered(&mut self, root: Value, index: &[Index]) -> Result<Option<Index>, Stop> {
         let Some(scatter) = self.cx.scatters.get(root).cloned() else { return Ok(None) };
         let shape = self.tensor(root).shape;
+        let by = match scatter.to {
+            To::Index(by) => by,
+            To::Window { start, step } => {
+                return Ok(Some(index[scatter.dim].scaled(step as i64, start as i64)));
+            }
+        };
         if Space::of(&shape, &[scatter.dim]) != *self.space {
             return Err(apart(root, scatter.of));
         }
@@ -411,9 +467,9 @@ impl Lowering<'_> {
         if let Def::Node { node, .. } = self.cx.graph.def(scatter.of) {
             self.nodes.insert(node);
         }
-        let is_slice = self.tensor(scatter.index).shape.rank() == 1 && shape.rank() > 1;
+        let is_slice = self.tensor(by).shape.rank() == 1 && shape.rank() > 1;
         let own = if is_slice { &index[scatter.dim..=scatter.dim] } else { index };
-        let at = self.at(scatter.index, own)?;
+        let at = self.at(by, own)?;
         let code = match node {
             Some(node) if !scatter.is_checked => self.check(node.op.name(), scatter.size, node.loc),
             _ => 0,
@@ -426,8 +482,8 @@ impl Lowering<'_> {
     /// The loops of a root that is lowered by itself.
     pub(crate) fn own_space(scatters: &Scatters, root: Value, shape: &Shape) -> Space {
         match scatters.get(root) {
-            Some(scatter) => Space::of(shape, &[scatter.dim]),
-            None => Space::of(shape, &[]),
+            Some(Scatter { to: To::Index(_), dim, .. }) => Space::of(shape, &[*dim]),
+            _ => Space::of(shape, &[]),
         }
     }
 }

@@ -263,7 +263,7 @@ struct Decided {
 struct Judge<'a> {
     steps: &'a [Step],
     buffers: &'a [BufferPlan],
-    in_place: &'a [InPlace],
+    in_place: FxHashSet<InPlace>,
     sizes: Sizes,
     /// By buffer, the steps that touch it.
     users: Vec<Vec<usize>>,
@@ -273,7 +273,7 @@ impl<'a> Judge<'a> {
     fn new(
         steps: &'a [Step],
         buffers: &'a [BufferPlan],
-        in_place: &'a [InPlace],
+        in_place: &[InPlace],
         machine: &Machine,
     ) -> Judge<'a> {
         let mut users = vec![Vec::new(); buffers.len()];
@@ -284,6 +284,7 @@ impl<'a> Judge<'a> {
                 }
             });
         }
+        let in_place = in_place.iter().copied().collect();
         Judge { steps, buffers, in_place, sizes: Sizes::of(machine), users }
     }
 
@@ -299,8 +300,19 @@ impl<'a> Judge<'a> {
                 Err(refused) if turn == 0 => why = refused,
                 Err(_) => {}
             }
+            if self.most_between(group) < self.sizes.smallest {
+                break;
+            }
         }
         Err(why)
+    }
+
+    /// Bytes that can lie between the members of a group, or of any part of it.
+    fn most_between(&self, group: &Group) -> usize {
+        let row = |(buffer, (columns, _)): (&BufferId, &(usize, usize))| {
+            columns * self.buffers[buffer.index()].ty.dtype.size()
+        };
+        group.banded.iter().map(row).sum::<usize>() * group.batch * group.m
     }
 
     fn judge(&self, group: &Group, members: &[usize]) -> Result<Decided, WhyNot> {

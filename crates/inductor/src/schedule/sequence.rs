@@ -1,9 +1,8 @@
 //! In which sequence steps run: of a few that are possible, the one that needs least memory at once.
 
-use smallvec::SmallVec;
+use std::collections::BTreeSet;
 
-/// Beyond this many steps only the plain sequence is tried: the others take time that grows with the square.
-const MOST_STEPS: usize = 4000;
+use smallvec::SmallVec;
 
 /// What steps need memory for. An item is there from the first step that touches it to the last.
 #[derive(Default, Debug)]
@@ -99,7 +98,7 @@ fn peak(needs: &Needs, sequence: &[usize]) -> usize {
 /// A sequence in which each step comes after those it waits for.
 pub(crate) fn sequence(deps: &[Vec<usize>], needs: &Needs) -> Vec<usize> {
     let plain = depth_first(deps);
-    if plain.len() > MOST_STEPS || needs.items.is_empty() {
+    if needs.items.is_empty() {
         return plain;
     }
     let others = [Choice::FreesFirst, Choice::LeastFirst].map(|choice| chosen(deps, needs, &plain, choice));
@@ -161,26 +160,45 @@ fn chosen(deps: &[Vec<usize>], needs: &Needs, plain: &[usize], choice: Choice) -
     for (step, before) in deps.iter().enumerate() {
         before.iter().for_each(|&d| followers[d].push(step));
     }
-    let mut ready: Vec<usize> = (0..deps.len()).filter(|&step| waits[step] == 0).collect();
+    // By item, who touches it: what a step changes is looked up when an item is made, or one reader is left.
+    let mut readers: Vec<SmallVec<[u32; 2]>> = vec![SmallVec::new(); needs.items.len()];
+    for (step, touched) in needs.touched.iter().enumerate() {
+        touched.iter().for_each(|&item| readers[item as usize].push(step as u32));
+    }
     let mut live = Live::new(needs);
+    let key = |live: &Live<'_>, step: usize| {
+        let (come, go) = live.change(step);
+        let growth = come as i64 - go as i64;
+        let growth = if choice == Choice::FreesFirst { growth.clamp(0, 1) } else { growth };
+        (growth, place[step], step)
+    };
+    let mut keys: Vec<Option<(i64, usize, usize)>> = vec![None; deps.len()];
+    let mut ready = BTreeSet::new();
+    for step in (0..deps.len()).filter(|&step| waits[step] == 0) {
+        ready.insert(*keys[step].insert(key(&live, step)));
+    }
     let mut out = Vec::with_capacity(deps.len());
-    while !ready.is_empty() {
-        let growth = |step: usize| {
-            let (come, go) = live.change(step);
-            come as i64 - go as i64
-        };
-        let key = |step: usize| match choice {
-            Choice::FreesFirst => (growth(step).clamp(0, 1), place[step]),
-            Choice::LeastFirst => (growth(step), place[step]),
-        };
-        let Some(next) = (0..ready.len()).min_by_key(|&i| key(ready[i])) else { break };
-        let step = ready.swap_remove(next);
+    while let Some((_, _, step)) = ready.pop_first() {
+        keys[step] = None;
+        let new: SmallVec<[u32; 4]> =
+            needs.touched[step].iter().copied().filter(|&item| !live.made[item as usize]).collect();
         live.run(step);
         out.push(step);
+        for &item in
+            needs.touched[step].iter().filter(|&&item| live.left[item as usize] == 1 || new.contains(&item))
+        {
+            for &other in &readers[item as usize] {
+                if let Some(known) = &mut keys[other as usize] {
+                    ready.remove(known);
+                    *known = key(&live, other as usize);
+                    ready.insert(*known);
+                }
+            }
+        }
         for &follower in &followers[step] {
             waits[follower] -= 1;
             if waits[follower] == 0 {
-                ready.push(follower);
+                ready.insert(*keys[follower].insert(key(&live, follower)));
             }
         }
     }

@@ -74,6 +74,10 @@ macro_rules! rows_shapes {
             [index slice_scatter _none] "slice_scatter" SliceScatter (x, src) () { dim: usize, start: usize, end: usize, step: usize }
                 { ty: types::slice_scatter, grad: Grad::Fn(gradient::slice_scatter), eval: Eval::Structural,
                   places: &["start", "end"], samples: samples::slice_scatter };
+            /// x with src added to the elements of a slice
+            [index slice_add _none] "slice_add" SliceAdd (x, src) () { dim: usize, start: usize, end: usize, step: usize }
+                { ty: types::slice_scatter, grad: Grad::Fn(gradient::slice_add), eval: Eval::Structural,
+                  refuses: Refuses::Nothing, places: &["start", "end"], samples: samples::slice_add };
             /// Tensors joined along one dim
             [index cat _none] "cat" Cat (tensors) () { dim: usize }
                 { ty: types::cat, grad: Grad::Fn(gradient::cat), variadic: true, eval: Eval::Structural, samples: samples::cat };

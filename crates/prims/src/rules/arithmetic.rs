@@ -178,7 +178,7 @@ fn is(cx: &Rewriter<'_>, value: Value, number: f64) -> bool {
 }
 
 /// Whether a value is known to be 0, not −0.
-pub(super) fn is_positive_zero(cx: &Rewriter<'_>, value: Value) -> bool {
+fn is_positive_zero(cx: &Rewriter<'_>, value: Value) -> bool {
     cx.constant(value).is_some_and(|c| c.as_f64().to_bits() == 0)
 }
 

@@ -1,11 +1,10 @@
 //! Rules of views, joins and filled tensors.
 
-use kiln_ir::{Class, Dims, Emit, EmitExt, Fault, Op, Result, Ty, Value, planted, result_dtype};
+use kiln_ir::{Class, Dims, EmitExt, Fault, Op, Ty, planted, result_dtype};
 use smallvec::SmallVec;
 
 use super::NO;
-use super::arithmetic::is_positive_zero;
-use crate::{Rewriter, Rule};
+use crate::Rule;
 
 /// The rules.
 pub const VIEWS: &[Rule] = &[
@@ -110,33 +109,6 @@ pub const VIEWS: &[Rule] = &[
         ],
     },
     Rule {
-        name: "add_scattered",
-        law: "parts in zeros + other parts in zeros, which make up the whole → cat(a + 0, b + 0)",
-        apply: |cx, call| {
-            let (Op::Add {}, Ty::Tensor(out)) = (call.op, call.out) else { return NO };
-            let mut parts = Vec::new();
-            if !Scattered::sum(cx, call.args, &mut parts) {
-                return NO;
-            }
-            let dim = parts[0].dim;
-            parts.sort_by_key(|part| part.start);
-            let side_by_side = parts.windows(2).all(|pair| pair[0].end == pair[1].start);
-            let ends = (parts[0].start, parts.last().map_or(0, |part| part.end));
-            let alike = parts.iter().all(|part| part.dim == dim && part.zeros == parts[0].zeros);
-            if !alike || !side_by_side || ends != (0, out.shape[dim]) {
-                return NO;
-            }
-            // −0 + 0 is 0: a sum with zeros is not the part itself.
-            let zero = cx.number(0.0)?;
-            let parts: Vec<Value> = parts.iter().map(|part| cx.add(part.src, zero)).collect::<Result<_>>()?;
-            cx.cat(&parts, dim).map(Some)
-        },
-        examples: &[
-            "graph(%0: f32[2], %1: f32[3]) { %2 = constant() {value: 0.0} : float %3 = full(%2) {shape: [5], dtype: f32, device: cpu} : f32[5] %4 = slice_scatter(%3, %0) {dim: 0, start: 3, end: 5, step: 1} : f32[5] %5 = slice_scatter(%3, %1) {dim: 0, start: 0, end: 3, step: 1} : f32[5] %6 = add(%4, %5) : f32[5] return %6 }",
-            "graph(%0: f32[1, 2], %1: f32[1, 2], %2: f32[1, 2]) { %3 = constant() {value: 0.0} : float %4 = full(%3) {shape: [3, 2], dtype: f32, device: cpu} : f32[3, 2] %5 = slice_scatter(%4, %0) {dim: 0, start: 2, end: 3, step: 1} : f32[3, 2] %6 = slice_scatter(%4, %1) {dim: 0, start: 1, end: 2, step: 1} : f32[3, 2] %7 = add(%5, %6) : f32[3, 2] %8 = slice_scatter(%4, %2) {dim: 0, start: 0, end: 1, step: 1} : f32[3, 2] %9 = add(%7, %8) : f32[3, 2] return %9 }",
-        ],
-    },
-    Rule {
         name: "cat_of_one",
         law: "cat without its empty operands; cat(x) → x",
         apply: |cx, call| {
@@ -224,56 +196,3 @@ pub const VIEWS: &[Rule] = &[
         ],
     },
 ];
-
-/// The most parts of a sum that are looked at.
-const MOST_PARTS: usize = 64;
-
-/// A part put into zeros: what the gradient of a slice is.
-struct Scattered {
-    zeros: Value,
-    src: Value,
-    dim: usize,
-    start: usize,
-    end: usize,
-}
-
-impl Scattered {
-    fn of(cx: &Rewriter<'_>, value: Value) -> Option<Scattered> {
-        let (Op::SliceScatter { dim, start, end, step: 1 }, args) = cx.producer(value)? else { return None };
-        let (zeros, src) = (args[0], args[1]);
-        let (Op::Full { .. }, number) = cx.producer(zeros)? else { return None };
-        let dtype = cx.ty(zeros).as_tensor()?.dtype;
-        let same = dtype.is_float() && cx.ty(src).as_tensor()?.dtype == dtype;
-        (same && is_positive_zero(cx, number[0]) && start < end).then_some(Scattered {
-            zeros,
-            src,
-            dim,
-            start,
-            end,
-        })
-    }
-
-    /// Whether a sum is one of such parts alone, which are put into `parts`.
-    fn sum(cx: &Rewriter<'_>, args: &[Value], parts: &mut Vec<Scattered>) -> bool {
-        let &[x, y] = args else { return false };
-        let rest = match (Scattered::of(cx, x), Scattered::of(cx, y)) {
-            (Some(x), Some(y)) => {
-                parts.extend([x, y]);
-                return true;
-            }
-            (Some(part), None) => {
-                parts.push(part);
-                y
-            }
-            (None, Some(part)) => {
-                parts.push(part);
-                x
-            }
-            (None, None) => return false,
-        };
-        match cx.producer(rest) {
-            Some((Op::Add {}, args)) if parts.len() < MOST_PARTS => Scattered::sum(cx, &args, parts),
-            _ => false,
-        }
-    }
-}

@@ -99,6 +99,15 @@ pub(crate) fn evaluate(
                 from
             })
         }
+        Op::SliceAdd { dim, start, step, .. } => {
+            let mut places = Vec::with_capacity(args[1].numel());
+            coordinates(&args[1].shape, |at| {
+                let mut to = at.to_vec();
+                to[*dim] = start + step * at[*dim];
+                places.push(position(shape, &to));
+            });
+            rounded(reduced(&args[0], &args[1], &places, ScatterReduce::Sum, true))
+        }
         Op::IndexAdd { dim } | Op::IndexCopy { dim } => {
             let (x, index, src) = (&args[0], &args[1], &args[2]);
             check_index(index, x.shape[*dim])?;

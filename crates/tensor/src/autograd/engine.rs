@@ -5,10 +5,11 @@ use std::collections::BinaryHeap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use kiln_ir::{Emit, EmitExt, Error, Grad, GradCall, Lifetimes, Loc, Op, Result, Ty, Why};
+use kiln_ir::{Emit, EmitExt, Error, Grad, GradCall, Lifetimes, Loc, Op, Result, Ty, Why, Window};
 
 use super::emit::EagerEmit;
 use super::node::{Edge, GradNode, Rule, Saved, Values};
+use super::sum::{Arrival, Sum, add};
 use super::{anomaly, watch};
 use crate::Tensor;
 use crate::dispatch::{dispatch_tensor, execute_tensor};
@@ -40,9 +41,9 @@ impl Ord for Waiting {
 pub(super) struct Pass {
     queue: BinaryHeap<Waiting>,
     /// Gradients of the results of waiting nodes, by the node's order.
-    pending: FxHashMap<u64, SmallVec<[Option<Tensor>; 1]>>,
+    pending: FxHashMap<u64, SmallVec<[Option<Sum>; 1]>>,
     /// Gradients of leaves, in the order they were met.
-    leaves: Vec<(Tensor, Tensor)>,
+    leaves: Vec<(Tensor, Option<Sum>)>,
     leaf_index: FxHashMap<usize, usize>,
     retain_graph: bool,
     /// Whether the pass goes on the tape itself.
@@ -135,41 +136,30 @@ impl Pass {
         tensors.iter().any(watched) || self.useful(&ends).is_none_or(|useful| !useful.is_empty())
     }
 
-    fn deliver(&mut self, edge: &Edge, grad: Tensor) -> Result<()> {
-        match edge {
-            Edge::None => Ok(()),
-            Edge::Leaf(leaf) => match self.leaf_index.get(&leaf.address()) {
-                Some(&i) => {
-                    self.leaves[i].1 = add(self.create_graph, &self.leaves[i].1, &grad)?;
-                    Ok(())
+    fn deliver(&mut self, edge: &Edge, grad: Arrival) -> Result<()> {
+        let place = match edge {
+            Edge::None => return Ok(()),
+            Edge::Leaf(leaf) => {
+                let next = self.leaves.len();
+                let at = *self.leaf_index.entry(leaf.address()).or_insert(next);
+                if at == next {
+                    self.leaves.push((leaf.clone(), None));
                 }
-                None => {
-                    self.leaf_index.insert(leaf.address(), self.leaves.len());
-                    self.leaves.push((leaf.clone(), grad));
-                    Ok(())
-                }
-            },
+                &mut self.leaves[at].1
+            }
             Edge::Node(node, output) => {
                 let slots = self.pending.entry(node.order).or_insert_with(|| {
                     self.queue.push(Waiting(node.clone()));
-                    SmallVec::from_elem(None, node.outputs)
+                    std::iter::repeat_with(|| None).take(node.outputs).collect()
                 });
-                slots[*output] = Some(match slots[*output].take() {
-                    Some(before) => add(self.create_graph, &before, &grad)?,
-                    None => grad,
-                });
-                Ok(())
+                &mut slots[*output]
             }
-        }
-    }
-}
-
-fn add(create_graph: bool, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let args = [Arg::Tensor(a), Arg::Tensor(b)];
-    if create_graph {
-        dispatch_tensor(&Op::Add {}, &args, false, Loc::UNKNOWN)
-    } else {
-        execute_tensor(&Op::Add {}, &args, Loc::UNKNOWN)
+        };
+        *place = Some(match place.take() {
+            Some(before) => before.add(grad, self.create_graph)?,
+            None => Sum::new(grad),
+        });
+        Ok(())
     }
 }
 
@@ -178,13 +168,17 @@ fn add(create_graph: bool, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Result<Vec<Option<Tensor>>> {
     let useful = pass.useful(seeds);
     for (tensor, grad) in seeds {
-        pass.deliver(&Edge::to(tensor), grad.clone())?;
+        pass.deliver(&Edge::to(tensor), Arrival::Whole(grad.clone()))?;
     }
     while let Some(Waiting(node)) = pass.queue.pop() {
-        let mut grads = pass
+        let sums = pass
             .pending
             .remove(&node.order)
             .ok_or_else(|| Error::bug(format!("no gradient is pending for {}", node.name())))?;
+        let mut grads: SmallVec<[Option<Tensor>; 1]> = SmallVec::with_capacity(sums.len());
+        for sum in sums {
+            grads.push(sum.map(|sum| sum.whole(pass.create_graph)).transpose()?);
+        }
         if let Some(watchers) = node.watchers.get().filter(|_| !pass.quiet) {
             for (output, slot) in grads.iter_mut().enumerate() {
                 if let Some(grad) = slot.take() {
@@ -211,7 +205,9 @@ pub(super) fn run(seeds: &[(Tensor, Tensor)], mut pass: Pass, loc: Loc) -> Resul
         }
     }
     let mut leaves = Vec::with_capacity(pass.leaves.len());
-    for (leaf, grad) in pass.leaves {
+    for (leaf, sum) in pass.leaves {
+        let Some(sum) = sum else { continue };
+        let grad = sum.whole(pass.create_graph)?;
         let grad = if pass.quiet { grad } else { watch::through_hooks(&leaf, grad)? };
         leaves.push((leaf, grad));
     }
@@ -273,7 +269,9 @@ fn differentiate(
     mut grads: SmallVec<[Option<Tensor>; 1]>,
     retain_graph: bool,
     create_graph: bool,
-) -> Result<Vec<Option<Tensor>>> {
+) -> Result<Vec<Option<Arrival>>> {
+    let wholes =
+        |grads: Vec<Option<Tensor>>| grads.into_iter().map(|grad| grad.map(Arrival::Whole)).collect();
     let op = match &node.rule {
         Rule::Function(function) if create_graph => {
             let why = Why::NotDifferentiable {
@@ -281,11 +279,11 @@ fn differentiate(
             };
             return Err(Error::op(function.name(), why, node.loc));
         }
-        Rule::Function(function) => return function.backward(&grads, retain_graph),
+        Rule::Function(function) => return function.backward(&grads, retain_graph).map(wholes),
         Rule::Custom(custom) => {
             let results = custom.differentiate(node, &grads, retain_graph, create_graph)?;
             anomaly::check(custom.name(), &results, node.loc)?;
-            return Ok(results);
+            return Ok(wholes(results));
         }
         Rule::Op(op) => op,
     };
@@ -301,6 +299,11 @@ fn differentiate(
     let mut inputs = Vec::with_capacity(saved.len());
     for (value, edge) in saved.into_iter().zip(&node.edges) {
         inputs.push(cx.saved(on_tape(value, edge)?, &ty));
+    }
+    if let (Some(window), Some(_)) = (Window::of(op), &grads[0]) {
+        anomaly::check(op.name(), &grads, node.loc)?;
+        let of = cx.tensor_ty(inputs[0]);
+        return Ok(vec![grads[0].take().map(|grad| Arrival::Part(of, window, grad))]);
     }
     let outputs = [cx.saved(on_tape(output, &Edge::Node(node.clone(), 0))?, &ty)];
     let needs: Vec<bool> = node.edges.iter().map(|e| !matches!(e, Edge::None)).collect();
@@ -332,7 +335,7 @@ fn differentiate(
     let results = values.into_iter().map(|value| value.map(|v| cx.take(v)).transpose());
     let results = results.collect::<Result<Vec<_>>>()?;
     anomaly::check(op.name(), &results, node.loc)?;
-    Ok(results)
+    Ok(wholes(results))
 }
 
 /// Adds a gradient that is itself on the tape: out of place, so that both stay differentiable.

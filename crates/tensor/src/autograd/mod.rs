@@ -10,6 +10,7 @@ mod mode;
 mod node;
 mod partial;
 mod reads;
+mod sum;
 mod views;
 mod watch;
 

@@ -405,6 +405,11 @@ impl Job<'_> {
                 let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };
                 self.copy_to_window(out, &window, self.tensor(inputs, 1)?)
             }
+            Op::SliceAdd { dim, start, end, step } => {
+                self.copy_into(out, inputs, 0)?;
+                let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };
+                self.add_to_window(out, &window, inputs[1])
+            }
             Op::Cat { dim } => self.cat(out, inputs, *dim),
             Op::Gather { dim } => self.gather(out, inputs, *dim),
             Op::GatherBackward { dim, .. } => self.gather_backward(out, inputs, *dim),
@@ -442,7 +447,10 @@ impl Job<'_> {
             Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
-            Class::Index => !matches!(self.op, Op::Cat { .. } | Op::SliceScatter { .. } | Op::Gather { .. }),
+            Class::Index => !matches!(
+                self.op,
+                Op::Cat { .. } | Op::SliceScatter { .. } | Op::SliceAdd { .. } | Op::Gather { .. }
+            ),
             Class::Pointwise
             | Class::View
             | Class::Create
@@ -519,6 +527,13 @@ impl Job<'_> {
             unsafe { kernels::convert(&operand(&part), &operand(src)) };
         }
         Ok(())
+    }
+
+    fn add_to_window(&self, out: &Ready, window: &Op, src: Input) -> Result<()> {
+        let Some(layout) = out.layout.view(window) else { return Ok(()) };
+        let part = Ready { layout, ..out.clone() };
+        let tys = [part.ty().into(), part.ty().into()];
+        Job { op: &Op::Add {}, tys: &tys, loc: self.loc }.run(&part, &[Input::Tensor(&part), src])
     }
 
     fn cat(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
