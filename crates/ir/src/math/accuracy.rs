@@ -260,13 +260,12 @@ fn bits(text: &str) -> f64 {
     f64::from_bits(u64::from_str_radix(text, 16).unwrap())
 }
 
-/// By how many units the gamma family may be off, and the number that units are counted at where the value is smaller.
-///
-/// Near their roots these functions are what is left of larger terms that cancel: a logarithm and a sum on the right,
-/// and what the function is on the other side of ½ on the left.
-fn gamma_criterion(function: Function, x: f64) -> (f64, f64) {
-    let other = if x < 0.5 { function.eval_f64(&[1.0 - x]).abs() } else { 0.0 };
-    (4.0, other.max(1.0))
+/// The number that units are counted at where a function of the gamma family is smaller: next to its roots it is what is
+/// left of larger terms that cancel, digamma of log 12 and a sum, and left of ½ all of them of what the function is on the
+/// other side.
+fn cancelling(function: Function, x: f64) -> f64 {
+    let own: f64 = if function == Function::Digamma { 2.0 } else { 0.0 };
+    if x < 0.5 { own.max(1.0).max(function.eval_f64(&[1.0 - x]).abs()) } else { own }
 }
 
 /// Arguments that faults of reduction show at (multiples of π/2 and their neighbours, up to the largest; subnormals; next
@@ -286,7 +285,7 @@ fn hard_arguments() {
         let (high, low) = (value[0], value[1]);
         let rounded = if words[1] == "f32" { f64::from(high as f32) } else { high };
         let (limit, smallest) = match words[0] {
-            "lgamma" | "digamma" | "trigamma" | "tetragamma" => gamma_criterion(function, args[0]),
+            "lgamma" | "digamma" | "trigamma" | "tetragamma" => (4.0, cancelling(function, args[0])),
             _ => (2.0, 0.0),
         };
         // The units are those of `high`; what it leaves out counts where they are equal.
