@@ -289,7 +289,7 @@ fn hard_arguments() {
             _ => (2.0, 0.0),
         };
         // The units are those of `high`; what it leaves out counts where they are equal.
-        let unit = |of: f64| f64::from(((of.abs().log2().floor() as i32).max(lowest)).max(-900) - mantissa).exp2();
+        let unit = |of: f64| f64::from((of.abs().log2().floor() as i32).max(lowest) - mantissa).exp2();
         let error = match ulps(got, high, rounded, lowest, mantissa) {
             0.0 => 0.0,
             error if low == 0.0 && high.abs() >= smallest => error,

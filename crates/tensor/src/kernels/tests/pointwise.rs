@@ -102,9 +102,7 @@ fn divisions_of_integers() {
     use kiln_ir::Division;
     for dtype in DType::ALL.into_iter().filter(|d| d.computing() == DType::I64 && *d != DType::Bool) {
         for layout in LAYOUTS {
-            for division in
-                [Division::FloorDivide, Division::DivTrunc, Division::Remainder, Division::Fmod]
-            {
+            for division in [Division::FloorDivide, Division::DivTrunc, Division::Remainder, Division::Fmod] {
                 for seed in 1..5 {
                     let mut x = Array::new(dtype, &[7, 70], Layout::Gaps, seed);
                     let mut y = Array::new(dtype, &[7, 70], layout, seed + 5);
