@@ -6,7 +6,7 @@
 use super::lane::{InDouble, Lane, Width};
 
 /// π/4 in two parts.
-const QUARTER_PI: [f64; 2] = [0.7853981633974483, 3.061616997868383e-17];
+const QUARTER_PI: [f64; 2] = [std::f64::consts::FRAC_PI_4, 3.061616997868383e-17];
 
 /// P of atan t = t + t³·P(t²) on |t| ≤ √2 − 1; errors 2^-33.5 and 2^-58.1.
 const fn atan_coefficients(target: Width) -> &'static [f64] {

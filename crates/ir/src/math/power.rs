@@ -42,7 +42,7 @@ const LOG_TAIL: &[f64] = &[
 
 const TWO_THIRDS: [f64; 2] = [0.6666666666666666, 3.700743415417188e-17];
 
-const LOG2_E: [f64; 2] = [1.4426950408889634, 2.0355273740931033e-17];
+const LOG2_E: [f64; 2] = [std::f64::consts::LOG2_E, 2.0355273740931033e-17];
 
 /// size = 2ᵉ·m with m in [√½, √2): m and e. For zero, infinity and NaN any numbers.
 #[inline(always)]

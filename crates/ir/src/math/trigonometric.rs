@@ -10,10 +10,10 @@ use super::lane::{InDouble, Lane, Rare, Table, Width};
 const HUGE: f64 = (1u64 << 30) as f64;
 
 /// π in three parts.
-const PI: [f64; 3] = [3.141592653589793, 1.2246467991473532e-16, -2.9947698097183397e-33];
+const PI: [f64; 3] = [std::f64::consts::PI, 1.2246467991473532e-16, -2.9947698097183397e-33];
 
 /// π/2 in three parts.
-const HALF_PI: [f64; 3] = [1.5707963267948966, 6.123233995736766e-17, -1.4973848049091698e-33];
+const HALF_PI: [f64; 3] = [std::f64::consts::FRAC_PI_2, 6.123233995736766e-17, -1.4973848049091698e-33];
 
 /// S of sin r = r + r³·S(r²) on |r| ≤ π/2; errors 2^-33.1 and 2^-54.7.
 const fn sine_coefficients(target: Width) -> &'static [f64] {
