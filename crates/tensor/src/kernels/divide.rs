@@ -127,7 +127,7 @@ impl Divisor {
     /// x / number, rounded towards zero; wraps for i64::MIN / −1.
     #[inline(always)]
     fn quotient(self, x: i64) -> i64 {
-        let product = (i128::from(self.factor) * i128::from(x) >> 64) as i64;
+        let product = ((i128::from(self.factor) * i128::from(x)) >> 64) as i64;
         let quotient = (x.wrapping_add(product) >> self.shift).wrapping_sub(x >> 63);
         let sign = self.number >> 63;
         (quotient ^ sign).wrapping_sub(sign)
