@@ -30,18 +30,9 @@ use smallvec::SmallVec;
 
 use crate::index::{AxisId, ExprId, Index};
 
-macro_rules! instructions {
-    (library) => {
-        None
-    };
-    ($count:literal) => {
-        Some($count)
-    };
-}
-
 /// The operations on elements: name in text, operands, and vector instructions.
 macro_rules! operations {
-    ($($variant:ident $name:literal $operands:literal $instructions:tt;)*) => {
+    ($($variant:ident $name:literal $operands:literal $instructions:expr;)*) => {
         /// An operation on elements. Operands have been converted to the dtype it computes in.
         #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
         #[allow(missing_docs, reason = "the names say it")]
@@ -71,11 +62,10 @@ macro_rules! operations {
                 }
             }
 
-            /// Vector instructions, roughly (a division counts for the time it takes); `None` if it goes element by
-            /// element through the C library.
-            pub const fn instructions(self) -> Option<usize> {
+            /// What it takes, in vector instructions.
+            pub const fn instructions(self) -> usize {
                 match self {
-                    $(Operation::$variant => instructions!($instructions),)*
+                    $(Operation::$variant => $instructions,)*
                     Operation::Call(function) => function.instructions(),
                 }
             }
@@ -86,13 +76,13 @@ operations! {
     Add "add" 2 1;
     Sub "sub" 2 1;
     Mul "mul" 2 1;
-    Div "div" 2 8;
-    Pow "pow" 2 library;
-    Maximum "maximum" 2 3;
-    Minimum "minimum" 2 3;
+    Div "div" 2 Function::Div.instructions();
+    Pow "pow" 2 Function::Pow.instructions();
+    Maximum "maximum" 2 Function::Maximum.instructions();
+    Minimum "minimum" 2 Function::Minimum.instructions();
     Neg "neg" 1 1;
     Abs "abs" 1 1;
-    Sqrt "sqrt" 1 10;
+    Sqrt "sqrt" 1 Function::Sqrt.instructions();
     Eq "eq" 2 1;
     Ne "ne" 2 1;
     Lt "lt" 2 1;
@@ -408,10 +398,8 @@ impl Kernel {
 
     /// What an element costs, next to one that is loaded, computed with a few operations and stored.
     pub fn cost(&self) -> i64 {
-        // Elements that go through the C library one by one cost about as much as so many vector instructions.
-        const LIBRARY: usize = 480;
         let instructions = |expr: &Expr| match &expr.kind {
-            ExprKind::Apply(operation, _) => operation.instructions().unwrap_or(LIBRARY),
+            ExprKind::Apply(operation, _) => operation.instructions(),
             _ => 0,
         };
         1 + (self.exprs.iter().map(instructions).sum::<usize>() / 8) as i64

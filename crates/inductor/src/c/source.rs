@@ -33,7 +33,9 @@ pub struct KernelSource {
 impl KernelSource {
     /// Whether it calls the C library's mathematics.
     pub fn needs_libm(&self) -> bool {
-        self.functions.iter().any(|(function, _)| function.calls_library())
+        self.functions
+            .iter()
+            .any(|&(function, width)| function.has_rare() && c::calls_library(function, width))
     }
 
     /// Its text behind a comment that names the ops it computes.
@@ -52,9 +54,7 @@ impl KernelSource {
             kernels.iter().flat_map(|k| k.functions.iter().copied()).collect();
         functions.sort();
         functions.dedup();
-        for (function, width) in functions {
-            out.push_str(&c::function(function, width));
-        }
+        out.push_str(&c::functions(&functions, lanes, isa));
         for kernel in kernels {
             out.push('\n');
             out.push_str(&kernel.code);

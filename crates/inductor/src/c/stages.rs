@@ -117,8 +117,7 @@ impl Emitter<'_> {
     /// The values of a body that are kept for a later stage, with the stage that computes them.
     fn crossing(&self, ids: &[ExprId], results: &[ExprId]) -> BTreeMap<ExprId, usize> {
         let instructions = |id: ExprId| match &self.kernel.exprs[id].kind {
-            // Through the library nothing overlaps anyway.
-            ExprKind::Apply(op, _) => op.instructions().unwrap_or(0),
+            ExprKind::Apply(op, _) => op.instructions(),
             _ => 0,
         };
         let mut kept = BTreeMap::new();

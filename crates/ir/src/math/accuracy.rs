@@ -254,3 +254,50 @@ fn composites_follow_their_formulas() {
     assert_eq!(Function::AddAlpha.eval_f32(&[x, a, value]), x + value * a);
     assert_eq!(Function::SubAlpha.eval_f32(&[x, a, value]), x - value * a);
 }
+
+/// Doubles as hexadecimal bits.
+fn bits(text: &str) -> f64 {
+    f64::from_bits(u64::from_str_radix(text, 16).unwrap())
+}
+
+/// The number that units are counted at where a function of the gamma family is smaller: next to its roots it is what is
+/// left of larger terms that cancel, digamma of log 12 and a sum, and left of ½ all of them of what the function is on the
+/// other side.
+fn cancelling(function: Function, x: f64) -> f64 {
+    let own: f64 = if function == Function::Digamma { 2.0 } else { 0.0 };
+    if x < 0.5 { own.max(1.0).max(function.eval_f64(&[1.0 - x]).abs()) } else { own }
+}
+
+/// Arguments that faults of reduction show at (multiples of π/2 and their neighbours, up to the largest; subnormals; next
+/// to roots, poles and the ends of domains), with exact values in two parts. Each line: function, format, arguments,
+/// value.
+#[test]
+fn hard_arguments() {
+    for line in include_str!("hard.txt").lines().filter(|line| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let function = *Function::ALL.iter().find(|f| f.name() == words[0]).unwrap();
+        let numbers: Vec<f64> = words[2..].iter().map(|word| bits(word)).collect();
+        let (args, value) = numbers.split_at(function.arity());
+        let (lowest, mantissa, got) = match words[1] {
+            "f32" => (-126, 23, function.eval(super::Width::F32, args)),
+            _ => (-1022, 52, function.eval_f64(args)),
+        };
+        let (high, low) = (value[0], value[1]);
+        let rounded = if words[1] == "f32" { f64::from(high as f32) } else { high };
+        let (limit, smallest) = match words[0] {
+            "lgamma" | "digamma" | "trigamma" | "tetragamma" => (4.0, cancelling(function, args[0])),
+            _ => (2.0, 0.0),
+        };
+        // The units are those of `high`; what it leaves out counts where they are equal.
+        let unit = |of: f64| f64::from((of.abs().log2().floor() as i32).max(lowest) - mantissa).exp2();
+        let error = match ulps(got, high, rounded, lowest, mantissa) {
+            0.0 => 0.0,
+            error if low == 0.0 && high.abs() >= smallest => error,
+            _ => ((got - high) - low).abs() / unit(high.abs().max(smallest)),
+        };
+        assert!(error <= limit, "{line}: {got:e}, not {high:e}: {error:.2} ulp");
+        if high == 0.0 {
+            assert_eq!(got.to_bits(), high.to_bits(), "{line}");
+        }
+    }
+}

@@ -3,7 +3,7 @@
 //! Each is given as the formula whose single operations, in this order, it performs.
 
 use super::function::{first, library};
-use super::lane::{Lane, Libm};
+use super::lane::{Lane, Rare};
 
 /// `1 / sqrt(x)`.
 #[inline(always)]
@@ -42,6 +42,13 @@ pub fn minimum<L: Lane>(cx: &mut L, a: L::F, b: L::F) -> L::F {
     let smaller = cx.min(a, b);
     let a_nan = cx.is_nan(a);
     cx.select(a_nan, a, smaller)
+}
+
+/// The smaller one of max and the larger one of x and min; NaN if any is NaN.
+#[inline(always)]
+pub fn clamp<L: Lane>(cx: &mut L, x: L::F, min: L::F, max: L::F) -> L::F {
+    let raised = maximum(cx, x, min);
+    minimum(cx, raised, max)
 }
 
 /// The smallest integer ≥ x: `-floor(-x)`.
@@ -113,10 +120,41 @@ pub fn copysign<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
     cx.with_sign_of(size, y)
 }
 
-/// The C library's fmod, which is exact.
+/// The rest of x / y with the sign of x, which is exact: x − q·y rounds to itself while the quotient q has no more
+/// digits than a number. Longer ones are left to the C library, as exact as this.
 #[inline(always)]
 pub fn fmod<L: Lane>(cx: &mut L, x: L::F, y: L::F) -> L::F {
-    library!(cx, "fmod", |x, y| x % y)
+    let zero = cx.constant(0.0);
+    let (size, step) = (cx.abs(x), cx.abs(y));
+    let size = cx.name("size", size);
+    let step = cx.name("step", step);
+    let quotient = cx.div(size, step);
+    let quotient = cx.floor(quotient);
+    let quotient = cx.name("quotient", quotient);
+    let minus = cx.neg(quotient);
+    let rest = cx.fma(minus, step, size);
+    let rest = cx.name("rest", rest);
+    // A quotient that was rounded up to a whole number is one too large.
+    let above = cx.add(rest, step);
+    let over = cx.lt(rest, zero);
+    let rest = cx.select(over, above, rest);
+    // Also where y is infinite.
+    let less = cx.lt(size, step);
+    let rest = cx.select(less, size, rest);
+    let result = cx.with_sign_of(rest, x);
+    let limit = cx.constant(f64::from(L::WIDTH.mantissa_bits()).exp2());
+    let long = cx.ge(quotient, limit);
+    cx.rarely::<LongFmod, 2>(long, result, [x, y])
+}
+
+struct LongFmod;
+
+impl Rare<2> for LongFmod {
+    const NAME: &'static str = "long_fmod";
+
+    fn body<L: Lane>(cx: &mut L, [x, y]: [L::F; 2]) -> L::F {
+        library!(cx, "fmod", |x, y| x % y)
+    }
 }
 
 /// fmod(x, y), and whether it is not zero and has not the sign of y.

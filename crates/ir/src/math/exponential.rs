@@ -138,6 +138,20 @@ pub fn exp<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     cx.scale(p, n)
 }
 
+/// eˣ/2 for x ≥ 0, finite a little longer than eˣ.
+#[inline(always)]
+pub(super) fn half_exp<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let (_, high) = exp_range(L::WIDTH);
+    let high = cx.constant(high + 2.0);
+    let x = cx.min(high, x);
+    let x = cx.name("clamped", x);
+    let (n, r) = reduce(cx, x);
+    let p = exp_reduced(cx, r);
+    let (one, first) = (cx.constant(1.0), cx.int(1));
+    let n = Whole { float: cx.sub(n.float, one), int: cx.int_sub(n.int, first) };
+    cx.scale(p, n)
+}
+
 /// 2ˣ, exact for whole x, denormal results included. f32 0.95 ulp, f64 0.90 ulp.
 #[inline(always)]
 pub fn exp2<L: Lane>(cx: &mut L, x: L::F) -> L::F {

@@ -1,14 +1,16 @@
 //! The scalar functions on floats, and the one match that evaluates them.
 
-use super::lane::{Lane, Libm, Width};
+use super::lane::{Lane, Width};
 use super::scalar::{ScalarF32, ScalarF64};
-use super::{composite, error_function, exponential, hyperbolic, logarithm};
+use super::{
+    arcs, composite, error_function, exponential, gamma, hyperbolic, logarithm, power, trigonometric,
+};
 
 /// A function of the C library, which Rust's standard library has, too.
 macro_rules! library {
     ($cx:ident, $name:literal, |$($x:ident),*| $body:expr) => {
         $cx.libm(
-            Libm::new(
+            $crate::math::Libm::new(
                 [concat!($name, "f"), $name],
                 |args: &[f32]| { let [$($x),*] = first(args); $body },
                 |args: &[f64]| { let [$($x),*] = first(args); $body },
@@ -25,17 +27,8 @@ pub(super) fn first<F: Copy, const N: usize>(args: &[F]) -> [F; N] {
     std::array::from_fn(|i| args[i])
 }
 
-macro_rules! instructions {
-    (library) => {
-        None
-    };
-    ($count:literal) => {
-        Some($count)
-    };
-}
-
 macro_rules! define_functions {
-    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:tt |$cx:ident $(, $arg:ident)*| $body:expr;
+    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:literal $($rare:ident)? |$cx:ident $(, $arg:ident)*| $body:expr;
         exact $exact:expr $(, integers |$($i:ident),*| $integer:expr)?;
     )*) => {
         /// A scalar function of floats of one format.
@@ -56,9 +49,14 @@ macro_rules! define_functions {
                 match self { $(Function::$variant => [$(stringify!($arg)),*].len()),* }
             }
 
-            /// Vector instructions, roughly; `None` if it calls the C library, element by element.
-            pub const fn instructions(self) -> Option<usize> {
-                match self { $(Function::$variant => instructions!($instructions)),* }
+            /// What it takes, in vector instructions.
+            pub const fn instructions(self) -> usize {
+                match self { $(Function::$variant => $instructions),* }
+            }
+
+            /// Whether it has a [rare part](crate::math::Rare).
+            pub const fn has_rare(self) -> bool {
+                match self { $(Function::$variant => matches!(stringify!($($rare)?).as_bytes(), b"rare")),* }
             }
 
             /// Applies the function in a context. Panics unless there are [`Function::arity`] arguments.
@@ -76,21 +74,12 @@ macro_rules! define_functions {
 }
 crate::scalar_functions!(define_functions);
 
-/// What so many vector instructions cost, in bytes that memory could have moved meanwhile; `None`: a call of the C
-/// library for each element.
-pub const fn cost(instructions: Option<usize>) -> i64 {
-    match instructions {
-        Some(instructions) => (instructions / 8) as i64,
-        None => 60,
-    }
+/// What so many vector instructions cost, in bytes that memory could have moved meanwhile.
+pub const fn cost(instructions: usize) -> i64 {
+    (instructions / 8) as i64
 }
 
 impl Function {
-    /// Whether it calls the C library, element by element.
-    pub const fn calls_library(self) -> bool {
-        self.instructions().is_none()
-    }
-
     /// What one element costs, in bytes that memory could have moved meanwhile.
     pub const fn cost(self) -> i64 {
         cost(self.instructions())

@@ -113,6 +113,33 @@ impl std::hash::Hash for Libm {
     }
 }
 
+/// Numbers that functions look up: as many as a power of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Table {
+    /// Its name in text.
+    pub name: &'static str,
+    /// Whole numbers that a double holds.
+    pub values: &'static [u64],
+}
+
+/// What a function of `N` arguments does for the few arguments that its usual way is wrong for: rarely run, so it may
+/// be slow, but must be right.
+pub trait Rare<const N: usize> {
+    /// Its name in text.
+    const NAME: &'static str;
+    /// Its value.
+    fn body<L: Lane>(cx: &mut L, args: [L::F; N]) -> L::F;
+}
+
+/// A function of `N` arguments written for doubles. For floats it is computed in doubles and rounded once, which takes
+/// shorter series than doubles need and no numbers in two parts.
+pub trait InDouble<const N: usize> {
+    /// Its name in text.
+    const NAME: &'static str;
+    /// Its value, over lanes of doubles, as accurate as `target` needs.
+    fn body<L: Lane>(cx: &mut L, args: [L::F; N], target: Width) -> L::F;
+}
+
 /// An integral number in both of its forms, as [`Lane::nearest`] gives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Whole<F, I> {
@@ -129,7 +156,7 @@ pub struct Whole<F, I> {
 /// trait therefore gives the same bits in every instantiation (NaN payloads excepted).
 ///
 /// Functions are written without branches: both sides are computed and [`Lane::select`] picks, so that
-/// a loop over a scalar instantiation vectorises.
+/// a loop over a scalar instantiation vectorises. The one exception is [`Lane::rarely`].
 pub trait Lane {
     /// A number.
     type F: Copy;
@@ -175,6 +202,18 @@ pub trait Lane {
     fn round_ties_even(&mut self, a: Self::F) -> Self::F;
     /// A function of the C library, element by element.
     fn libm(&mut self, function: Libm, args: &[Self::F]) -> Self::F;
+
+    /// `mask ? R's value : common`, where the mask is hardly ever set.
+    fn rarely<R: Rare<N>, const N: usize>(
+        &mut self,
+        mask: Self::M,
+        common: Self::F,
+        args: [Self::F; N],
+    ) -> Self::F;
+    /// A function that is written for doubles.
+    fn in_double<B: InDouble<N>, const N: usize>(&mut self, args: [Self::F; N]) -> Self::F;
+    /// The number of a table at an index, of which as many low bits count as the table has places for.
+    fn lookup(&mut self, table: Table, index: Self::I) -> Self::F;
 
     /// The number's bits.
     fn bits(&mut self, a: Self::F) -> Self::I;
@@ -289,6 +328,48 @@ pub trait Lane {
         let bits = self.bits(a);
         let joined = self.int_or(bits, mask);
         self.bits_to_float(joined)
+    }
+
+    /// a, its sign turned round where the lowest bit of n is set.
+    #[inline(always)]
+    fn negate_if_odd(&mut self, a: Self::F, n: Self::I) -> Self::F {
+        let sign = self.shl(n, 8 * Self::WIDTH.bytes() as u32 - 1);
+        let bits = self.bits(a);
+        // The carry out of the highest bit is lost, so adding it is turning it.
+        let turned = self.int_add(bits, sign);
+        self.bits_to_float(turned)
+    }
+
+    /// Whether a whole number is odd; false for those too large to be.
+    #[inline(always)]
+    fn is_odd(&mut self, a: Self::F) -> Self::M {
+        let half = self.constant(0.5);
+        let half = self.mul(a, half);
+        let whole = self.floor(half);
+        self.ne(half, whole)
+    }
+
+    /// a + b and what its rounding lost.
+    #[inline(always)]
+    fn two_sum(&mut self, a: Self::F, b: Self::F) -> (Self::F, Self::F) {
+        let sum = self.add(a, b);
+        let sum = self.name("sum", sum);
+        let b_kept = self.sub(sum, a);
+        let a_kept = self.sub(sum, b_kept);
+        let b_lost = self.sub(b, b_kept);
+        let a_lost = self.sub(a, a_kept);
+        let lost = self.add(a_lost, b_lost);
+        (sum, self.name("lost", lost))
+    }
+
+    /// a · b and what its rounding lost.
+    #[inline(always)]
+    fn two_product(&mut self, a: Self::F, b: Self::F) -> (Self::F, Self::F) {
+        let product = self.mul(a, b);
+        let product = self.name("product", product);
+        let minus = self.neg(product);
+        let lost = self.fma(a, b, minus);
+        (product, self.name("lost", lost))
     }
 
     /// c₀ + c₁x + … by Horner's rule with fma. `name` is for instantiations that show names.

@@ -1,4 +1,4 @@
-//! The natural logarithm: log, log1p.
+//! The logarithms: log, log2, log10, log1p.
 //!
 //! x = 2ᵉ·(1 + f) with 1 + f in [⅔, 4/3), log x = e·ln 2 + log(1 + f).
 
@@ -28,10 +28,17 @@ const LOG_F64: &[f64] = &[
     0.13844228006666817,
 ];
 
-/// log(x), denormal arguments included; log 0 = −∞, log of a negative number is NaN.
-/// f32 0.86 ulp, f64 0.74 ulp.
+/// What logarithms are made of: x = 2ᵉ·(1 + f), log(1 + f) = first + rest.
+struct Parts<L: Lane> {
+    e: L::F,
+    first: L::F,
+    rest: L::F,
+}
+
+/// The parts of a positive finite x, subnormal ones included; of others any numbers. What e times the lower part of
+/// ln 2 comes to goes into the rest, where it is given.
 #[inline(always)]
-pub fn log<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+fn parts<L: Lane>(cx: &mut L, x: L::F, ln2_low: Option<f64>) -> Parts<L> {
     let mantissa = L::WIDTH.mantissa_bits();
     // Denormal arguments are first made normal.
     let lift = f64::from(mantissa + 2);
@@ -62,23 +69,24 @@ pub fn log<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     let e = cx.sub(e, lift);
     let e = cx.name("e", e);
 
-    let result = match L::WIDTH {
+    let tail = ln2_low.map(|low| {
+        let low = cx.constant(low);
+        cx.mul(e, low)
+    });
+    match L::WIDTH {
         Width::F32 => {
-            let ln2_low = cx.constant(-1.904654299957768e-09);
-            let ln2_high = cx.constant(0.6931471824645996);
             let p = cx.polynomial("p", f, LOG_F32);
             let minus_half = cx.constant(-0.5);
             let u = cx.fma(f, p, minus_half);
             let square = cx.mul(f, f);
-            let tail = cx.mul(e, ln2_low);
-            let tail = cx.fma(square, u, tail);
-            let fraction = cx.add(f, tail);
-            cx.fma(e, ln2_high, fraction)
+            let rest = match tail {
+                Some(tail) => cx.fma(square, u, tail),
+                None => cx.mul(square, u),
+            };
+            Parts { e, first: f, rest }
         }
         Width::F64 => {
             // f − (f²/2 − s·(f²/2 + z·R)): the square's rounding error stays small beside f.
-            let ln2_low = cx.constant(1.9082149292705877e-10);
-            let ln2_high = cx.constant(0.6931471803691238);
             let two = cx.constant(2.0);
             let denominator = cx.add(f, two);
             let s = cx.div(f, denominator);
@@ -92,14 +100,19 @@ pub fn log<L: Lane>(cx: &mut L, x: L::F) -> L::F {
             let half_square = cx.mul(half_f, f);
             let half_square = cx.name("half_square", half_square);
             let sum = cx.add(half_square, r);
-            let tail = cx.mul(e, ln2_low);
-            let tail = cx.fma(s, sum, tail);
-            let rest = cx.sub(half_square, tail);
-            let fraction = cx.sub(f, rest);
-            cx.fma(e, ln2_high, fraction)
+            let tail = match tail {
+                Some(tail) => cx.fma(s, sum, tail),
+                None => cx.mul(s, sum),
+            };
+            Parts { e, first: f, rest: cx.sub(tail, half_square) }
         }
-    };
+    }
+}
 
+/// The result, or what a logarithm is of 0, infinity and negative numbers.
+#[inline(always)]
+fn with_edges<L: Lane>(cx: &mut L, x: L::F, result: L::F) -> L::F {
+    let zero = cx.constant(0.0);
     let infinity = cx.constant(f64::INFINITY);
     let finite = cx.lt(x, infinity);
     let result = cx.select(finite, result, x);
@@ -110,6 +123,64 @@ pub fn log<L: Lane>(cx: &mut L, x: L::F) -> L::F {
     let positive = cx.gt(x, zero);
     let outside = cx.not(positive);
     cx.select(outside, edge, result)
+}
+
+/// log(x), denormal arguments included; log 0 = −∞, log of a negative number is NaN.
+/// f32 0.86 ulp, f64 0.74 ulp.
+#[inline(always)]
+pub fn log<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let (ln2_high, ln2_low) = match L::WIDTH {
+        Width::F32 => (0.6931471824645996, -1.904654299957768e-09),
+        Width::F64 => (0.6931471803691238, 1.9082149292705877e-10),
+    };
+    let Parts { e, first, rest } = parts(cx, x, Some(ln2_low));
+    let ln2_high = cx.constant(ln2_high);
+    let fraction = cx.add(first, rest);
+    let result = cx.fma(e, ln2_high, fraction);
+    with_edges(cx, x, result)
+}
+
+/// The logarithm to a base: e times that of 2, plus log(1 + f) over that of the base, each in two parts.
+#[inline(always)]
+fn log_to_base<L: Lane>(cx: &mut L, x: L::F, of_two: [f64; 2], factor: [f64; 2]) -> L::F {
+    let Parts { e, first, rest } = parts(cx, x, None);
+    let [of_two, of_two_low] = of_two.map(|part| cx.constant(part));
+    let [factor, factor_low] = factor.map(|part| cx.constant(part));
+    // What `first · factor` and the sum lose goes into the lower part.
+    let (main, lost) = cx.two_product(first, factor);
+    let low = cx.fma(first, factor_low, lost);
+    let low = cx.fma(rest, factor, low);
+    let low = cx.fma(e, of_two_low, low);
+    let whole = cx.mul(e, of_two);
+    let (sum, lost) = cx.two_sum(whole, main);
+    let low = cx.add(low, lost);
+    let result = cx.add(sum, low);
+    with_edges(cx, x, result)
+}
+
+/// log₂ x; exact for powers of two.
+#[inline(always)]
+pub fn log2<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let factor = match L::WIDTH {
+        Width::F32 => [1.4426950216293335, 1.925963033500011e-08],
+        Width::F64 => [std::f64::consts::LOG2_E, 2.0355273740931033e-17],
+    };
+    log_to_base(cx, x, [1.0, 0.0], factor)
+}
+
+/// log₁₀ x.
+#[inline(always)]
+pub fn log10<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    // The first part of log₁₀ 2 is so short that its product with an exponent is exact.
+    let (of_two, factor) = match L::WIDTH {
+        Width::F32 => {
+            ([0.301025390625, 4.605039066518657e-06], [0.4342944920063019, -1.0103049952192578e-08])
+        }
+        Width::F64 => {
+            ([0.30102999566361177, 3.694239077158931e-13], [std::f64::consts::LOG10_E, 1.098319650216765e-17])
+        }
+    };
+    log_to_base(cx, x, of_two, factor)
 }
 
 /// log(1 + x) = log u + c/u, where u = 1 + x rounded and c what the rounding lost.

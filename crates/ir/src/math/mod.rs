@@ -11,22 +11,27 @@
 //! assert!(c::function(Function::Exp, Width::F32).contains("kiln_exp_f32(f32v x)"));
 //! ```
 
+mod arcs;
 pub mod c;
 mod composite;
 mod error_function;
 mod exponential;
 mod function;
+mod gamma;
 mod hyperbolic;
 mod lane;
 mod logarithm;
+mod power;
 mod scalar;
-pub mod special;
+mod trigonometric;
 
 #[cfg(test)]
 mod accuracy;
 #[cfg(test)]
+mod special;
+#[cfg(test)]
 mod sweep;
 
 pub use function::{Function, cost};
-pub use lane::{Lane, Libm, Whole, Width};
-pub use scalar::{ScalarF32, ScalarF64};
+pub use lane::{InDouble, Lane, Libm, Rare, Table, Whole, Width};
+pub use scalar::{QuickF32, QuickF64, ScalarF32, ScalarF64};

@@ -1,6 +1,11 @@
 //! Scalars as lanes: loops over these instantiations are what eager kernels vectorise.
+//!
+//! [Note: quick lanes]
+//! A branch would keep such a loop from being vectorised. So where functions have [rare](Rare) parts, loops run over
+//! [`QuickF32`] or [`QuickF64`], which leave those parts out but take note that one was needed, and a block of elements
+//! in which that happens is computed again over [`ScalarF32`] or [`ScalarF64`].
 
-use super::lane::{Lane, Libm, Width};
+use super::lane::{InDouble, Lane, Libm, Rare, Table, Width};
 
 /// Performs the operations on `f32`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -10,8 +15,79 @@ pub struct ScalarF32;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScalarF64;
 
+/// [`ScalarF32`] without the rare parts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QuickF32 {
+    /// Whether a rare part was needed: a result is wrong.
+    pub missed: bool,
+}
+
+/// [`ScalarF64`] without the rare parts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct QuickF64 {
+    /// Whether a rare part was needed: a result is wrong.
+    pub missed: bool,
+}
+
+/// A rare part, kept out of the loops that hardly ever need it.
+#[cold]
+#[inline(never)]
+fn rare<L: Lane, R: Rare<N>, const N: usize>(cx: &mut L, args: [L::F; N]) -> L::F {
+    R::body(cx, args)
+}
+
+macro_rules! rarely {
+    (whole) => {
+        #[inline(always)]
+        fn rarely<R: Rare<N>, const N: usize>(
+            &mut self,
+            mask: bool,
+            common: Self::F,
+            args: [Self::F; N],
+        ) -> Self::F {
+            if mask { rare::<Self, R, N>(self, args) } else { common }
+        }
+    };
+    (quick) => {
+        #[inline(always)]
+        fn rarely<R: Rare<N>, const N: usize>(
+            &mut self,
+            mask: bool,
+            common: Self::F,
+            _: [Self::F; N],
+        ) -> Self::F {
+            self.missed |= mask;
+            common
+        }
+    };
+}
+
+macro_rules! in_double {
+    (double) => {
+        #[inline(always)]
+        fn in_double<B: InDouble<N>, const N: usize>(&mut self, args: [f64; N]) -> f64 {
+            B::body(self, args, Width::F64)
+        }
+    };
+    (whole) => {
+        #[inline(always)]
+        fn in_double<B: InDouble<N>, const N: usize>(&mut self, args: [f32; N]) -> f32 {
+            B::body(&mut ScalarF64, args.map(f64::from), Width::F32) as f32
+        }
+    };
+    (quick) => {
+        #[inline(always)]
+        fn in_double<B: InDouble<N>, const N: usize>(&mut self, args: [f32; N]) -> f32 {
+            let mut cx = QuickF64::default();
+            let result = B::body(&mut cx, args.map(f64::from), Width::F32) as f32;
+            self.missed |= cx.missed;
+            result
+        }
+    };
+}
+
 macro_rules! scalar_lane {
-    ($lane:ty, $float:ty, $int:ty, $width:expr, $on:ident) => {
+    ($lane:ty, $float:ty, $int:ty, $width:expr, $on:ident, $rarely:ident, $in_double:ident) => {
         impl Lane for $lane {
             type F = $float;
             type I = $int;
@@ -81,6 +157,12 @@ macro_rules! scalar_lane {
             #[inline(always)]
             fn libm(&mut self, function: Libm, args: &[$float]) -> $float {
                 (function.$on)(args)
+            }
+            rarely!($rarely);
+            in_double!($in_double);
+            #[inline(always)]
+            fn lookup(&mut self, table: Table, index: $int) -> $float {
+                table.values[index as usize & (table.values.len() - 1)] as $float
             }
             #[inline(always)]
             fn bits(&mut self, a: $float) -> $int {
@@ -158,5 +240,7 @@ macro_rules! scalar_lane {
     };
 }
 
-scalar_lane!(ScalarF32, f32, i32, Width::F32, single);
-scalar_lane!(ScalarF64, f64, i64, Width::F64, double);
+scalar_lane!(ScalarF32, f32, i32, Width::F32, single, whole, whole);
+scalar_lane!(QuickF32, f32, i32, Width::F32, single, quick, quick);
+scalar_lane!(QuickF64, f64, i64, Width::F64, double, quick, double);
+scalar_lane!(ScalarF64, f64, i64, Width::F64, double, whole, double);

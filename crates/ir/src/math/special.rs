@@ -1,4 +1,4 @@
-//! The gamma function's family, in plain double precision: rare enough to be computed element by element.
+//! The gamma function's family in plain double precision, as the sweeps' reference.
 //!
 //! All of them move the argument up by their recurrence until Stirling's series holds.
 

@@ -29,7 +29,7 @@ enum Reference {
 const ROOT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
 
 macro_rules! define_reference {
-    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:tt |$cx:ident $(, $arg:ident)*| $body:expr;
+    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:literal $($rare:ident)? |$cx:ident $(, $arg:ident)*| $body:expr;
         exact $exact:expr $(, integers |$($i:ident),*| $integer:expr)?;
     )*) => {
         fn reference(function: Function) -> Reference {
@@ -147,9 +147,8 @@ fn table(worst: &BTreeMap<&'static str, Worst>) -> String {
     let mut text = String::from("| function | largest error in ulp | at | |\n|---|---|---|---|\n");
     for &function in Function::ALL {
         let Some(worst) = worst.get(function.name()) else { continue };
-        let note = match (reference(function), function.calls_library()) {
-            (Reference::OfArgument(_), _) => "in ulp of x, since it cancels left of 0",
-            (_, true) => "the C library's",
+        let note = match reference(function) {
+            Reference::OfArgument(_) => "in ulp of x, since it cancels left of 0",
             _ if worst.ulps == 0.0 => "exact",
             _ if worst.ulps <= 0.5 => "correctly rounded",
             _ => "",
@@ -184,8 +183,6 @@ fn documented_accuracy() {
         assert_eq!(row.get(1), Some(&format!("`{}`", function.name()).as_str()), "the page's rows");
         let promised: f64 = row[2].parse().unwrap();
         let Worst { ulps, at } = worst[function.name()];
-        // The C library's own functions are as good as the library that is here.
-        let promised = if function.calls_library() { promised.max(4.0) } else { promised };
         assert!(ulps <= promised, "{}{at:?}: {ulps} ulp, docs/numerics.md says {promised}", function.name());
     }
     assert_eq!(rows.next(), None, "rows of functions that are not there");

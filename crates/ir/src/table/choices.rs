@@ -21,7 +21,8 @@ macro_rules! rows_choices {
             [pointwise clamp clamp_] "clamp" Clamp (x, min, max) () {}
                 { ty: types::arithmetic_not_bool, grad: Grad::Fn(choices::clamp),
                   decompose: steps!(promoted |x, min, max| x.maximum(min).minimum(max)),
-                  eval: Eval::both(|a| -nan_max(-nan_max(a[0], a[1]), -a[2]), |a| a[0].max(a[1]).min(a[2])), samples: choices::clamp_samples };
+                  eval: Eval::both(|a| -nan_max(-nan_max(a[0], a[1]), -a[2]), |a| a[0].max(a[1]).min(a[2])),
+                  function: Some(Function::Clamp), samples: choices::clamp_samples };
             /// x, and min where it is less
             [pointwise clamp_min clamp_min_] "clamp_min" ClampMin (x, min) () {}
                 { ty: types::arithmetic, grad: Grad::Fn(choices::clamp_min),

@@ -180,19 +180,19 @@ macro_rules! rows_functions {
             /// log |Γ(x)|
             [pointwise lgamma lgamma_] "lgamma" Lgamma (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.digamma()]),
-                  eval: Eval::float(|a| lgamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| lgamma(a[0])), function: Some(Function::Lgamma), samples: samples::unary_positive };
             /// The derivative of lgamma
             [pointwise digamma digamma_] "digamma" Digamma (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.trigamma()]),
-                  eval: Eval::float(|a| digamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| digamma(a[0])), function: Some(Function::Digamma), samples: samples::unary_positive };
             /// The derivative of digamma, PyTorch's polygamma of order 1
             [pointwise trigamma trigamma_] "trigamma" Trigamma (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, x| [g * x.tetragamma()]),
-                  eval: Eval::float(|a| trigamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| trigamma(a[0])), function: Some(Function::Trigamma), samples: samples::unary_positive };
             /// The derivative of trigamma, PyTorch's polygamma of order 2
             [pointwise tetragamma tetragamma_] "tetragamma" Tetragamma (x) () {}
                 { ty: types::float_arithmetic, grad: Grad::NotDifferentiable("polygamma of order 3 is not in the table"),
-                  eval: Eval::float(|a| tetragamma(a[0])), samples: samples::unary_positive };
+                  eval: Eval::float(|a| tetragamma(a[0])), function: Some(Function::Tetragamma), samples: samples::unary_positive };
             /// 1 / (1 + e⁻ˣ)
             [pointwise sigmoid sigmoid_] "sigmoid" Sigmoid (x) () {}
                 { ty: types::float_arithmetic, grad: rule!(|g, _x; y| [g * (y * (1.0 - y))]),
@@ -306,12 +306,12 @@ pub(crate) fn sinc_slope(x: Term<'_>) -> Term<'_> {
 ///
 /// ```text
 /// /// What it computes.
-/// Variant "name" instructions |cx, arguments| body over a lane;
+/// Variant "name" instructions rare |cx, arguments| body over a lane;
 ///     exact the same in double precision, for tests, integers |arguments| the same on i64, if there is such;
 /// ```
 ///
-/// Instructions are those of a vector, roughly, a division counting for the time it takes; `library` is the C library,
-/// element by element. The enum [`Function`](crate::math::Function), eager loops, generated C and the accuracy tests are
+/// Instructions are what a vector of floats takes, as `cargo test --release -p kiln-tensor costs -- --ignored` measures
+/// it in one run (what it can't tell from a multiplication is counted); `rare` says that the body has a [rare part](crate::math::Rare). The enum [`Function`](crate::math::Function), eager loops, generated C and the accuracy tests are
 /// made of these rows.
 #[doc(hidden)]
 #[macro_export]
@@ -327,7 +327,7 @@ macro_rules! scalar_functions {
         Mul "mul" 1 |cx, x, y| cx.mul(x, y);
             exact Two(|x, y| x * y), integers |a, b| a.wrapping_mul(b);
         /// a / b.
-        Div "div" 8 |cx, x, y| cx.div(x, y);
+        Div "div" 7 |cx, x, y| cx.div(x, y);
             exact Two(|x, y| x / y);
         /// −x.
         Neg "neg" 1 |cx, x| cx.neg(x);
@@ -342,91 +342,103 @@ macro_rules! scalar_functions {
         Sqrt "sqrt" 10 |cx, x| cx.sqrt(x);
             exact One(f64::sqrt);
         /// 1 / √x.
-        Rsqrt "rsqrt" 8 |cx, x| composite::rsqrt(cx, x);
+        Rsqrt "rsqrt" 19 |cx, x| composite::rsqrt(cx, x);
             exact One(|x| 1.0 / x.sqrt());
         /// 1 / x.
-        Reciprocal "reciprocal" 8 |cx, x| composite::reciprocal(cx, x);
+        Reciprocal "reciprocal" 7 |cx, x| composite::reciprocal(cx, x);
             exact One(|x| 1.0 / x);
         /// eˣ.
         Exp "exp" 16 |cx, x| exponential::exp(cx, x);
             exact One(f64::exp);
         /// eˣ − 1.
-        Expm1 "expm1" 24 |cx, x| exponential::expm1(cx, x);
+        Expm1 "expm1" 16 |cx, x| exponential::expm1(cx, x);
             exact One(f64::exp_m1);
         /// 2ˣ.
-        Exp2 "exp2" 24 |cx, x| exponential::exp2(cx, x);
+        Exp2 "exp2" 16 |cx, x| exponential::exp2(cx, x);
             exact One(f64::exp2);
         /// log x.
-        Log "log" 24 |cx, x| logarithm::log(cx, x);
+        Log "log" 25 |cx, x| logarithm::log(cx, x);
             exact One(f64::ln);
         /// log(1 + x).
-        Log1p "log1p" 24 |cx, x| logarithm::log1p(cx, x);
+        Log1p "log1p" 34 |cx, x| logarithm::log1p(cx, x);
             exact One(f64::ln_1p);
         /// log₂ x.
-        Log2 "log2" library |cx, x| library!(cx, "log2", |x| x.log2());
+        Log2 "log2" 34 |cx, x| logarithm::log2(cx, x);
             exact One(f64::log2);
         /// log₁₀ x.
-        Log10 "log10" library |cx, x| library!(cx, "log10", |x| x.log10());
+        Log10 "log10" 34 |cx, x| logarithm::log10(cx, x);
             exact One(f64::log10);
         /// sin x.
-        Sin "sin" library |cx, x| library!(cx, "sin", |x| x.sin());
+        Sin "sin" 34 rare |cx, x| cx.in_double::<trigonometric::Sin, 1>([x]);
             exact One(f64::sin);
         /// cos x.
-        Cos "cos" library |cx, x| library!(cx, "cos", |x| x.cos());
+        Cos "cos" 37 rare |cx, x| cx.in_double::<trigonometric::Cos, 1>([x]);
             exact One(f64::cos);
         /// tan x.
-        Tan "tan" library |cx, x| library!(cx, "tan", |x| x.tan());
+        Tan "tan" 61 rare |cx, x| cx.in_double::<trigonometric::Tan, 1>([x]);
             exact One(f64::tan);
         /// The angle whose sine is x.
-        Asin "asin" library |cx, x| library!(cx, "asin", |x| x.asin());
+        Asin "asin" 46 |cx, x| cx.in_double::<arcs::Asin, 1>([x]);
             exact One(f64::asin);
         /// The angle whose cosine is x.
-        Acos "acos" library |cx, x| library!(cx, "acos", |x| x.acos());
+        Acos "acos" 61 |cx, x| cx.in_double::<arcs::Acos, 1>([x]);
             exact One(f64::acos);
         /// The angle whose tangent is x.
-        Atan "atan" library |cx, x| library!(cx, "atan", |x| x.atan());
+        Atan "atan" 61 |cx, x| cx.in_double::<arcs::Atan, 1>([x]);
             exact One(f64::atan);
         /// The angle of the point (y, x): arguments y, x.
-        Atan2 "atan2" library |cx, y, x| library!(cx, "atan2", |y, x| y.atan2(x));
+        Atan2 "atan2" 85 |cx, y, x| cx.in_double::<arcs::Atan2, 2>([y, x]);
             exact Two(f64::atan2);
         /// The length of the hypotenuse over x and y.
-        Hypot "hypot" library |cx, x, y| library!(cx, "hypot", |x, y| x.hypot(y));
+        Hypot "hypot" 40 |cx, x, y| cx.in_double::<power::Hypot, 2>([x, y]);
             exact Two(f64::hypot);
         /// sinh x.
-        Sinh "sinh" library |cx, x| library!(cx, "sinh", |x| x.sinh());
+        Sinh "sinh" 28 |cx, x| hyperbolic::sinh(cx, x);
             exact One(f64::sinh);
         /// cosh x.
-        Cosh "cosh" library |cx, x| library!(cx, "cosh", |x| x.cosh());
+        Cosh "cosh" 22 |cx, x| hyperbolic::cosh(cx, x);
             exact One(f64::cosh);
         /// tanh x.
-        Tanh "tanh" 24 |cx, x| exponential::tanh(cx, x);
+        Tanh "tanh" 25 |cx, x| exponential::tanh(cx, x);
             exact One(f64::tanh);
         /// The number whose sinh is x.
-        Asinh "asinh" 24 |cx, x| hyperbolic::asinh(cx, x);
+        Asinh "asinh" 64 |cx, x| hyperbolic::asinh(cx, x);
             exact One(f64::asinh);
         /// The number ≥ 0 whose cosh is x.
-        Acosh "acosh" 24 |cx, x| hyperbolic::acosh(cx, x);
+        Acosh "acosh" 58 |cx, x| hyperbolic::acosh(cx, x);
             exact One(super::accuracy::acosh);
         /// The number whose tanh is x.
-        Atanh "atanh" 24 |cx, x| hyperbolic::atanh(cx, x);
+        Atanh "atanh" 46 |cx, x| hyperbolic::atanh(cx, x);
             exact One(super::accuracy::atanh);
         /// erf x.
-        Erf "erf" 40 |cx, x| error_function::erf(cx, x);
+        Erf "erf" 28 |cx, x| error_function::erf(cx, x);
             exact One(|x| Function::Erf.eval_f64(&[x]));
         /// 1 − erf x.
-        Erfc "erfc" 24 |cx, x| error_function::erfc(cx, x);
+        Erfc "erfc" 73 |cx, x| error_function::erfc(cx, x);
             exact One(|x| Function::Erfc.eval_f64(&[x]));
         /// The number whose erf is x.
-        Erfinv "erfinv" 24 |cx, x| error_function::erfinv(cx, x);
+        Erfinv "erfinv" 151 |cx, x| cx.in_double::<error_function::Erfinv, 1>([x]);
             exact One(|x| Function::Erfinv.eval_f64(&[x]));
+        /// log |Γ(x)|.
+        Lgamma "lgamma" 319 |cx, x| cx.in_double::<gamma::Lgamma, 1>([x]);
+            exact One(super::special::lgamma);
+        /// The derivative of lgamma.
+        Digamma "digamma" 274 |cx, x| cx.in_double::<gamma::Digamma, 1>([x]);
+            exact One(super::special::digamma);
+        /// The derivative of digamma.
+        Trigamma "trigamma" 151 |cx, x| cx.in_double::<gamma::Trigamma, 1>([x]);
+            exact One(super::special::trigamma);
+        /// The derivative of trigamma.
+        Tetragamma "tetragamma" 199 |cx, x| cx.in_double::<gamma::Tetragamma, 1>([x]);
+            exact One(super::special::tetragamma);
         /// 1 / (1 + e⁻ˣ).
-        Sigmoid "sigmoid" 24 |cx, x| exponential::sigmoid(cx, x);
+        Sigmoid "sigmoid" 22 |cx, x| exponential::sigmoid(cx, x);
             exact One(super::accuracy::sigmoid);
         /// gelu, erf form.
-        Gelu "gelu" 24 |cx, x| error_function::gelu(cx, x);
+        Gelu "gelu" 34 |cx, x| error_function::gelu(cx, x);
             exact OfArgument(|x| 0.5 * x * Function::Erfc.eval_f64(&[-x * ROOT_HALF]));
         /// gelu, tanh form.
-        GeluTanh "gelu_tanh" 24 |cx, x| error_function::gelu_tanh(cx, x);
+        GeluTanh "gelu_tanh" 37 |cx, x| error_function::gelu_tanh(cx, x);
             exact OfArgument(|x| { x * super::accuracy::sigmoid(2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)) });
         /// max(x, 0).
         Relu "relu" 1 |cx, x| composite::relu(cx, x);
@@ -447,16 +459,16 @@ macro_rules! scalar_functions {
         Copysign "copysign" 1 |cx, x, y| composite::copysign(cx, x, y);
             exact Two(f64::copysign);
         /// The rest of x / y that has the sign of x.
-        Fmod "fmod" library |cx, x, y| composite::fmod(cx, x, y);
+        Fmod "fmod" 10 rare |cx, x, y| composite::fmod(cx, x, y);
             exact Two(|x, y| x % y);
         /// The rest of x / y that has the sign of y.
-        Remainder "remainder" library |cx, x, y| composite::remainder(cx, x, y);
+        Remainder "remainder" 16 rare |cx, x, y| composite::remainder(cx, x, y);
             exact Formula;
         /// ⌊x / y⌋.
-        FloorDivide "floor_divide" library |cx, x, y| composite::floor_divide(cx, x, y);
+        FloorDivide "floor_divide" 34 rare |cx, x, y| composite::floor_divide(cx, x, y);
             exact Formula;
         /// The integer part of x / y.
-        DivTrunc "div_trunc" 8 |cx, x, y| composite::div_trunc(cx, x, y);
+        DivTrunc "div_trunc" 7 |cx, x, y| composite::div_trunc(cx, x, y);
             exact Formula;
         /// The larger argument, NaN winning.
         Maximum "maximum" 3 |cx, x, y| composite::maximum(cx, x, y);
@@ -464,23 +476,26 @@ macro_rules! scalar_functions {
         /// The smaller argument, NaN winning.
         Minimum "minimum" 3 |cx, x, y| composite::minimum(cx, x, y);
             exact Two(|x, y| if x.is_nan() || y.is_nan() { f64::NAN } else { x.min(y) }), integers |a, b| a.min(b);
+        /// x limited to [min, max], NaN winning: arguments x, min, max.
+        Clamp "clamp" 4 |cx, x, min, max| composite::clamp(cx, x, min, max);
+            exact Formula, integers |x, min, max| x.max(min).min(max);
         /// xʸ.
-        Pow "pow" library |cx, x, y| library!(cx, "pow", |x, y| x.powf(y));
+        Pow "pow" 154 |cx, x, y| cx.in_double::<power::Pow, 2>([x, y]);
             exact Two(f64::powf), integers |a, b| int_pow(a, b);
         /// Interpolation between (a, b) by weight: arguments a, b, weight.
-        Lerp "lerp" 1 |cx, a, b, weight| composite::lerp(cx, a, b, weight);
+        Lerp "lerp" 4 |cx, a, b, weight| composite::lerp(cx, a, b, weight);
             exact Formula;
         /// x + value·a·b: arguments x, a, b, value.
-        Addcmul "addcmul" 1 |cx, x, a, b, value| composite::addcmul(cx, x, a, b, value);
+        Addcmul "addcmul" 4 |cx, x, a, b, value| composite::addcmul(cx, x, a, b, value);
             exact Formula, integers |x, a, b, value| x.wrapping_add(value.wrapping_mul(a).wrapping_mul(b));
         /// x + value·a/b: arguments x, a, b, value.
-        Addcdiv "addcdiv" 8 |cx, x, a, b, value| composite::addcdiv(cx, x, a, b, value);
+        Addcdiv "addcdiv" 7 |cx, x, a, b, value| composite::addcdiv(cx, x, a, b, value);
             exact Formula;
         /// x + alpha·y: arguments x, y, alpha.
-        AddAlpha "add_alpha" 1 |cx, x, y, alpha| composite::add_alpha(cx, x, y, alpha);
+        AddAlpha "add_alpha" 4 |cx, x, y, alpha| composite::add_alpha(cx, x, y, alpha);
             exact Formula, integers |x, y, alpha| x.wrapping_add(alpha.wrapping_mul(y));
         /// x − alpha·y: arguments x, y, alpha.
-        SubAlpha "sub_alpha" 1 |cx, x, y, alpha| composite::sub_alpha(cx, x, y, alpha);
+        SubAlpha "sub_alpha" 4 |cx, x, y, alpha| composite::sub_alpha(cx, x, y, alpha);
             exact Formula, integers |x, y, alpha| x.wrapping_sub(alpha.wrapping_mul(y));
     }};
 }

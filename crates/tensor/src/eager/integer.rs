@@ -1,9 +1,9 @@
-//! Eager: bits, the divisions of integers, and the gamma family.
+//! Eager: bits and the divisions of integers.
 
 use kiln_ir::{Division, Op, Result, Why};
 
 use super::{Input, Job, number_dtype};
-use crate::kernels::{self, Bits, Gamma};
+use crate::kernels::{self, Bits};
 use crate::tensor::Ready;
 
 /// The division of integers that an op stands for.
@@ -33,13 +33,6 @@ impl Job<'_> {
         // SAFETY: as in `function`; the type rule lets truth values and integers through only.
         self.pointwise(out.dtype, number_dtype(out.dtype), out, inputs, |out, inputs| unsafe {
             kernels::bits(function, out, inputs[0], inputs[1]);
-        })
-    }
-
-    pub(super) fn gamma(&self, function: Gamma, out: &Ready, inputs: &[Input]) -> Result<()> {
-        // SAFETY: as in `function`; results are floats.
-        self.pointwise(out.dtype, number_dtype(out.dtype), out, inputs, |out, inputs| unsafe {
-            kernels::gamma(function, out, inputs[0]);
         })
     }
 }

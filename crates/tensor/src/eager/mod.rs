@@ -21,7 +21,7 @@ use kiln_ir::{
 
 use crate::create::allocate;
 use crate::hook::Arg;
-use crate::kernels::{self, Bits, Comparison, Gamma, Logical, Operand};
+use crate::kernels::{self, Bits, Comparison, Logical, Operand};
 use crate::storage::Guard;
 use crate::tensor::{Held, Ready};
 use crate::{Tensor, custom};
@@ -344,10 +344,6 @@ impl Job<'_> {
             Op::BitwiseXor {} => self.bits(Bits::Xor, out, inputs),
             Op::BitwiseLeftShift {} => self.bits(Bits::Left, out, inputs),
             Op::BitwiseRightShift {} => self.bits(Bits::Right, out, inputs),
-            Op::Lgamma {} => self.gamma(Gamma::Log, out, inputs),
-            Op::Digamma {} => self.gamma(Gamma::Digamma, out, inputs),
-            Op::Trigamma {} => self.gamma(Gamma::Trigamma, out, inputs),
-            Op::Tetragamma {} => self.gamma(Gamma::Tetragamma, out, inputs),
             Op::To { .. } | Op::Clone {} | Op::Reshape { .. } => self.copy_into(out, inputs, 0),
             Op::Copy {} => self.copy_into(out, inputs, 1),
             // Other views never get here: they share their base's memory.

@@ -3,6 +3,7 @@
 //! | module        | what it computes                                                         |
 //! |---------------|--------------------------------------------------------------------------|
 //! | [`pointwise`] | scalar functions, comparisons, logic, `where`                            |
+//! | [`divide`]    | divisions of integers                                                    |
 //! | [`blocks`]    | several scalar functions one after the other, block by block               |
 //! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
@@ -21,6 +22,7 @@
 
 mod blocks;
 pub mod convert;
+mod divide;
 mod drive;
 mod element;
 mod isa;
@@ -42,16 +44,14 @@ mod tiles;
 
 pub use blocks::{Step, pointwise_blocks};
 pub use convert::{arange, convert, fill};
+pub use divide::divide;
 pub use drive::{Dense, MAX_INPUTS, Row};
 pub use nll::nll_forward;
 pub use operand::Operand;
 pub(crate) use operand::Shared;
 pub use order::{Lines, Position, Scan, positions, scan};
 pub use picks::{Picks, outside};
-pub use pointwise::{
-    Bits, Comparison, Gamma, Logical, bits, compare, divide, gamma, logical, pointwise, pointwise_rows,
-    select,
-};
+pub use pointwise::{Bits, Comparison, Logical, bits, compare, logical, pointwise, pointwise_rows, select};
 pub use product::bmm;
 pub use reduce::{Reduction, reduce};
 pub use softmax::softmax;

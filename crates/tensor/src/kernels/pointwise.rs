@@ -8,8 +8,8 @@ use super::drive::{Cost, Form, Loop, Loops, MAX_INPUTS, Row, drive, drive_rows};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
 use super::operand::Operand;
-use kiln_ir::math::{Function, special};
-use kiln_ir::{DType, Division};
+use kiln_ir::DType;
+use kiln_ir::math::{Function, QuickF32, QuickF64};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// A function that a dtype doesn't have.
@@ -35,19 +35,6 @@ pub enum Bits {
     Left,
     /// Moved down.
     Right,
-}
-
-/// A function of the gamma family, computed in double precision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Gamma {
-    /// log |Γ(x)|.
-    Log,
-    /// Its derivative.
-    Digamma,
-    /// The derivative of that.
-    Trigamma,
-    /// And of that.
-    Tetragamma,
 }
 
 /// A comparison of two numbers.
@@ -168,86 +155,6 @@ pub unsafe fn bits(function: Bits, out: &Operand, left: &Operand, right: &Operan
     unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
 }
 
-/// `out = function(x)` for floats.
-///
-/// # Safety
-/// The contract of [`Operand`]; both have one float dtype; overlap as the module says.
-pub unsafe fn gamma(function: Gamma, out: &Operand, x: &Operand) {
-    let inner: Loop = match (function, out.dtype) {
-        (Gamma::Log, DType::F64) => map_loop::<LgammaF64, 1>,
-        (Gamma::Digamma, DType::F64) => map_loop::<DigammaF64, 1>,
-        (Gamma::Trigamma, DType::F64) => map_loop::<TrigammaF64, 1>,
-        (Gamma::Tetragamma, DType::F64) => map_loop::<TetragammaF64, 1>,
-        (Gamma::Log, _) => map_loop::<LgammaF32, 1>,
-        (Gamma::Digamma, _) => map_loop::<DigammaF32, 1>,
-        (Gamma::Trigamma, _) => map_loop::<TrigammaF32, 1>,
-        (Gamma::Tetragamma, _) => map_loop::<TetragammaF32, 1>,
-    };
-    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, Form::Computing, Cost::Costly, out, &[x]) }
-}
-
-/// `out = x divided by y` for integers. Stops at the first pair that has no result and returns it; what is
-/// written by then is unspecified.
-///
-/// # Safety
-/// The contract of [`Operand`]; all have one integer dtype; overlap as the module says.
-pub unsafe fn divide(division: Division, out: &Operand, x: &Operand, y: &Operand) -> Result<(), (i64, i64)> {
-    debug_assert!(x.dtype == out.dtype && y.dtype == out.dtype && out.dtype.computing() == DType::I64);
-    let bad: Loop = match division {
-        Division::FloorDivide | Division::DivTrunc => map_loop::<NoQuotient, 2>,
-        Division::Remainder | Division::Fmod => map_loop::<NoRest, 2>,
-    };
-    // Checked first, so that a division in place leaves its operand as it was.
-    let mut flags = vec![0i64; out.numel()];
-    let mut strides: Vec<isize> = vec![1; out.shape.len()];
-    for d in (1..out.shape.len()).rev() {
-        strides[d - 1] = strides[d] * out.shape[d] as isize;
-    }
-    let marks =
-        Operand { ptr: flags.as_mut_ptr().cast(), dtype: DType::I64, shape: out.shape, strides: &strides };
-    // SAFETY: the marks are dense, fresh and of out's shape; the rest is the caller's contract.
-    unsafe { drive(bad, Form::Computing, Cost::Cheap, &marks, &[x, y]) };
-    if let Some(at) = flags.iter().position(|&flag| flag != 0) {
-        // SAFETY: an element of both, by the row-major index `at`.
-        let [x, y] = [x, y].map(|operand| unsafe {
-            let mut rest = at;
-            let mut offset = 0;
-            for (&size, &stride) in operand.shape.iter().zip(operand.strides).rev() {
-                offset += (rest % size) as isize * stride;
-                rest /= size;
-            }
-            element_as_i64(operand.ptr.offset(offset * operand.dtype.size() as isize), operand.dtype)
-        });
-        return Err((x, y));
-    }
-    let inner: Loop = match division {
-        Division::FloorDivide => map_loop::<IntFloorDivide, 2>,
-        Division::DivTrunc => map_loop::<IntDivTrunc, 2>,
-        Division::Remainder => map_loop::<IntRemainder, 2>,
-        Division::Fmod => map_loop::<IntFmod, 2>,
-    };
-    // SAFETY: the loop is one for i64; the rest is the caller's contract.
-    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[x, y]) };
-    Ok(())
-}
-
-/// # Safety
-/// `at` is an aligned element of this integer dtype.
-unsafe fn element_as_i64(at: *const u8, dtype: DType) -> i64 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match dtype {
-            DType::U8 | DType::Bool => i64::from(at.read()),
-            DType::I8 => i64::from(at.cast::<i8>().read()),
-            DType::I16 => i64::from(at.cast::<i16>().read()),
-            DType::I32 => i64::from(at.cast::<i32>().read()),
-            DType::I64 => at.cast::<i64>().read(),
-            DType::F16 | DType::BF16 | DType::F32 | DType::F64 => 0,
-        }
-    }
-}
-
 /// `out = condition ? a : b`, PyTorch's `where`.
 ///
 /// # Safety
@@ -267,7 +174,7 @@ pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operan
 pub(super) fn cost(function: Function) -> Cost {
     // Functions of a few instructions are as quick as memory.
     match function.instructions() {
-        Some(0..16) => Cost::Cheap,
+        0..16 => Cost::Cheap,
         _ => Cost::Costly,
     }
 }
@@ -296,14 +203,38 @@ pub(super) trait Map {
     type In: Copy;
     /// Its result's type.
     type Out;
+    /// Whether it has arguments that [`Map::quick`] is wrong for.
+    const HAS_RARE: bool = false;
     /// Its value; only the first arguments are meaningful, as many as it has.
     fn map(args: [Self::In; MAX_INPUTS]) -> Self::Out;
+    /// Its value, or a wrong one and `missed` set.
+    #[inline(always)]
+    fn quick(args: [Self::In; MAX_INPUTS], _missed: &mut bool) -> Self::Out {
+        Self::map(args)
+    }
 }
+
+/// Elements of a function with rare arguments that are computed again if one of them is such.
+const AGAIN: usize = 256;
 
 // Slices as parameters are what tells the compiler that nothing overlaps, also after inlining.
 
 #[inline(always)]
 fn each1<M: Map>(out: &mut [M::Out], a: &[M::In]) {
+    if const { M::HAS_RARE } {
+        for (out, a) in out.chunks_mut(AGAIN).zip(a.chunks(AGAIN)) {
+            let mut missed = false;
+            for (out, &a) in out.iter_mut().zip(a) {
+                *out = M::quick([a, a, a, a], &mut missed);
+            }
+            if missed {
+                for (out, &a) in out.iter_mut().zip(a) {
+                    *out = M::map([a, a, a, a]);
+                }
+            }
+        }
+        return;
+    }
     for (out, &a) in out.iter_mut().zip(a) {
         *out = M::map([a, a, a, a]);
     }
@@ -311,6 +242,20 @@ fn each1<M: Map>(out: &mut [M::Out], a: &[M::In]) {
 
 #[inline(always)]
 fn each2<M: Map>(out: &mut [M::Out], a: &[M::In], b: &[M::In]) {
+    if const { M::HAS_RARE } {
+        for ((out, a), b) in out.chunks_mut(AGAIN).zip(a.chunks(AGAIN)).zip(b.chunks(AGAIN)) {
+            let mut missed = false;
+            for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+                *out = M::quick([a, b, b, b], &mut missed);
+            }
+            if missed {
+                for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+                    *out = M::map([a, b, b, b]);
+                }
+            }
+        }
+        return;
+    }
     for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
         *out = M::map([a, b, b, b]);
     }
@@ -336,6 +281,7 @@ vectorised! {
     pub(super) fn map_loop [M: Map, const N: usize] [M, N]
         (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize)
     {
+        const { assert!(N <= 2 || !M::HAS_RARE, "only loops of up to two inputs look for rare arguments") };
         // SAFETY: the caller's promise: n elements each, the output apart from the inputs.
         unsafe {
             let out = from_raw_parts_mut(out.cast::<M::Out>(), n);
@@ -405,9 +351,17 @@ struct OnF32<const F: usize>;
 impl<const F: usize> Map for OnF32<F> {
     type In = f32;
     type Out = f32;
+    const HAS_RARE: bool = Function::ALL[F].has_rare();
     #[inline(always)]
     fn map(args: [f32; MAX_INPUTS]) -> f32 {
         const { Function::ALL[F] }.eval_f32(&args[..const { Function::ALL[F].arity() }])
+    }
+    #[inline(always)]
+    fn quick(args: [f32; MAX_INPUTS], missed: &mut bool) -> f32 {
+        let mut cx = QuickF32::default();
+        let result = const { Function::ALL[F] }.apply(&mut cx, &args[..const { Function::ALL[F].arity() }]);
+        *missed |= cx.missed;
+        result
     }
 }
 
@@ -417,9 +371,17 @@ struct OnF64<const F: usize>;
 impl<const F: usize> Map for OnF64<F> {
     type In = f64;
     type Out = f64;
+    const HAS_RARE: bool = Function::ALL[F].has_rare();
     #[inline(always)]
     fn map(args: [f64; MAX_INPUTS]) -> f64 {
         const { Function::ALL[F] }.eval_f64(&args[..const { Function::ALL[F].arity() }])
+    }
+    #[inline(always)]
+    fn quick(args: [f64; MAX_INPUTS], missed: &mut bool) -> f64 {
+        let mut cx = QuickF64::default();
+        let result = const { Function::ALL[F] }.apply(&mut cx, &args[..const { Function::ALL[F].arity() }]);
+        *missed |= cx.missed;
+        result
     }
 }
 
@@ -436,7 +398,7 @@ macro_rules! integer_loop {
 }
 
 macro_rules! define_loops {
-    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:tt |$cx:ident $(, $arg:ident)*| $body:expr;
+    ($($(#[$doc:meta])* $variant:ident $name:literal $instructions:literal $($rare:ident)? |$cx:ident $(, $arg:ident)*| $body:expr;
         exact $exact:expr $(, integers |$($i:ident),*| $integer:expr)?;
     )*) => {
         fn f32_loops(function: Function) -> Loops {
@@ -520,20 +482,6 @@ maps! {
     IntXor: i64 => i64, |a, b, c| a ^ b;
     IntLeft: i64 => i64, |a, b, c| if (0..64).contains(&b) { a << b } else { 0 };
     IntRight: i64 => i64, |a, b, c| a >> if (0..64).contains(&b) { b } else { 63 };
-    NoQuotient: i64 => i64, |a, b, c| i64::from((b == 0) | ((b == -1) & (a == i64::MIN)));
-    NoRest: i64 => i64, |a, b, c| i64::from(b == 0);
-    IntFloorDivide: i64 => i64, |a, b, c| Division::FloorDivide.checked(a, b).unwrap_or(0);
-    IntDivTrunc: i64 => i64, |a, b, c| Division::DivTrunc.checked(a, b).unwrap_or(0);
-    IntRemainder: i64 => i64, |a, b, c| Division::Remainder.checked(a, b).unwrap_or(0);
-    IntFmod: i64 => i64, |a, b, c| Division::Fmod.checked(a, b).unwrap_or(0);
-    LgammaF32: f32 => f32, |a, b, c| special::lgamma(f64::from(a)) as f32;
-    LgammaF64: f64 => f64, |a, b, c| special::lgamma(a);
-    DigammaF32: f32 => f32, |a, b, c| special::digamma(f64::from(a)) as f32;
-    DigammaF64: f64 => f64, |a, b, c| special::digamma(a);
-    TrigammaF32: f32 => f32, |a, b, c| special::trigamma(f64::from(a)) as f32;
-    TrigammaF64: f64 => f64, |a, b, c| special::trigamma(a);
-    TetragammaF32: f32 => f32, |a, b, c| special::tetragamma(f64::from(a)) as f32;
-    TetragammaF64: f64 => f64, |a, b, c| special::tetragamma(a);
 }
 
 /// Wrapping power; for a negative exponent the integer part of the exact value, and 0 for base 0.

@@ -18,12 +18,13 @@ mod prelude;
 mod tests;
 mod text;
 
+use prelude::doubles;
 pub use prelude::prelude;
 pub use text::CText;
+use text::PARAMETERS;
 
 use super::function::Function;
 use super::lane::{Lane, Width};
-use std::fmt::Write;
 
 /// Compiler flags under which the text means what [`Lane`] says, beside the optimisation level and the
 /// [`Isa::flags`].
@@ -149,19 +150,16 @@ const fn names(width: Width) -> Names {
     }
 }
 
+/// The vectors of doubles in which functions of floats are computed: as many lanes as a kernel has, or half as many
+/// where that is what a register holds.
+const DOUBLES: Names = Names { vector: "f64h", int: "i64h", suffix: "f64h" };
+
 /// The name of a function in C: `kiln_exp_f32`.
 pub fn function_name(function: Function, width: Width) -> String {
     format!("kiln_{}_{}", function.name(), names(width).suffix)
 }
 
-const PARAMETERS: [[&str; 4]; 4] =
-    [["x", "", "", ""], ["x", "y", "", ""], ["x", "y", "z", ""], ["x", "a", "b", "value"]];
-
-fn parameters(function: Function) -> &'static [&'static str] {
-    &PARAMETERS[function.arity() - 1][..function.arity()]
-}
-
-/// The definition of one function: `static inline f32v kiln_exp_f32(f32v x) { … }`.
+/// The definition of one function: `KILN_INLINE f32v kiln_exp_f32(f32v x) { … }`, behind what it calls.
 pub fn function(function: Function, width: Width) -> String {
     match width {
         Width::F32 => write_function(function, CText::<32>::new()),
@@ -169,25 +167,27 @@ pub fn function(function: Function, width: Width) -> String {
     }
 }
 
+/// The definitions of functions, behind what they need beside the [`prelude`].
+pub fn functions(functions: &[(Function, Width)], lanes: usize, isa: Isa) -> String {
+    let mut out: String = functions.iter().map(|&(f, width)| function(f, width)).collect();
+    if out.contains(DOUBLES.suffix) {
+        out.insert_str(0, &doubles(lanes, isa));
+    }
+    out
+}
+
+/// Whether a function calls the C library, if only for rare arguments.
+pub fn calls_library(function: Function, width: Width) -> bool {
+    self::function(function, width).contains("KILN_EACH")
+}
+
 fn write_function<const BITS: usize>(function: Function, mut cx: CText<BITS>) -> String
 where
     CText<BITS>: Lane<F = text::Node>,
 {
     let width = <CText<BITS> as Lane>::WIDTH;
-    let names = names(width);
-    let parameters = parameters(function);
+    let parameters = PARAMETERS[function.arity()];
     let args: Vec<text::Node> = parameters.iter().map(|p| cx.parameter(p)).collect();
     let result = function.apply(&mut cx, &args);
-    let list: Vec<String> = parameters.iter().map(|p| format!("{} {p}", names.vector)).collect();
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "KILN_INLINE {} {}({}) {{",
-        names.vector,
-        function_name(function, width),
-        list.join(", ")
-    );
-    out.push_str(&cx.statements(result));
-    out.push_str("}\n");
-    out
+    cx.definition("KILN_INLINE", &function_name(function, width), parameters, result)
 }

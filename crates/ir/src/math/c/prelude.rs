@@ -1,7 +1,7 @@
 //! What every C source begins with: vector types and the operations C has no operator for.
 
 use super::super::lane::Width;
-use super::{Isa, Names, names};
+use super::{DOUBLES, Isa, Names, names};
 use std::fmt::Write;
 
 /// The opening of a C source for vectors of `lanes` elements.
@@ -16,9 +16,62 @@ pub fn prelude(lanes: usize, isa: Isa) -> String {
     let mut out = types(lanes, isa);
     for width in [Width::F32, Width::F64] {
         if isa.has_helpers(lanes, width) {
-            out.push_str(&helpers(isa, width, lanes));
+            out.push_str(&helpers(isa, width, names(width), lanes));
         }
     }
+    out
+}
+
+/// Vectors of doubles for functions of floats that are [computed in doubles](crate::math::InDouble): the helpers, and
+/// `KILN_IN_DOUBLE1(f, x)` and `KILN_IN_DOUBLE2(f, x, y)`, which convert, call f once or for each half, and round.
+pub(super) fn doubles(lanes: usize, isa: Isa) -> String {
+    let Names { vector, int, suffix } = DOUBLES;
+    let halves = !isa.has_helpers(lanes, Width::F64);
+    let each = if halves { lanes / 2 } else { lanes };
+    let mut out = format!(
+        "typedef double {vector} __attribute__((vector_size({size})));
+typedef long long {int} __attribute__((vector_size({size})));
+KILN_INLINE {vector} kiln_splat_{suffix}(double x) {{ return x - ({vector}){{0}}; }}
+",
+        size = 8 * each
+    );
+    out.push_str(&helpers(isa, Width::F64, DOUBLES, each));
+    if !halves {
+        out.push_str(
+            "#define KILN_IN_DOUBLE1(f, x) __builtin_convertvector(f(__builtin_convertvector(x, f64h)), f32v)
+#define KILN_IN_DOUBLE2(f, x, y) __builtin_convertvector(f(__builtin_convertvector(x, f64h), __builtin_convertvector(y, f64h)), f32v)
+",
+        );
+        return out;
+    }
+    // The modifiers name the halves of registers: half of a float's register is as many lanes as one of doubles.
+    let (half, extract, insert) = match isa {
+        Isa::Avx512 => ("t", "vextractf32x8", "vinsertf32x8"),
+        Isa::Avx2 | Isa::Plain => ("x", "vextractf128", "vinsertf128"),
+    };
+    let _ = write!(
+        out,
+        "KILN_INLINE f64h kiln_low_f64h(f32v x) {{
+    f64h r;
+    __asm__(\"vcvtps2pd %{half}1, %0\" : \"=v\"(r) : \"v\"(x));
+    return r;
+}}
+KILN_INLINE f64h kiln_high_f64h(f32v x) {{
+    f64h r;
+    __asm__(\"{extract} $1, %1, %{half}0\\n\\tvcvtps2pd %{half}0, %0\" : \"=v\"(r) : \"v\"(x));
+    return r;
+}}
+KILN_INLINE f32v kiln_join_f64h(f64h low, f64h high) {{
+    f32v r;
+    __asm__(\"vcvtpd2ps %1, %{half}0\" : \"=v\"(r) : \"v\"(low));
+    __asm__(\"vcvtpd2ps %1, %{half}0\" : \"=v\"(high) : \"v\"(high));
+    __asm__(\"{insert} $1, %{half}1, %0, %0\" : \"+v\"(r) : \"v\"(high));
+    return r;
+}}
+#define KILN_IN_DOUBLE1(f, x) ({{ const f32v x_ = (x); kiln_join_f64h(f(kiln_low_f64h(x_)), f(kiln_high_f64h(x_))); }})
+#define KILN_IN_DOUBLE2(f, x, y) ({{ const f32v x_ = (x), y_ = (y); kiln_join_f64h(f(kiln_low_f64h(x_), kiln_low_f64h(y_)), f(kiln_high_f64h(x_), kiln_high_f64h(y_))); }})
+"
+    );
     out
 }
 
@@ -93,6 +146,8 @@ KILN_INLINE i64v kiln_widen_mask(i32v m) { return __builtin_convertvector(m, i64
 KILN_INLINE i32v kiln_narrow_mask(i64v m) { return __builtin_convertvector(m, i32v); }
 KILN_INLINE u8v kiln_bool_from_mask_f32(i32v m) { return __builtin_convertvector(m & 1, u8v); }
 KILN_INLINE u8v kiln_bool_from_mask_f64(i64v m) { return __builtin_convertvector(m & 1, u8v); }
+#define KILN_RARE static __attribute__((noinline, cold, unused))
+#define KILN_LOOKUP(type, table, index) ({ const __typeof__(index) i_ = (index); type r_; for (unsigned l_ = 0; l_ < sizeof(r_) / sizeof(r_[0]); l_++) r_[l_] = table[i_[l_]]; r_; })
 #define KILN_EACH1(type, f, x) ({ const type x_ = (x); type r_; for (int i_ = 0; i_ < KILN_LANES; i_++) r_[i_] = __builtin_##f(x_[i_]); r_; })
 #define KILN_EACH2(type, f, x, y) ({ const type x_ = (x), y_ = (y); type r_; for (int i_ = 0; i_ < KILN_LANES; i_++) r_[i_] = __builtin_##f(x_[i_], y_[i_]); r_; })
 ",
@@ -100,8 +155,8 @@ KILN_INLINE u8v kiln_bool_from_mask_f64(i64v m) { return __builtin_convertvector
     out
 }
 
-fn helpers(isa: Isa, width: Width, lanes: usize) -> String {
-    let Names { vector, int, suffix, .. } = names(width);
+fn helpers(isa: Isa, width: Width, names: Names, lanes: usize) -> String {
+    let Names { vector, int, suffix } = names;
     let magnitude_mask = match width {
         Width::F32 => "0x7fffffff",
         Width::F64 => "0x7fffffffffffffffLL",
@@ -109,17 +164,21 @@ fn helpers(isa: Isa, width: Width, lanes: usize) -> String {
     let mut out = format!(
         "KILN_INLINE {vector} kiln_absolute_{suffix}({vector} x) {{ return ({vector})(({int})x & {magnitude_mask}); }}\n"
     );
+    let _ = writeln!(
+        out,
+        "#define KILN_RARELY_{suffix}(mask, rare, common) ({{ const {int} m_ = (mask); const {vector} c_ = (common); __builtin_expect(kiln_any_{suffix}(m_), 0) ? kiln_select_{suffix}(m_, rare, c_) : c_; }})"
+    );
     match isa {
-        Isa::Avx512 | Isa::Avx2 => out.push_str(&x86_helpers(isa, width, lanes)),
-        Isa::Plain => out.push_str(&plain_helpers(width)),
+        Isa::Avx512 | Isa::Avx2 => out.push_str(&x86_helpers(isa, width, names, lanes)),
+        Isa::Plain => out.push_str(&plain_helpers(width, names)),
     }
     out
 }
 
 /// One instruction each; asm without side effects may be moved and merged freely. GCC keeps its constants out of loops;
 /// Clang does so only for what it understands, and knows these instructions by what they do in plain C.
-fn x86_helpers(isa: Isa, width: Width, lanes: usize) -> String {
-    let Names { vector, int, suffix, .. } = names(width);
+fn x86_helpers(isa: Isa, width: Width, names: Names, lanes: usize) -> String {
+    let Names { vector, int, suffix } = names;
     let packed = match width {
         Width::F32 => "ps",
         Width::F64 => "pd",
@@ -143,10 +202,27 @@ KILN_INLINE {vector} kiln_round_down_{suffix}({vector} x) {{
     return x;
 }}
 ",
-        fma(width, lanes)
+        fma(width, names, lanes)
+    );
+    // A lane of a mask is 0 or all ones, so its sign says it.
+    let signs = match isa {
+        Isa::Avx512 => {
+            let (letter, k) = if width == Width::F32 { ("d", "w") } else { ("q", "b") };
+            format!("vpmov{letter}2m %1, %%k1\\n\\tkmov{k} %%k1, %0\" : \"=r\"(any) : \"v\"(m) : \"k1\"")
+        }
+        Isa::Avx2 | Isa::Plain => format!("vmovmsk{packed} %1, %0\" : \"=r\"(any) : \"x\"(m)"),
+    };
+    let _ = write!(
+        out,
+        "KILN_INLINE int kiln_any_{suffix}({int} m) {{
+    unsigned any;
+    __asm__(\"{signs});
+    return any != 0;
+}}
+"
     );
     let apart = if isa == Isa::Avx512 { APART } else { "" };
-    let _ = write!(out, "#ifdef __clang__\n{}#else\n", choices(width, apart));
+    let _ = write!(out, "#ifdef __clang__\n{}#else\n", choices(names, apart));
     out.push_str(&format!(
         "KILN_INLINE {vector} kiln_min_{suffix}({vector} a, {vector} b) {{
     __asm__(\"vmin{packed} %2, %1, %0\" : \"=v\"(a) : \"v\"(a), \"v\"(b));
@@ -180,15 +256,15 @@ KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
 }}
 #endif
 {}",
-            general_scale(width)
+            general_scale(width, names)
         ),
     });
     out
 }
 
 /// A fused multiply-add of whole vectors. Clang's builtins for it are other ones in every few versions.
-fn fma(width: Width, lanes: usize) -> String {
-    let Names { vector, suffix, .. } = names(width);
+fn fma(width: Width, names: Names, lanes: usize) -> String {
+    let Names { vector, suffix, .. } = names;
     let packed = if width == Width::F32 { "ps" } else { "pd" };
     let asm =
         format!("__asm__(\"vfmadd213{packed} %2, %1, %0\" : \"+v\"(a) : \"v\"(b), \"v\"(c));\n    return a;");
@@ -214,8 +290,8 @@ KILN_INLINE {vector} kiln_fma_{suffix}({vector} a, {vector} b, {vector} c) {{ KI
 }
 
 /// [`Lane::scale`](crate::math::Lane::scale) as it is defined: two products, the first one exact.
-fn general_scale(width: Width) -> String {
-    let Names { vector, int, suffix, .. } = names(width);
+fn general_scale(width: Width, names: Names) -> String {
+    let Names { vector, int, suffix } = names;
     let (bias, mantissa, vanishing) = (width.bias(), width.mantissa_bits(), width.vanishing());
     format!(
         "KILN_INLINE {vector} kiln_scale_{suffix}({vector} x, {vector} n, {int} n_int) {{
@@ -233,8 +309,8 @@ fn general_scale(width: Width) -> String {
 const APART: &str = "__asm__(\"\" : \"+v\"(a)); ";
 
 /// Selection, minimum and maximum in plain C.
-fn choices(width: Width, apart: &str) -> String {
-    let Names { vector, int, suffix, .. } = names(width);
+fn choices(names: Names, apart: &str) -> String {
+    let Names { vector, int, suffix } = names;
     let select =
         |mask: &str| format!("const {int} m = {mask}; return ({vector})((m & ({int})a) | (~m & ({int})b));");
     format!(
@@ -248,8 +324,8 @@ KILN_INLINE {vector} kiln_max_{suffix}({vector} a, {vector} b) {{ {} }}
     )
 }
 
-fn plain_helpers(width: Width) -> String {
-    let Names { vector, suffix, .. } = names(width);
+fn plain_helpers(width: Width, names: Names) -> String {
+    let Names { vector, int, suffix } = names;
     let f = match width {
         Width::F32 => "f",
         Width::F64 => "",
@@ -260,7 +336,7 @@ fn plain_helpers(width: Width) -> String {
     return a;
 }}
 ",
-        choices(width, "")
+        choices(names, "")
     );
     for (name, builtin) in [("root", "sqrt"), ("round_even", "rint"), ("round_down", "floor")] {
         let _ = write!(
@@ -272,6 +348,15 @@ fn plain_helpers(width: Width) -> String {
 "
         );
     }
-    out.push_str(&general_scale(width));
+    let _ = write!(
+        out,
+        "KILN_INLINE int kiln_any_{suffix}({int} m) {{
+    int r = 0;
+    for (int i = 0; i < (int)(sizeof(m) / sizeof(m[0])); i++) r |= m[i] != 0;
+    return r;
+}}
+"
+    );
+    out.push_str(&general_scale(width, names));
     out
 }

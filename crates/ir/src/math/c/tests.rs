@@ -1,6 +1,7 @@
 //! The C text and the scalar instantiation agree bit for bit, on every instruction set at hand.
 
 use super::*;
+use std::fmt::Write;
 use std::io::{Read, Write as _};
 use std::process::{Command, Stdio};
 
@@ -48,8 +49,9 @@ fn program(isa: Isa, lanes: usize, width: Width) -> String {
     let scalar = if width == Width::F32 { "float" } else { "double" };
     let mut text = prelude(lanes, isa);
     let mut calls = String::new();
+    let all: Vec<(Function, Width)> = Function::ALL.iter().map(|&function| (function, width)).collect();
+    text.push_str(&functions(&all, lanes, isa));
     for &function in Function::ALL {
-        text.push_str(&super::function(function, width));
         let name = function_name(function, width);
         let vectors: Vec<String> =
             (0..function.arity()).map(|a| format!("kiln_load_{suffix}(in + {a} * n + i)")).collect();
@@ -171,6 +173,15 @@ fn plain_f32() {
 #[test]
 fn plain_f64() {
     check(Isa::Plain, 4, Width::F64, "-O1");
+}
+
+#[test]
+fn rows_say_which_functions_have_rare_parts() {
+    for &function in Function::ALL {
+        let has =
+            [Width::F32, Width::F64].iter().any(|&w| super::function(function, w).contains("KILN_RARELY"));
+        assert_eq!(has, function.has_rare(), "{function:?}");
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 //! Nodes are shared (equal operations are one node). One that is named or used more than once becomes
 //! a named temporary, any other is written inside the expression that uses it.
 
-use super::super::lane::{Lane, Libm, Whole, Width};
-use super::{Names, names};
+use super::super::lane::{InDouble, Lane, Libm, Rare, Table, Whole, Width};
+use super::{DOUBLES, Names, names};
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -30,6 +30,10 @@ enum Operation {
     Shift(&'static str, u32),
     Call(&'static str),
     Library(Libm),
+    /// A rare part: the mask, the common value, the arguments.
+    Rare(&'static str),
+    InDouble(&'static str),
+    Lookup(Table),
     Cast,
 }
 
@@ -37,17 +41,54 @@ enum Operation {
 const LONGEST_EXPRESSION: usize = 72;
 
 /// Writes the operations down as C for the format of `BITS` bits (32 or 64).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct CText<const BITS: usize> {
+    vectors: Names,
+    /// Texts that must come before: tables, rare parts, functions over doubles.
+    definitions: Vec<String>,
     nodes: Vec<(Kind, Operation, Vec<Node>)>,
     shared: HashMap<(Kind, Operation, Vec<Node>), Node>,
     names: HashMap<Node, String>,
 }
 
+impl<const BITS: usize> Default for CText<BITS> {
+    fn default() -> CText<BITS> {
+        CText::new()
+    }
+}
+
 impl<const BITS: usize> CText<BITS> {
     /// An empty text.
     pub fn new() -> CText<BITS> {
-        CText { nodes: Vec::new(), shared: HashMap::new(), names: HashMap::new() }
+        CText::over(names(Self::width()))
+    }
+
+    fn over(vectors: Names) -> CText<BITS> {
+        CText {
+            vectors,
+            definitions: Vec::new(),
+            nodes: Vec::new(),
+            shared: HashMap::new(),
+            names: HashMap::new(),
+        }
+    }
+
+    /// A function of this text's arguments, behind what it needs. `kind` is what it is declared as.
+    pub(super) fn definition(&self, kind: &str, name: &str, parameters: &[&str], result: Node) -> String {
+        let vector = self.vectors.vector;
+        let list: Vec<String> = parameters.iter().map(|p| format!("{vector} {p}")).collect();
+        let mut out = self.definitions.concat();
+        let _ =
+            write!(out, "{kind} {vector} {name}({}) {{\n{}}}\n", list.join(", "), self.statements(result));
+        out
+    }
+
+    /// Puts a definition before this text, which other texts may have put there, too.
+    fn define(&mut self, name: &str, text: &str) {
+        let text = format!("#ifndef KILN_HAS_{name}\n#define KILN_HAS_{name}\n{text}#endif\n");
+        if !self.definitions.contains(&text) {
+            self.definitions.push(text);
+        }
     }
 
     const fn width() -> Width {
@@ -89,7 +130,7 @@ impl<const BITS: usize> CText<BITS> {
                 }
             }
         }
-        let mut writer = Writer { text: self, names: names(Self::width()), temporaries: HashMap::new() };
+        let mut writer = Writer { text: self, names: self.vectors, temporaries: HashMap::new() };
         let mut taken: HashMap<String, u32> = HashMap::new();
         for (_, operation, _) in &self.nodes {
             if let Operation::Parameter(name) = operation {
@@ -168,12 +209,37 @@ impl<const BITS: usize> Writer<'_, BITS> {
                     args.join(", ")
                 )
             }
+            // The rest is computed only where some lane needs it.
+            Operation::Rare(name) => {
+                let mask = self.vector(args[0]);
+                let all: Vec<String> = args[2..].iter().map(|&a| self.vector(a)).collect();
+                format!(
+                    "KILN_RARELY_{suffix}({mask}, kiln_{name}_{suffix}({}), {})",
+                    all.join(", "),
+                    self.vector(args[1])
+                )
+            }
+            Operation::InDouble(name) => {
+                let all: Vec<String> = args.iter().map(|&a| self.vector(a)).collect();
+                format!("KILN_IN_DOUBLE{}(kiln_{name}_{}, {})", args.len(), DOUBLES.suffix, all.join(", "))
+            }
+            Operation::Lookup(table) => {
+                let Names { vector, int, .. } = self.names;
+                format!(
+                    "KILN_LOOKUP({vector}, kiln_{}, ({int}){} & {})",
+                    table.name,
+                    self.operand(args[0]),
+                    table.values.len() - 1
+                )
+            }
             Operation::Cast => {
                 let ty = match kind {
                     Kind::Float => self.names.vector,
                     Kind::Int => self.names.int,
                 };
-                format!("({ty}){}", self.operand(args[0]))
+                let inside =
+                    if self.is_constant(args[0]) { self.vector(args[0]) } else { self.operand(args[0]) };
+                format!("({ty}){inside}")
             }
         }
     }
@@ -199,7 +265,10 @@ impl<const BITS: usize> Writer<'_, BITS> {
             | Operation::Constant(_)
             | Operation::IntConstant(_)
             | Operation::Call(_)
-            | Operation::Library(_) => text,
+            | Operation::Library(_)
+            | Operation::Rare(_)
+            | Operation::InDouble(_)
+            | Operation::Lookup(_) => text,
         }
     }
 
@@ -245,8 +314,35 @@ fn int_literal(value: i64, width: Width) -> String {
     }
 }
 
+/// Names of a function's arguments, by how many there are.
+pub(super) const PARAMETERS: [&[&str]; 5] =
+    [&[], &["x"], &["x", "y"], &["x", "y", "z"], &["x", "a", "b", "value"]];
+
+/// A text over doubles for floats, ready to be put before the text of a float's function.
+fn in_double<B: InDouble<N>, const N: usize>() -> String {
+    let mut cx = CText::<64>::over(DOUBLES);
+    let args = std::array::from_fn(|i| cx.parameter(PARAMETERS[N][i]));
+    let result = B::body(&mut cx, args, Width::F32);
+    let name = format!("kiln_{}_{}", B::NAME, DOUBLES.suffix);
+    cx.definition("KILN_INLINE", &name, PARAMETERS[N], result)
+}
+
+macro_rules! in_double {
+    (64) => {
+        fn in_double<B: InDouble<N>, const N: usize>(&mut self, args: [Node; N]) -> Node {
+            B::body(self, args, Width::F64)
+        }
+    };
+    (32) => {
+        fn in_double<B: InDouble<N>, const N: usize>(&mut self, args: [Node; N]) -> Node {
+            self.define(B::NAME, &in_double::<B, N>());
+            self.float(Operation::InDouble(B::NAME), &args)
+        }
+    };
+}
+
 macro_rules! text_lane {
-    ($bits:literal, $width:expr) => {
+    ($bits:tt, $width:expr) => {
         impl Lane for CText<$bits> {
             type F = Node;
             type I = Node;
@@ -305,6 +401,30 @@ macro_rules! text_lane {
             }
             fn libm(&mut self, function: Libm, args: &[Node]) -> Node {
                 self.float(Operation::Library(function), args)
+            }
+            fn rarely<R: Rare<N>, const N: usize>(
+                &mut self,
+                mask: Node,
+                common: Node,
+                args: [Node; N],
+            ) -> Node {
+                let mut cx = CText::<$bits>::over(self.vectors);
+                let parameters = std::array::from_fn(|i| cx.parameter(PARAMETERS[N][i]));
+                let result = R::body(&mut cx, parameters);
+                let name = format!("{}_{}", R::NAME, self.vectors.suffix);
+                let text = cx.definition("KILN_RARE", &format!("kiln_{name}"), PARAMETERS[N], result);
+                self.define(&name, &text);
+                let mut all = vec![mask, common];
+                all.extend(args);
+                self.float(Operation::Rare(R::NAME), &all)
+            }
+            in_double!($bits);
+            fn lookup(&mut self, table: Table, index: Node) -> Node {
+                let numbers: Vec<String> = table.values.iter().map(|n| format!("{n}u")).collect();
+                let text =
+                    format!("static const unsigned kiln_{}[] = {{{}}};\n", table.name, numbers.join(", "));
+                self.define(table.name, &text);
+                self.float(Operation::Lookup(table), &[index])
             }
             fn bits(&mut self, a: Node) -> Node {
                 self.integer(Operation::Cast, &[a])

@@ -1,5 +1,6 @@
 //! Every kernel against naive loops: strided, broadcast, transposed, empty, 0-d, odd tails, in place.
 
+mod costs;
 mod lines;
 mod picks;
 mod pointwise;

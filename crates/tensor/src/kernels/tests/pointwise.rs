@@ -3,7 +3,7 @@
 use kiln_ir::DType;
 use kiln_ir::math::{Function, Width};
 
-use super::{Array, Item, Layout, expect, sweep};
+use super::{Array, Item, LAYOUTS, Layout, expect, sweep};
 use crate::kernels::pointwise::Unsupported;
 use crate::kernels::*;
 
@@ -61,6 +61,92 @@ fn integer_functions() {
                 |out, inputs| unsafe { pointwise(*function, out, inputs).unwrap() },
                 |args| Item::Int(dtype.wrap(naive(&args.iter().map(|a| a.int()).collect::<Vec<_>>()))),
             );
+        }
+    }
+}
+
+#[test]
+fn rare_arguments_among_others() {
+    for dtype in [DType::F32, DType::F64] {
+        let width = if dtype == DType::F64 { Width::F64 } else { Width::F32 };
+        for function in Function::ALL.iter().copied().filter(|f| f.has_rare()) {
+            for in_place in [false, true] {
+                let mut arrays: Vec<Array> = (0..function.arity() as u64)
+                    .map(|i| Array::new(dtype, &[5, 1000], Layout::Contiguous, 1 + i))
+                    .collect();
+                // Blocks without any, with one at either end, and with nothing else.
+                for at in [255, 256, 999, 1000, 4999].into_iter().chain(2000..2600) {
+                    arrays[0].write(at, Item::Float(dtype.round(3e25 + at as f64 * 1e22)));
+                }
+                let columns: Vec<Vec<Item>> = arrays.iter().map(Array::items).collect();
+                let expected: Vec<Item> = (0..5000)
+                    .map(|i| {
+                        let args: Vec<f64> = columns.iter().map(|column| column[i].float()).collect();
+                        Item::Float(function.eval(width, &args))
+                    })
+                    .collect();
+                let mut result = Array::new(dtype, &[5, 1000], Layout::Contiguous, 99);
+                let operands: Vec<Operand> = arrays.iter_mut().map(Array::operand).collect();
+                let out = if in_place { &operands[0] } else { &result.operand() };
+                // SAFETY: the output is the first input or apart from all.
+                unsafe { pointwise(function, out, &operands.iter().collect::<Vec<_>>()).unwrap() };
+                let got = if in_place { &arrays[0] } else { &result };
+                expect(function.name(), got, &expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn divisions_of_integers() {
+    use kiln_ir::Division;
+    for dtype in DType::ALL.into_iter().filter(|d| d.computing() == DType::I64 && *d != DType::Bool) {
+        for layout in LAYOUTS {
+            for division in [Division::FloorDivide, Division::DivTrunc, Division::Remainder, Division::Fmod] {
+                for seed in 1..5 {
+                    let mut x = Array::new(dtype, &[7, 70], Layout::Gaps, seed);
+                    let mut y = Array::new(dtype, &[7, 70], layout, seed + 5);
+                    for i in 0..y.memory.len() - 1 {
+                        if y.read(i).int() == 0 {
+                            y.write(i, Item::Int(7));
+                        }
+                    }
+                    let expected: Vec<Item> = (x.items().iter().zip(y.items()))
+                        .map(|(x, y)| Item::Int(dtype.wrap(division.checked(x.int(), y.int()).unwrap())))
+                        .collect();
+                    let mut result = Array::new(dtype, &[7, 70], Layout::Reversed, 99);
+                    // SAFETY: operands made for this call.
+                    unsafe { divide(division, &result.operand(), &x.operand(), &y.operand()) }.unwrap();
+                    expect(division.name(), &result, &expected);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_division_without_result_writes_nothing() {
+    use kiln_ir::Division;
+    for (divisor, x, division) in [
+        (0, 5, Division::Remainder),
+        (0, 5, Division::FloorDivide),
+        (-1, i64::MIN, Division::FloorDivide),
+        (-1, i64::MIN, Division::DivTrunc),
+    ] {
+        for layout in [Layout::Scalar, Layout::Contiguous] {
+            let mut values = Array::new(DType::I64, &[300], Layout::Contiguous, 1);
+            values.write(250, Item::Int(x));
+            let mut by = Array::new(DType::I64, &[300], layout, 2);
+            (0..by.memory.len() - 1).for_each(|i| by.write(i, Item::Int(divisor)));
+            let before = values.items();
+            // SAFETY: the output is the first input.
+            let done = unsafe {
+                let out = values.operand();
+                divide(division, &out, &out, &by.operand())
+            };
+            let first = if divisor == 0 { before[0].int() } else { x };
+            assert_eq!(done, Err((first, divisor)), "{division:?}");
+            expect("untouched", &values, &before);
         }
     }
 }
