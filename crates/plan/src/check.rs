@@ -290,7 +290,12 @@ impl Check<'_> {
         let is_product = call.product().is_some();
         let is_result = |(made, out): (&Ty, &ViewRef)| match made.as_tensor() {
             // Sums of products of halves, before they are rounded.
-            Some(made) if is_product && out.ty.dtype == DType::F32 && made.dtype.is_float() && made.dtype.is_narrow() => {
+            Some(made)
+                if is_product
+                    && out.ty.dtype == DType::F32
+                    && made.dtype.is_float()
+                    && made.dtype.is_narrow() =>
+            {
                 TensorTy { dtype: DType::F32, ..made.clone() } == out.ty
             }
             made => made == Some(&out.ty),

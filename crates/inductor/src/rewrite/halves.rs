@@ -1,5 +1,6 @@
 //! Products in f32 of operands that are halves, for what goes on with the sums: a bias is added, or a scale, before
-//! they are rounded. Conversions come last, so that such a product reads the halves themselves.
+//! they are rounded. Conversions come last, so that such a product reads the halves themselves. Batched products don't:
+//! those of attention run in bands of rows with what follows, which products of halves can't, and that saves more.
 //!
 //! ```text
 //! %2 = to(%0) {dtype: f32}               %2 = to(%0) {dtype: f32}
@@ -35,7 +36,7 @@ fn behind_views(graph: &Graph, mut value: Value) -> Option<(Value, Vec<(Op, Tens
 
 /// The halves, of one format, that a product's operands are: it reads them, and not a copy in f32.
 pub(crate) fn operands(graph: &Graph, node: &Node) -> Option<[Value; 2]> {
-    let (Op::Mm {} | Op::Bmm {}, &[lhs, rhs]) = (&node.op, &node.args[..]) else { return None };
+    let (Op::Mm {}, &[lhs, rhs]) = (&node.op, &node.args[..]) else { return None };
     let [lhs, rhs] = [lhs, rhs].map(|arg| behind_views(graph, arg).filter(|(_, views)| views.is_empty()));
     let (lhs, rhs) = (lhs?.0, rhs?.0);
     (graph.tensor_of(lhs).dtype == graph.tensor_of(rhs).dtype).then_some([lhs, rhs])
@@ -44,7 +45,7 @@ pub(crate) fn operands(graph: &Graph, node: &Node) -> Option<[Value; 2]> {
 /// Puts the conversions of products' operands last.
 pub(crate) fn widen_last(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
     let found = |node: &Node| {
-        let (Op::Mm {} | Op::Bmm {}, &[lhs, rhs]) = (&node.op, &node.args[..]) else { return None };
+        let (Op::Mm {}, &[lhs, rhs]) = (&node.op, &node.args[..]) else { return None };
         let (lhs, rhs) = (behind_views(&graph, lhs)?, behind_views(&graph, rhs)?);
         let is_one_format = graph.tensor_of(lhs.0).dtype == graph.tensor_of(rhs.0).dtype;
         (is_one_format && !(lhs.1.is_empty() && rhs.1.is_empty())).then_some(())

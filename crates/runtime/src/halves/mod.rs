@@ -210,7 +210,8 @@ impl Plan {
     /// Bytes of a block's packed rows, of a panel, and of a panel's sums.
     fn room(&self) -> [usize; 3] {
         let Plan { kernel, height, shape, .. } = self;
-        let (height, depth) = (height.min(&shape.m).next_multiple_of(kernel.rows()), words(shape.k, kernel.is_paired));
+        let (height, depth) =
+            (height.min(&shape.m).next_multiple_of(kernel.rows()), words(shape.k, kernel.is_paired));
         let words = [height * depth, depth * kernel.width, height * kernel.width];
         // Each begins with a cache line.
         words.map(|words| (words * size_of::<u32>()).next_multiple_of(64))
@@ -248,10 +249,16 @@ impl Plan {
     /// # Safety
     /// That of [`run`](Self::run); `FAST` needs AVX2 and F16C.
     #[inline(always)]
-    unsafe fn block<const FAST: bool>(&self, product: Product, [row_block, group]: [usize; 2], scratch: *mut u8) {
+    unsafe fn block<const FAST: bool>(
+        &self,
+        product: Product,
+        [row_block, group]: [usize; 2],
+        scratch: *mut u8,
+    ) {
         let Plan { half, kernel, shape: Shape { m, n, k }, height, .. } = *self;
         let Kernel { width, is_paired, .. } = kernel;
-        let Product { results, start, lhs, rhs } = if self.is_turned { product.transposed() } else { product };
+        let Product { results, start, lhs, rhs } =
+            if self.is_turned { product.transposed() } else { product };
         let depth = words(k, is_paired);
         let [rows_bytes, panel_bytes, _] = self.room();
         let packed = scratch.cast::<u32>();
@@ -259,9 +266,7 @@ impl Plan {
         let sums = scratch.wrapping_add(rows_bytes + panel_bytes).cast::<f32>();
         let first = row_block * height;
         let count = height.min(m - first);
-        let tiles = || {
-            (0..count).step_by(kernel.rows()).map(move |i| (i, kernel.height(count - i)))
-        };
+        let tiles = || (0..count).step_by(kernel.rows()).map(move |i| (i, kernel.height(count - i)));
         // SAFETY: rows of the product; the scratch has room for tiles of them.
         let least_row = unsafe {
             let mut end = 0;
@@ -318,8 +323,15 @@ impl Plan {
                     Results::Rounded(to) => {
                         let mut rounded = [0; WIDEST];
                         for (i, row) in rows.enumerate() {
+                            let to = to.at(first + i, j);
+                            if to.column == 1 && columns == width {
+                                // Not by way of the copy: it is read in larger parts than it is written.
+                                let to = std::slice::from_raw_parts_mut(to.pointer, width);
+                                half.narrow_all::<FAST>(row, to);
+                                continue;
+                            }
                             half.narrow_all::<FAST>(row, &mut rounded);
-                            put(std::iter::once(&rounded[..]), columns, to.at(first + i, j));
+                            put(std::iter::once(&rounded[..]), columns, to);
                         }
                     }
                 }
@@ -349,7 +361,9 @@ unsafe fn put<'a, T: Copy + 'a>(rows: impl Iterator<Item = &'a [T]>, columns: us
         unsafe {
             match row.first_chunk::<WIDEST>() {
                 // So many are a few instructions.
-                Some(row) if to.column == 1 && columns == WIDEST => to.pointer.cast::<[T; WIDEST]>().write(*row),
+                Some(row) if to.column == 1 && columns == WIDEST => {
+                    to.pointer.cast::<[T; WIDEST]>().write(*row)
+                }
                 _ if to.column == 1 => std::ptr::copy_nonoverlapping(row.as_ptr(), to.pointer, columns),
                 _ => row[..columns].iter().enumerate().for_each(|(j, x)| *to.at(0, j).pointer = *x),
             }

@@ -38,7 +38,11 @@ pub(super) unsafe fn pack<const FAST: bool>(lines: Lines, is_paired: bool, to: *
     // SAFETY: the caller's promise is passed on.
     unsafe {
         if from.column == 1 && (from.row != 1 || length == 1) && count > 1 {
-            return if is_paired { side_by_side(lines, to, width) } else { widened::<FAST>(lines, to, width) };
+            return if is_paired {
+                side_by_side(lines, to, width)
+            } else {
+                widened::<FAST>(lines, to, width)
+            };
         }
         let total = words(length, is_paired);
         let mut room = [[0; STRETCH]; 4];

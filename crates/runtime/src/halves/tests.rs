@@ -52,21 +52,22 @@ impl Words {
 
 /// Sizes 0 and 1, odd ones, several blocks and stretches.
 fn shapes(words: &mut Words) -> Vec<Shape> {
-    let mut shapes = vec![(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1), (1, 300, 70), (300, 1, 71), (64, 256, 256)];
+    let mut shapes =
+        vec![(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1), (1, 300, 70), (300, 1, 71), (64, 256, 256)];
     shapes.extend([(16, 530, 601), (20, 130, 1031), (200, 10, 300), (9, 256, 64), (1, 1, 3001), (90, 33, 9)]);
     shapes.extend((0..25).map(|_| (1 + words.below(70), 1 + words.below(70), words.below(70))));
     shapes.into_iter().map(|(m, n, k)| Shape { m, n, k }).collect()
 }
 
 /// Against f64: an f32's roundings along the sum, and one to the half. `scale` makes numbers of any size.
-fn check(half: Half, scale: f32, words: &mut Words) {
+fn check(half: Half, scale: f32, step: usize, words: &mut Words) {
     let (half_ulp, least) = match half {
         Half::F16 => (2f64.powi(-11), 2f64.powi(-25)),
         Half::Bf16 => (2f64.powi(-8), 2f64.powi(-134)),
     };
-    for shape in shapes(words) {
+    for shape in shapes(words).into_iter().step_by(step) {
         let Shape { m, n, k } = shape;
-        for round in 0..4 {
+        for round in 0..2 {
             let layouts: [usize; 4] = std::array::from_fn(|_| words.below(5));
             let mut value = || half.narrow((words.next() as f32 / 2f32.powi(31) - 1.0) * scale);
             let mut lhs = Owned::new([m, k], layouts[0], &mut value);
@@ -74,7 +75,7 @@ fn check(half: Half, scale: f32, words: &mut Words) {
             let mut start = Owned::new([m, n], layouts[2], &mut value);
             let mut dst = Owned::new([m, n], layouts[3], || 0x7fff);
             let mut sums = vec![f32::NAN; m * n];
-            let with_start = round % 2 == 1;
+            let with_start = round == 1;
             let to_sums = Results::Sums(Matrix::new(sums.as_mut_ptr(), n as isize, 1));
             for results in [Results::Rounded(dst.matrix()), to_sums] {
                 let start = with_start.then(|| start.matrix());
@@ -93,10 +94,19 @@ fn check(half: Half, scale: f32, words: &mut Words) {
                 }
                 let bound = size * (k as f64 + 2.0) * 2f64.powi(-24) + 2f64.powi(-149) * k as f64;
                 let (sum, got) = (f64::from(sums[i * n + j]), dst.get(half, i, j));
-                assert!((sum - exact).abs() <= bound, "{half:?} {shape:?} {layouts:?} {i} {j}: {sum} {exact}");
+                assert!(
+                    (sum - exact).abs() <= bound,
+                    "{half:?} {shape:?} {layouts:?} {i} {j}: {sum} {exact}"
+                );
                 let bound = bound * 1.01 + exact.abs() * half_ulp + least;
-                assert!((got - exact).abs() <= bound, "{half:?} {shape:?} {layouts:?} {i} {j}: {got} {exact}");
-                assert_eq!(dst.get(half, i, j), f64::from(f32::from_bits(half.widen(half.narrow(sum as f32)))));
+                assert!(
+                    (got - exact).abs() <= bound,
+                    "{half:?} {shape:?} {layouts:?} {i} {j}: {got} {exact}"
+                );
+                assert_eq!(
+                    dst.get(half, i, j),
+                    f64::from(f32::from_bits(half.widen(half.narrow(sum as f32))))
+                );
             }
             // Nothing between the elements was written.
             let untouched = dst.values.iter().filter(|bits| **bits == 0x7fff).count();
@@ -108,17 +118,17 @@ fn check(half: Half, scale: f32, words: &mut Words) {
 #[test]
 fn beside_f64() {
     let mut words = Words(1);
-    check(Half::F16, 1.0, &mut words);
-    check(Half::Bf16, 1.0, &mut words);
+    check(Half::F16, 1.0, 1, &mut words);
+    check(Half::Bf16, 1.0, 1, &mut words);
 }
 
 /// Subnormal operands, products and sums count, as in f32.
 #[test]
 fn small_numbers_count() {
     let mut words = Words(2);
-    check(Half::F16, 2f32.powi(-20), &mut words);
+    check(Half::F16, 2f32.powi(-20), 4, &mut words);
     for exponent in [-50, -58, -66, -72, -124, -128] {
-        check(Half::Bf16, 2f32.powi(exponent), &mut words);
+        check(Half::Bf16, 2f32.powi(exponent), 4, &mut words);
     }
     // A subnormal times a large number is neither.
     let [small, large] = [1_u16, 0x7e80];

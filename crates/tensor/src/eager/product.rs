@@ -36,7 +36,9 @@ impl Job<'_> {
         Some(match (self.op, &tensors[..]) {
             (Op::Mm {} | Op::Bmm {}, &[x, y]) => product(out, x, y, None),
             (Op::Addmm {}, &[start, x, y]) => product(out, x, y, Some(start)),
-            (Op::Linear {}, &[x, weight]) => self.linear_of(out, x, weight, |out, x, y| product(out, x, y, None)),
+            (Op::Linear {}, &[x, weight]) => {
+                self.linear_of(out, x, weight, |out, x, y| product(out, x, y, None))
+            }
             (Op::Linear {}, &[x, weight, bias]) => {
                 self.linear_of(out, x, weight, |out, x, y| product(out, x, y, Some(bias)))
             }
@@ -44,7 +46,13 @@ impl Job<'_> {
         })
     }
 
-    fn halves_product(&self, half: Half, out: &Ready, [x, y]: [&Ready; 2], start: Option<&Ready>) -> Result<()> {
+    fn halves_product(
+        &self,
+        half: Half,
+        out: &Ready,
+        [x, y]: [&Ready; 2],
+        start: Option<&Ready>,
+    ) -> Result<()> {
         let dims = out.layout.shape.rank() - 2;
         let count = if dims == 0 { 1 } else { out.layout.shape[0] };
         let [m, n] = [out.layout.shape[dims], out.layout.shape[dims + 1]];
@@ -52,7 +60,8 @@ impl Job<'_> {
         let start = match start {
             Some(start) => {
                 let expanded = start.layout.view(&Op::Expand { shape: out.layout.shape.clone() });
-                let layout = expanded.ok_or_else(|| Error::bug("what a product starts with has another shape"))?;
+                let layout =
+                    expanded.ok_or_else(|| Error::bug("what a product starts with has another shape"))?;
                 Some(Ready { layout, ..start.clone() })
             }
             None => None,
@@ -69,7 +78,12 @@ impl Job<'_> {
                 pointer: matrix.pointer.wrapping_offset(number as isize * batch),
                 ..matrix
             };
-            halves::Product { results: Results::Rounded(at(out)), start: start.map(at), lhs: at(x), rhs: at(y) }
+            halves::Product {
+                results: Results::Rounded(at(out)),
+                start: start.map(at),
+                lhs: at(x),
+                rhs: at(y),
+            }
         };
         // SAFETY: `out` is fresh and has the shape; the others are locked for reading; the type rule checked that
         // the sizes fit, and all dtypes are the format's.
