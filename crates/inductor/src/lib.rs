@@ -46,7 +46,7 @@ use kiln_plan::{Plan, Surroundings};
 use kiln_prims::forms;
 use rustc_hash::FxHashMap;
 
-use rewrite::{elements, lists, scatters, windows};
+use rewrite::{elements, halves, lists, scatters, windows};
 use schedule::order;
 
 pub use c::{C, KernelSource};
@@ -165,6 +165,7 @@ fn rewritten<'g>(graph: &'g Graph, options: &Options) -> (Cow<'g, Graph>, Vec<Wh
     let graph = if options.general { graph } else { forms::as_plain(graph) };
     let graph = windows::set_apart(graph);
     let graph = forms::take_apart(graph, &is_cut);
+    let graph = halves::widen_last(graph);
     let graph = scatters::take_apart(graph, &options.input_layouts);
     (graph, why_not)
 }

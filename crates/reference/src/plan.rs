@@ -1,7 +1,7 @@
 //! Plans, run by their definition: kernels by [`run_kernel`], calls by the reference evaluator, one step after the other.
 //! What bands and epilogues say of the order of things is not looked at: it changes no result.
 
-use kiln_ir::{DType, Graph, Result, Scalar, ScalarKind, Shape, Strides, Ty, Value, bf16, f16};
+use kiln_ir::{DType, EmitExt, Graph, Result, Scalar, ScalarKind, Shape, Strides, Ty, Value, bf16, f16};
 use kiln_plan::{BufferRef, Launch, Numbers, OneByOne, Place, Plan, ScalarRef, Step, ViewRef};
 
 use crate::loops::{Elements, row_of, run_kernel};
@@ -87,8 +87,14 @@ pub fn run_call(
             let numbers = call.scalars.iter().map(|&scalar| Argument::Scalar(number(scalar)));
             let args: Vec<Argument> = tensors.chain(numbers).collect();
             let mut graph = Graph::new();
-            let inputs: Vec<Value> = args.iter().map(|arg| graph.input(arg.ty())).collect();
+            let mut inputs: Vec<Value> = args.iter().map(|arg| graph.input(arg.ty())).collect();
             graph.loc = call.loc;
+            if call.product().is_some_and(|product| product.out.ty.dtype != product.lhs.ty.dtype) {
+                // Sums that are not rounded.
+                for input in &mut inputs {
+                    *input = graph.to(*input, DType::F32)?;
+                }
+            }
             graph.outputs = kiln_ir::Emit::emit(&mut graph, call.op.clone(), &inputs)?.to_vec();
             let outcome = Evaluator::default().run(&graph, &args)?;
             for (out, result) in call.outs.iter().zip(&outcome.outputs) {

@@ -91,7 +91,11 @@ impl Run<'_> {
         let (batch, m) = match &self.program.tasks[first] {
             Task::Gemm { shape, .. } => (1, shape.m),
             Task::Bmm { batch, shape, .. } => (*batch, shape.m),
-            Task::Kernel { .. } | Task::Convolution(_) | Task::Random { .. } | Task::Host => return Ok(()),
+            Task::Kernel { .. }
+            | Task::Halves(_)
+            | Task::Convolution(_)
+            | Task::Random { .. }
+            | Task::Host => return Ok(()),
         };
         // SAFETY: the caller's promise is passed on.
         let kept = unsafe { self.kept() };
@@ -154,7 +158,11 @@ impl Run<'_> {
             let (shape, rhs, element) = match member {
                 Task::Gemm { shape, rhs, element, .. } => (shape, rhs, element),
                 Task::Bmm { shape, rhs, element, .. } => (shape, &rhs.matrix, element),
-                Task::Kernel { .. } | Task::Convolution(_) | Task::Random { .. } | Task::Host => continue,
+                Task::Kernel { .. }
+                | Task::Halves(_)
+                | Task::Convolution(_)
+                | Task::Random { .. }
+                | Task::Host => continue,
             };
             let bytes = match element {
                 Element::F64 => gemm::turned_once::<f64>(*shape, rhs.row, rhs.column),
@@ -228,7 +236,7 @@ impl Run<'_> {
                     // SAFETY: the caller's promise is passed on.
                     unsafe { self.product(band, rows, *element) }
                 }
-                Task::Convolution(_) | Task::Random { .. } | Task::Host => {}
+                Task::Halves(_) | Task::Convolution(_) | Task::Random { .. } | Task::Host => {}
             }
         }
         Ok(())

@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use kiln_ir::{DType, Fault, Op, planted};
-use kiln_plan::{Call, Launch, Numbers, Place, Plan, Signature, Step, Then, ViewRef};
+use kiln_plan::{Call, Launch, Numbers, Place, Plan, Product, Signature, Step, Then, ViewRef};
 
 use crate::convolution::Geometry;
 use crate::convolve::{self, Convolution, OnPlanes};
 use crate::gemm;
+use crate::halves::Half;
 use crate::kept::Kept;
 use crate::kernel::Kernel;
-use crate::program::{BatchAt, Element, MatrixAt, Program, Task};
+use crate::program::{BatchAt, Element, HalvesAt, MatrixAt, Program, Task};
 
 /// A kernel of a plan, compiled and loaded.
 #[derive(Debug, Clone)]
@@ -99,6 +100,20 @@ fn batch(view: &ViewRef) -> BatchAt {
     BatchAt { matrix: matrix(view), sizes, strides }
 }
 
+/// Products of halves; `None` if the call is anything else.
+fn halves(call: &Call) -> Option<HalvesAt> {
+    let Product { batch: count, m, n, k, lhs, rhs, out } = call.product()?;
+    let half = match lhs.ty.dtype {
+        DType::F16 => Half::F16,
+        DType::BF16 => Half::Bf16,
+        _ => return None,
+    };
+    let is_rounded = out.ty.dtype == lhs.ty.dtype;
+    let is_known = rhs.ty.dtype == lhs.ty.dtype && (is_rounded || out.ty.dtype == DType::F32);
+    let (shape, [dst, lhs, rhs]) = (gemm::Shape { m, n, k }, [out, lhs, rhs].map(batch));
+    is_known.then_some(HalvesAt { half, batch: count, shape, dst, is_rounded, lhs, rhs })
+}
+
 impl Binder<'_> {
     /// A number for an input that is kept in another form as long as it stays the same.
     fn watched(&mut self, view: &ViewRef, is_kept: bool) -> Option<(usize, Kept)> {
@@ -138,6 +153,9 @@ impl Binder<'_> {
     }
 
     fn call(&mut self, number: usize, call: &Call) -> Result<Task, String> {
+        if let Some(halves) = halves(call) {
+            return Ok(Task::Halves(Box::new(halves)));
+        }
         let Some(element) = call.outs.first().and_then(|out| element(out.ty.dtype)) else {
             return Ok(Task::Host);
         };

@@ -50,6 +50,14 @@ pub fn isa() -> Isa {
     machine().isa
 }
 
+/// Whether the instructions to use multiply vectors of bf16.
+pub(crate) fn multiplies_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// The sizes of a core's caches for data, by level: `read` gives what Linux tells of its caches, by number and name.
 /// Of a second level that several cores share each has its part. Elsewhere nothing is known.
 fn caches(read: &dyn Fn(usize, &str) -> Option<String>) -> [Option<usize>; 3] {

@@ -7,6 +7,7 @@
 //! | [`scratch`] | memory a thread keeps for itself                                  |
 //! | [`cpu`]     | caches, cores and vector instructions: [`machine`]                |
 //! | [`gemm`]    | matrix products over strided memory                               |
+//! | [`halves`]  | matrix products of f16 and bf16                                   |
 //! | [`contract`] | products of matrices that lie at sums of offsets                 |
 //! | [`convolution`] | convolution and its two gradients                             |
 //! | [`random`]  | Philox                                                            |
@@ -60,6 +61,7 @@ pub mod directory;
 pub mod engine;
 pub mod gemm;
 mod guard;
+pub mod halves;
 pub mod isolate;
 pub mod kept;
 pub mod kernel;

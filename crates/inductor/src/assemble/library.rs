@@ -45,7 +45,10 @@ impl Assembler<'_, '_> {
         let read: usize =
             node.args.iter().map(|&a| self.fusion.graph.ty(a).as_tensor().map_or(0, |t| t.bytes())).sum();
         let is_batched = self.fusion.is_batched(node);
-        let operand = |this: &mut Self, arg| if is_batched { this.batch(arg) } else { this.view(arg) };
+        let operand = |this: &mut Self, arg| {
+            let arg = this.fusion.operand(node, arg);
+            if is_batched { this.batch(arg) } else { this.view(arg) }
+        };
         let is_tensor = |arg: &&Value| self.fusion.graph.ty(**arg).as_tensor().is_some();
         let args = node.args.iter().filter(is_tensor).map(|&arg| operand(self, arg)).collect();
         let out = ViewRef::dense(BufferRef { buffer: dst, offset: 0 }, ty.clone());

@@ -12,7 +12,7 @@ pub(crate) mod shared;
 pub(crate) mod table;
 pub(crate) mod why_not;
 
-use kiln_ir::{DType, Def, Fault, Graph, Node, Op, Strides, Ty, Value, Write, planted};
+use kiln_ir::{Def, Fault, Graph, Node, Op, Strides, Ty, Value, Write, planted};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -21,6 +21,7 @@ use crate::lower::pooling;
 use crate::lower::views::{BatchView, View, batch_of, is_row_major, view_of};
 use crate::lower::{Context, Lowered, Lowering, Refusal, is_inlined, is_library, lower_group};
 use crate::rewrite::elements::Elements;
+use crate::rewrite::halves;
 use crate::rewrite::scatters::Scatters;
 use crate::{Layout, Options, Tuning, WhyNot};
 use kiln_plan::Machine;
@@ -399,16 +400,24 @@ impl<'g> Fusion<'g> {
 
     /// The stored value or input behind an operand of a library step.
     fn operand_base(&self, node: &Node, value: Value) -> Value {
+        let value = self.operand(node, value);
         match self.is_batched(node) {
             true => self.batch(value).base,
             false => view_of(self.graph, self.layouts, &self.stored, value).base,
         }
     }
 
+    /// What a library step reads for an operand: the halves that it is, if it is a product of such.
+    pub fn operand(&self, node: &Node, value: Value) -> Value {
+        let halves = halves::operands(self.graph, node).into_iter().flatten();
+        let found = node.args.iter().zip(halves).find(|(arg, _)| **arg == value);
+        found.map_or(value, |(_, half)| half)
+    }
+
     /// Whether a node is a batched product that is a step of its own, and no call of an eager kernel.
     pub fn is_batched(&self, node: &Node) -> bool {
         let ty = self.graph.ty(node.outs[0]).as_tensor();
-        matches!(node.op, Op::Bmm {}) && ty.is_some_and(|ty| matches!(ty.dtype, DType::F32 | DType::F64))
+        matches!(node.op, Op::Bmm {}) && ty.is_some_and(|ty| ty.dtype.is_float())
     }
 
     /// The matrices of an operand of a batched product.

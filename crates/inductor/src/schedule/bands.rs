@@ -58,9 +58,9 @@ fn refusal(reason: &'static str) -> WhyNot {
     WhyNot::Bands { reason }
 }
 
-/// A product that runs in bands: of floats.
+/// A product that runs in bands: of floats, but halves.
 fn product(step: &Step) -> Option<Product<'_>> {
-    step.product().filter(|product| matches!(product.out.ty.dtype, DType::F32 | DType::F64))
+    step.product().filter(|product| matches!(product.lhs.ty.dtype, DType::F32 | DType::F64))
 }
 
 fn is_batched(step: &Step) -> bool {

@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use kiln_ir::Op;
+use kiln_ir::{DType, Op};
 use kiln_plan::{Call, Place, Plan, Step, ViewRef};
 use support::{check_strided, check_text};
 
@@ -42,6 +42,43 @@ fn batched_products_are_steps() {
 }",
     );
     assert!(plan.steps.is_empty());
+}
+
+/// A product in f32 of halves reads the halves, however they are turned on the way.
+#[test]
+fn products_read_halves() {
+    for half in ["f16", "bf16"] {
+        let plan = check_text(&format!(
+            "graph(%0: {half}[3, 5, 8], %1: {half}[9, 8], %2: {half}[9], %3: {half}[2, 8, 9]) {{
+  %4 = to(%0) {{dtype: f32}} : f32[3, 5, 8]
+  %5 = reshape(%4) {{shape: [15, 8]}} : f32[15, 8]
+  %6 = to(%1) {{dtype: f32}} : f32[9, 8]
+  %7 = permute(%6) {{dims: [1, 0]}} : f32[8, 9]
+  %8 = mm(%5, %7) : f32[15, 9]
+  %9 = to(%2) {{dtype: f32}} : f32[9]
+  %10 = expand(%9) {{shape: [15, 9]}} : f32[15, 9]
+  %11 = add(%8, %10) : f32[15, 9]
+  %12 = to(%11) {{dtype: {half}}} : {half}[15, 9]
+  %13 = reshape(%12) {{shape: [1, 15, 9]}} : {half}[1, 15, 9]
+  %14 = expand(%13) {{shape: [2, 15, 9]}} : {half}[2, 15, 9]
+  %15 = permute(%3) {{dims: [0, 2, 1]}} : {half}[2, 9, 8]
+  %16 = bmm(%14, %15) : {half}[2, 15, 8]
+  %17 = to(%14) {{dtype: f32}} : f32[2, 15, 9]
+  %18 = to(%3) {{dtype: f32}} : f32[2, 8, 9]
+  %19 = permute(%18) {{dims: [0, 2, 1]}} : f32[2, 9, 8]
+  %20 = bmm(%17, %19) : f32[2, 15, 8]
+  return %12, %16, %20
+}}"
+        ));
+        let calls = plan.steps.iter().filter_map(|step| match step {
+            Step::Call(call) => Some((call.op.name(), call.args[0].ty.dtype, call.args[1].ty.dtype)),
+            _ => None,
+        });
+        let dtype = if half == "f16" { DType::F16 } else { DType::BF16 };
+        // Those in f32 may run in bands with what follows.
+        let expected = [("mm", dtype), ("bmm", dtype), ("bmm", DType::F32)];
+        assert_eq!(calls.collect::<Vec<_>>(), expected.map(|(name, dtype)| (name, dtype, dtype)));
+    }
 }
 
 #[test]

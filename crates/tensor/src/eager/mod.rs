@@ -326,6 +326,9 @@ impl Job<'_> {
         if let Some(function) = function(self.op, inputs.len()) {
             return self.function(function, out, inputs);
         }
+        if let Some(done) = self.halves(out, inputs) {
+            return done;
+        }
         if self.is_widened(out, inputs) {
             return self.run_widened(out, inputs);
         }

@@ -32,7 +32,7 @@ impl Job<'_> {
         self.op.error(self.tys, why, self.loc)
     }
 
-    fn memory(&self, error: AllocError) -> kiln_ir::Error {
+    pub(super) fn memory(&self, error: AllocError) -> kiln_ir::Error {
         self.fail(Why::Memory { bytes: 0, reason: error.to_string() })
     }
 

@@ -35,6 +35,11 @@ const METHODS: &[(&str, &[&[usize]], Method)] = &[
         let weight = x[2].abs()?;
         x[0].cross_entropy_of(&target, CrossEntropy { weight: Some(&weight), ..CrossEntropy::default() })
     }),
+    ("linear", &[&[2, 3, 7], &[5, 7], &[5]], |x| x[0].linear(&x[1], Some(&x[2]))),
+    ("addmm", &[&[3, 5], &[3, 7], &[7, 5]], |x| x[0].addmm(&x[1], &x[2])),
+    ("bmm of turned matrices", &[&[2, 7, 3], &[2, 5, 7]], |x| {
+        x[0].transpose(1, 2)?.bmm(&x[1].transpose(1, 2)?)
+    }),
     ("baddbmm", &[&[2, 3, 4], &[2, 3, 5], &[2, 5, 4]], |x| x[0].baddbmm_scaled(&x[1], &x[2], 0.2, 0.6)),
     ("round", &[&[40]], |x| x[0].round_decimals(2)),
     ("round to thousands", &[&[40]], |x| x[0].round_decimals(-3)),

@@ -1,0 +1,74 @@
+//! Products in f32 of operands that are halves, for what goes on with the sums: a bias is added, or a scale, before
+//! they are rounded. Conversions come last, so that such a product reads the halves themselves. Batched products don't:
+//! those of attention run in bands of rows with what follows, which products of halves can't, and that saves more.
+//!
+//! ```text
+//! %2 = to(%0) {dtype: f32}               %2 = to(%0) {dtype: f32}
+//! %3 = to(%1) {dtype: f32}               %3 = permute(%1) {dims: [1, 0]}
+//! %4 = permute(%3) {dims: [1, 0]}        %4 = to(%3) {dtype: f32}
+//! %5 = mm(%2, %4)                        %5 = mm(%2, %4)
+//! ```
+
+use std::borrow::Cow;
+
+use kiln_ir::{DType, Graph, Node, Op, TensorTy, Ty, Value};
+use kiln_prims::forms::replace;
+
+/// What is converted to f32 behind views, and the views, the last one first.
+fn behind_views(graph: &Graph, mut value: Value) -> Option<(Value, Vec<(Op, TensorTy)>)> {
+    let mut views = Vec::new();
+    loop {
+        let node = graph.producer(value)?;
+        let &x = node.args.first()?;
+        let from = graph.ty(x).as_tensor()?;
+        match &node.op {
+            Op::To { dtype: DType::F32 } if from.dtype.is_float() && from.dtype.is_narrow() => {
+                return Some((x, views));
+            }
+            Op::Permute { .. } | Op::Reshape { .. } | Op::Expand { .. } | Op::Slice { .. } => {
+                views.push((node.op.clone(), graph.ty(value).as_tensor()?.clone()));
+                value = x;
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// The halves, of one format, that a product's operands are: it reads them, and not a copy in f32.
+pub(crate) fn operands(graph: &Graph, node: &Node) -> Option<[Value; 2]> {
+    let (Op::Mm {}, &[lhs, rhs]) = (&node.op, &node.args[..]) else { return None };
+    let [lhs, rhs] = [lhs, rhs].map(|arg| behind_views(graph, arg).filter(|(_, views)| views.is_empty()));
+    let (lhs, rhs) = (lhs?.0, rhs?.0);
+    (graph.tensor_of(lhs).dtype == graph.tensor_of(rhs).dtype).then_some([lhs, rhs])
+}
+
+/// Puts the conversions of products' operands last.
+pub(crate) fn widen_last(graph: Cow<'_, Graph>) -> Cow<'_, Graph> {
+    let found = |node: &Node| {
+        let (Op::Mm {}, &[lhs, rhs]) = (&node.op, &node.args[..]) else { return None };
+        let (lhs, rhs) = (behind_views(&graph, lhs)?, behind_views(&graph, rhs)?);
+        let is_one_format = graph.tensor_of(lhs.0).dtype == graph.tensor_of(rhs.0).dtype;
+        (is_one_format && !(lhs.1.is_empty() && rhs.1.is_empty())).then_some(())
+    };
+    let emit = |result: &mut Graph, node: &Node, args: &[Value], ()| {
+        let args: Vec<Value> = args.iter().map(|&arg| converted_last(result, arg, node)).collect();
+        let out = graph.ty(node.outs[0]).clone();
+        result.push(node.op.clone(), &args, [out], node.in_place, node.loc)[0]
+    };
+    let replaced = replace(&graph, found, emit);
+    replaced.map_or(graph, Cow::Owned)
+}
+
+fn converted_last(graph: &mut Graph, value: Value, node: &Node) -> Value {
+    let Some((mut half, views)) = behind_views(graph, value) else { return value };
+    if views.is_empty() {
+        return value;
+    }
+    let dtype = graph.tensor_of(half).dtype;
+    for (view, ty) in views.into_iter().rev() {
+        let ty = Ty::Tensor(TensorTy { dtype, ..ty });
+        half = graph.push(view, &[half], [ty], false, node.loc)[0];
+    }
+    let ty = graph.ty(value).clone();
+    graph.push(Op::To { dtype: DType::F32 }, &[half], [ty], false, node.loc)[0]
+}

@@ -1,0 +1,410 @@
+//! Matrix products of halves: sums of f32, each rounded once at the end.
+//!
+//! Operands are packed block by block into words that the machine multiplies (`pack.rs`, `tile.rs`): pairs of bf16
+//! where it has instructions for them, else f32. There is never a copy of a whole operand in f32.
+//!
+//! ```text
+//! for each block of rows and group of panels (on one thread)
+//!   pack the rows
+//!   for each panel: pack it                         stays in the second-level cache
+//!     for each stretch of the inner dim             the panel's stretch stays in the first-level cache
+//!       for each tile of rows                       accumulators in registers
+//! ```
+//!
+//! A result is one chain of fused additions along the inner dim, whatever the sizes, tiles and threads are. Instructions
+//! for bf16 take subnormal numbers for zeros, so blocks in which there could be some, as operands or as sums, are
+//! computed without them: this changes no other bit.
+
+mod pack;
+mod tile;
+
+use half::f16;
+use parking_lot::Mutex;
+
+use crate::cpu::{self, Isa, machine};
+use crate::gemm::{Matrix, Shape};
+use crate::pool::AllocError;
+use crate::scratch;
+use crate::threads::{self, parallel_for};
+use pack::{Lines, least_exponent, pack, words};
+use tile::{Kernel, Task, WIDEST};
+
+/// The format of a half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Half {
+    /// IEEE's.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+}
+
+impl Half {
+    #[inline(always)]
+    fn widen(self, bits: u16) -> u32 {
+        match self {
+            Half::F16 => f16::from_bits(bits).to_f32().to_bits(),
+            Half::Bf16 => u32::from(bits) << 16,
+        }
+    }
+
+    /// Neighbours, as bits of f32.
+    ///
+    /// # Safety
+    /// As many are readable as there are places; `FAST` needs AVX2 and F16C.
+    #[inline(always)]
+    unsafe fn widen_all<const FAST: bool>(self, from: *const u16, to: &mut [u32]) {
+        let mut done = 0;
+        #[cfg(target_arch = "x86_64")]
+        if FAST && self == Half::F16 {
+            use std::arch::x86_64::*;
+            while done + 8 <= to.len() {
+                // SAFETY: eight halves, and eight places.
+                unsafe {
+                    let wide = _mm256_cvtph_ps(_mm_loadu_si128(from.add(done).cast()));
+                    _mm256_storeu_ps(to.as_mut_ptr().add(done).cast(), wide);
+                }
+                done += 8;
+            }
+        }
+        for (i, to) in to.iter_mut().enumerate().skip(done) {
+            // SAFETY: the caller's promise.
+            *to = self.widen(unsafe { *from.add(i) });
+        }
+    }
+
+    /// Rounded to nearest even.
+    #[inline(always)]
+    fn narrow(self, x: f32) -> u16 {
+        let bits = x.to_bits();
+        match self {
+            Half::F16 => f16::from_f32(x).to_bits(),
+            // A NaN could be carried into an infinity: it keeps its upper bits and becomes quiet.
+            Half::Bf16 if x.is_nan() => (bits >> 16 | 0x40) as u16,
+            Half::Bf16 => (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16,
+        }
+    }
+
+    /// The same for neighbours, a multiple of [`STEP`].
+    ///
+    /// # Safety
+    /// `FAST` needs AVX2 and F16C.
+    #[inline(always)]
+    unsafe fn narrow_all<const FAST: bool>(self, from: &[f32], to: &mut [u16]) {
+        let mut done = 0;
+        #[cfg(target_arch = "x86_64")]
+        if FAST && self == Half::F16 {
+            use std::arch::x86_64::*;
+            while done + 8 <= from.len().min(to.len()) {
+                // SAFETY: eight floats, and eight places.
+                unsafe {
+                    let wide = _mm256_loadu_ps(from.as_ptr().add(done));
+                    let narrow = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(wide);
+                    _mm_storeu_si128(to.as_mut_ptr().add(done).cast(), narrow);
+                }
+                done += 8;
+            }
+        }
+        match self {
+            Half::F16 => to.iter_mut().zip(from).skip(done).for_each(|(to, x)| *to = Half::F16.narrow(*x)),
+            Half::Bf16 => {
+                let ((to, _), (from, _)) = (to.as_chunks_mut::<STEP>(), from.as_chunks::<STEP>());
+                for (to, from) in to.iter_mut().zip(from) {
+                    to.iter_mut().zip(from).for_each(|(to, x)| *to = Half::Bf16.narrow(*x));
+                }
+            }
+        }
+    }
+}
+
+/// Where results go.
+#[derive(Debug, Clone, Copy)]
+pub enum Results {
+    /// The sums.
+    Sums(Matrix<f32>),
+    /// Rounded to the operands' format.
+    Rounded(Matrix<u16>),
+}
+
+/// `results = start + lhs · rhs`.
+#[derive(Debug, Clone, Copy)]
+pub struct Product {
+    /// Where results go.
+    pub results: Results,
+    /// What sums begin with, else zero; its strides may be 0.
+    pub start: Option<Matrix<u16>>,
+    /// The left operand.
+    pub lhs: Matrix<u16>,
+    /// The right operand.
+    pub rhs: Matrix<u16>,
+}
+
+impl Product {
+    fn transposed(self) -> Product {
+        let results = match self.results {
+            Results::Sums(matrix) => Results::Sums(matrix.transposed()),
+            Results::Rounded(matrix) => Results::Rounded(matrix.transposed()),
+        };
+        let start = self.start.map(Matrix::transposed);
+        Product { results, start, lhs: self.rhs.transposed(), rhs: self.lhs.transposed() }
+    }
+}
+
+/// Elements that are rounded together; panels are as wide as some of them.
+const STEP: usize = 8;
+
+/// Work below which a second thread costs more than it brings, in multiply-adds.
+const TASK: usize = 1 << 17;
+/// Blocks for each thread, so that a slower core gets fewer, and work from which there are so many.
+const BALANCE: usize = 4;
+const BALANCED: usize = 1 << 26;
+
+/// How products of one shape are cut into blocks.
+#[derive(Clone, Copy)]
+struct Plan {
+    half: Half,
+    kernel: Kernel,
+    shape: Shape,
+    /// Whether the transposed products are computed.
+    is_turned: bool,
+    /// Rows of a block, and panels of a group.
+    height: usize,
+    group: usize,
+    /// Blocks of a product.
+    row_blocks: usize,
+    groups: usize,
+    /// Words of a stretch.
+    stretch: usize,
+}
+
+impl Plan {
+    fn new(half: Half, count: usize, shape: Shape) -> Plan {
+        let kernel = Kernel::of(half);
+        // All tiles, full or not, and the packing.
+        let cost = |m: usize, n: usize| m * n.next_multiple_of(kernel.width);
+        let is_turned = cost(shape.n, shape.m) < cost(shape.m, shape.n);
+        let Shape { m, n, k } = shape;
+        let (m, n) = if is_turned { (n, m) } else { (m, n) };
+        let depth = words(k, kernel.is_paired).max(1);
+        let (rows, panels) = (kernel.rows(), n.div_ceil(kernel.width));
+        // The rows take half of a core's own cache.
+        let most = (machine().l2 / 2 / (depth * size_of::<u32>())).max(rows) / rows * rows;
+        let work = count.saturating_mul(m).saturating_mul(n).saturating_mul(k);
+        let threads = threads::count();
+        let wanted = match work / TASK {
+            _ if threads == 1 => 1,
+            _ if work >= threads * BALANCED => BALANCE * threads,
+            tasks => tasks.clamp(1, threads),
+        };
+        let mut height = most;
+        while count * m.div_ceil(height) * panels < wanted && height > 2 * rows {
+            height = (height / 2).next_multiple_of(rows);
+        }
+        let row_blocks = m.div_ceil(height);
+        let height = m.div_ceil(row_blocks).next_multiple_of(rows);
+        let group = panels.div_ceil(wanted.div_ceil(count * row_blocks).min(panels));
+        let stretch = (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1);
+        let (row_blocks, groups) = (m.div_ceil(height), panels.div_ceil(group));
+        Plan { half, kernel, shape: Shape { m, n, k }, is_turned, height, group, row_blocks, groups, stretch }
+    }
+
+    /// Bytes of a block's packed rows, of a panel, and of a panel's sums.
+    fn room(&self) -> [usize; 3] {
+        let Plan { kernel, height, shape, .. } = self;
+        let (height, depth) =
+            (height.min(&shape.m).next_multiple_of(kernel.rows()), words(shape.k, kernel.is_paired));
+        let words = [height * depth, depth * kernel.width, height * kernel.width];
+        // Each begins with a cache line.
+        words.map(|words| (words * size_of::<u32>()).next_multiple_of(64))
+    }
+
+    /// One block on this thread, with the machine's instructions.
+    ///
+    /// # Safety
+    /// That of [`products`]; `scratch` has the [`room`](Self::room).
+    unsafe fn run(&self, product: Product, blocks: [usize; 2], scratch: *mut u8) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,bmi2")]
+            unsafe fn avx512(plan: &Plan, product: Product, blocks: [usize; 2], scratch: *mut u8) {
+                // SAFETY: the caller's promise is passed on.
+                unsafe { plan.block::<true>(product, blocks, scratch) }
+            }
+            #[target_feature(enable = "avx2,f16c,bmi2")]
+            unsafe fn avx2(plan: &Plan, product: Product, blocks: [usize; 2], scratch: *mut u8) {
+                // SAFETY: the caller's promise is passed on.
+                unsafe { plan.block::<true>(product, blocks, scratch) }
+            }
+            match cpu::isa() {
+                // SAFETY: `isa` never names more than the machine has.
+                Isa::Avx512 => return unsafe { avx512(self, product, blocks, scratch) },
+                // SAFETY: as above.
+                Isa::Avx2 => return unsafe { avx2(self, product, blocks, scratch) },
+                Isa::Plain => {}
+            }
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.block::<false>(product, blocks, scratch) }
+    }
+
+    /// # Safety
+    /// That of [`run`](Self::run); `FAST` needs AVX2 and F16C.
+    #[inline(always)]
+    unsafe fn block<const FAST: bool>(
+        &self,
+        product: Product,
+        [row_block, group]: [usize; 2],
+        scratch: *mut u8,
+    ) {
+        let Plan { half, kernel, shape: Shape { m, n, k }, height, .. } = *self;
+        let Kernel { width, is_paired, .. } = kernel;
+        let Product { results, start, lhs, rhs } =
+            if self.is_turned { product.transposed() } else { product };
+        let depth = words(k, is_paired);
+        let [rows_bytes, panel_bytes, _] = self.room();
+        let packed = scratch.cast::<u32>();
+        let panel = scratch.wrapping_add(rows_bytes).cast::<u32>();
+        let sums = scratch.wrapping_add(rows_bytes + panel_bytes).cast::<f32>();
+        let first = row_block * height;
+        let count = height.min(m - first);
+        let tiles = || (0..count).step_by(kernel.rows()).map(move |i| (i, kernel.height(count - i)));
+        // SAFETY: rows of the product; the scratch has room for tiles of them.
+        let least_row = unsafe {
+            let mut end = 0;
+            for (i, rows) in tiles() {
+                let from = lhs.at(first + i, 0).transposed();
+                let lines = Lines { from, half, count: rows.min(count - i), length: k };
+                pack::<FAST>(lines, is_paired, packed.add(i * depth), rows);
+                end = i + rows;
+            }
+            match is_paired {
+                true => least_exponent(std::slice::from_raw_parts(packed, end * depth)),
+                false => 0,
+            }
+        };
+        let panels = group * self.group..((group + 1) * self.group).min(n.div_ceil(width));
+        for j in panels.map(|number| number * width) {
+            let columns = width.min(n - j);
+            // SAFETY: columns of the product; the scratch has room for a panel and its sums.
+            unsafe {
+                let lines = Lines { from: rhs.at(0, j), half, count: columns, length: k };
+                pack::<FAST>(lines, is_paired, panel, width);
+                let all = std::slice::from_raw_parts_mut(sums, count.next_multiple_of(kernel.rows()) * width);
+                all.fill(0.0);
+                let mut least_start = f32::INFINITY;
+                if let Some(start) = start.map(|start| start.at(first, j)) {
+                    for (i, row) in all.chunks_exact_mut(width).enumerate().take(count) {
+                        for (j, sum) in row[..columns].iter_mut().enumerate() {
+                            *sum = f32::from_bits(half.widen(*start.at(i, j).pointer));
+                            if *sum != 0.0 {
+                                least_start = least_start.min(sum.abs());
+                            }
+                        }
+                    }
+                }
+                let is_exact = is_paired && {
+                    let panel = least_exponent(std::slice::from_raw_parts(panel, depth * width));
+                    !is_normal(least_row, panel, least_start)
+                };
+                for from in (0..depth).step_by(self.stretch) {
+                    let part = self.stretch.min(depth - from);
+                    for (i, rows) in tiles() {
+                        let task = Task {
+                            rows: packed.add(i * depth + from * rows),
+                            panel: panel.add(from * width),
+                            depth: part,
+                            sums: sums.add(i * width),
+                        };
+                        kernel.run(rows, is_exact, &task);
+                    }
+                }
+                let rows = all.chunks_exact(width).take(count);
+                match results {
+                    Results::Sums(to) => put(rows, columns, to.at(first, j)),
+                    Results::Rounded(to) => {
+                        let mut rounded = [0; WIDEST];
+                        for (i, row) in rows.enumerate() {
+                            let to = to.at(first + i, j);
+                            if to.column == 1 && columns == width {
+                                // Not by way of the copy: it is read in larger parts than it is written.
+                                let to = std::slice::from_raw_parts_mut(to.pointer, width);
+                                half.narrow_all::<FAST>(row, to);
+                                continue;
+                            }
+                            half.narrow_all::<FAST>(row, &mut rounded);
+                            put(std::iter::once(&rounded[..]), columns, to);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether neither operands nor sums can be subnormal: those of these least exponents and start. Every product, and so
+/// every sum, is a multiple of the product of the operands' last digits, which is then a normal number.
+fn is_normal(row: u16, panel: u16, start: f32) -> bool {
+    const DIGITS: u16 = 8;
+    let is_start_normal = start >= f32::MIN_POSITIVE * f32::from(1_u16 << (DIGITS - 1));
+    // Biased by 127: (row - 127 - 7) + (panel - 127 - 7) ≥ -126.
+    row > 0 && panel > 0 && row + panel >= 2 * (127 + DIGITS - 1) - 126 && is_start_normal
+}
+
+/// Puts the first elements of rows where they belong.
+///
+/// # Safety
+/// `to` is writable for these rows.
+#[inline(always)]
+unsafe fn put<'a, T: Copy + 'a>(rows: impl Iterator<Item = &'a [T]>, columns: usize, to: Matrix<T>) {
+    for (i, row) in rows.enumerate() {
+        let to = to.at(i, 0);
+        // SAFETY: elements of the row.
+        unsafe {
+            match row.first_chunk::<WIDEST>() {
+                // So many are a few instructions.
+                Some(row) if to.column == 1 && columns == WIDEST => {
+                    to.pointer.cast::<[T; WIDEST]>().write(*row)
+                }
+                _ if to.column == 1 => std::ptr::copy_nonoverlapping(row.as_ptr(), to.pointer, columns),
+                _ => row[..columns].iter().enumerate().for_each(|(j, x)| *to.at(0, j).pointer = *x),
+            }
+        }
+    }
+}
+
+/// Computes `count` products of one shape.
+///
+/// # Safety
+/// All elements the shape and strides reach must be valid: those of the operands and the start to read, those of the
+/// results to write. No two results share memory, and none with what is read.
+pub unsafe fn products(
+    half: Half,
+    count: usize,
+    shape: Shape,
+    product: &(dyn Fn(usize) -> Product + Sync),
+) -> Result<(), AllocError> {
+    if count == 0 || shape.m == 0 || shape.n == 0 {
+        return Ok(());
+    }
+    let plan = Plan::new(half, count, shape);
+    let blocks = plan.row_blocks * plan.groups;
+    let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k) / blocks;
+    let failure = Mutex::new(None);
+    parallel_for(count * blocks, TASK.div_ceil(work.max(1)), |begin, end| {
+        let room = plan.room().iter().sum();
+        let done = scratch::with(room, |scratch| {
+            for item in begin..end {
+                let (number, block) = (item / blocks, item % blocks);
+                let (row_block, group) = (block % plan.row_blocks, block / plan.row_blocks);
+                // SAFETY: the caller's promise is passed on; blocks are disjoint in the results.
+                unsafe { plan.run(product(number), [row_block, group], scratch) };
+            }
+        });
+        if let Err(error) = done {
+            *failure.lock() = Some(error);
+        }
+    });
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests;
