@@ -336,7 +336,7 @@ impl Op {
     /// Whether the op only compares a number with elements and passes one of them on: a number that the dtype can't
     /// hold then stands for the nearest that it can, as a limit does. Everywhere else it wraps.
     pub const fn takes_limits(&self) -> bool {
-        matches!(self, Op::Maximum {} | Op::Minimum {})
+        matches!(self, Op::Maximum {} | Op::Minimum {} | Op::Clamp {})
     }
 
     /// A number as an operand of elements of this dtype.

@@ -262,7 +262,13 @@ impl Chain {
             let (op, count) = rng.pick(&rows).clone();
             // Later values are likelier, so that chains get deep.
             let known = inputs.len() + step;
-            steps.push((op, (0..count).map(|_| rng.below(known).max(rng.below(known))).collect()));
+            let mut operands: Vec<usize> =
+                (0..count).map(|_| rng.below(known).max(rng.below(known))).collect();
+            if let Op::Copysign {} = op {
+                // Which sign a computed NaN has is nobody's promise.
+                operands[1] = rng.below(inputs.len());
+            }
+            steps.push((op, operands));
         }
         Ok(Chain { dtype, steps, inputs })
     }

@@ -443,33 +443,38 @@ impl<'k> Emitter<'k> {
             Class::Same | Class::Second | Class::Scattered => {
                 let text = self.lane_text(access, &s.index);
                 let (ty, place) = (memory_vector(dtype), format!("q{store}[{text}]"));
-                if s.adds && dtype.is_float() && dtype.is_narrow() {
-                    // Elements of a window, which never meet: what an index puts somewhere is summed up in f32.
-                    let sum =
-                        self.combine(Reduction::Sum, dtype.computing(), &self.as_value(dtype, "old"), &name);
-                    let sum = self.as_memory(dtype, &sum);
-                    return format!(
-                        "{indent}{{ {ty} old = {{0}}; for (long l = 0; l < count; l++) old[l] = {place}; \
-                         const {ty} x = {sum}; for (long l = 0; l < count; l++) {place} = x[l]; }}\n"
-                    );
+                if s.adds {
+                    return self.add(dtype, &place, &name, "count", indent);
                 }
-                // One after the other: lanes may meet.
-                let value_of_lane = if s.adds { self.lane_sum(dtype, &place) } else { "x[l]".into() };
                 format!(
-                    "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) {place} = {value_of_lane}; }}\n"
+                    "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) {place} = x[l]; }}\n"
                 )
             }
         }
     }
 
-    /// What is at a place and lane `l` of `x`, added.
-    fn lane_sum(&self, dtype: DType, place: &str) -> String {
-        match dtype.is_float() {
+    /// Adds so many lanes of a value to what is at their places, which depend on `l`.
+    fn add(&mut self, dtype: DType, place: &str, name: &str, count: &str, indent: &str) -> String {
+        let ty = memory_vector(dtype);
+        if dtype.is_float() && dtype.is_narrow() {
+            // Elements of a window, which never meet: what an index puts somewhere is summed up in f32.
+            let old = self.as_value(dtype, "old");
+            let sum = self.combine(Reduction::Sum, dtype.computing(), &old, name);
+            let sum = self.as_memory(dtype, &sum);
+            return format!(
+                "{indent}{{ {ty} old = {{0}}; for (long l = 0; l < {count}; l++) old[l] = {place}; \
+                 const {ty} x = {sum}; for (long l = 0; l < {count}; l++) {place} = x[l]; }}\n"
+            );
+        }
+        // One after the other: lanes may meet.
+        let sum = match dtype.is_float() {
             true => format!("{place} + x[l]"),
             false => {
                 format!("({})((unsigned long long){place} + (unsigned long long)x[l])", memory_type(dtype))
             }
-        }
+        };
+        let value = self.as_memory(dtype, name);
+        format!("{indent}{{ const {ty} x = {value}; for (long l = 0; l < {count}; l++) {place} = {sum}; }}\n")
     }
 
     /// The scans among these expressions.
@@ -520,8 +525,13 @@ impl<'k> Emitter<'k> {
         let s = &self.kernel.stores[store];
         let dtype = self.kernel.buffers[s.buffer];
         let text = self.index_text(self.store_access(store), &s.index, None, &|_, _| true);
-        let value = self.as_memory(dtype, &format!("v{}", s.value));
-        format!("{indent}b{}[{text}] = {value}[0];\n", s.buffer)
+        let place = format!("b{}[{text}]", s.buffer);
+        let name = format!("v{}", s.value);
+        if s.adds {
+            return self.add(dtype, &place, &name, "1", indent);
+        }
+        let value = self.as_memory(dtype, &name);
+        format!("{indent}{place} = {value}[0];\n")
     }
 
     pub(super) fn store_access(&self, store: usize) -> usize {
