@@ -199,9 +199,8 @@ macro_rules! define_ops {
             $( $(#[doc = $doc])* $Variant { $(#[doc = "Attribute."] $attr: $AttrTy),* }, )*
         }
 
-        impl Op {
-            /// Every row, in the table's order.
-            pub const ROWS: &'static [Row] = &[
+        // A static, not a constant: a constant's closures would be compiled again in every crate that looks at a row.
+        static TABLE: [Row; [$(stringify!($Variant)),*].len()] = [
                 $( Row {
                     $($field: $value,)*
                     ..Row {
@@ -226,7 +225,11 @@ macro_rules! define_ops {
                         samples: samples::none,
                     }
                 }, )*
-            ];
+        ];
+
+        impl Op {
+            /// Every row, in the table's order.
+            pub const ROWS: &'static [Row] = &TABLE;
 
             /// This op's index in the table.
             #[inline]
