@@ -323,13 +323,15 @@ impl<'g> Fusion<'g> {
                     Ok(lowered) => {
                         done.insert(root, Group { roots: vec![root], folds: Vec::new(), lowered });
                     }
-                    Err(Refusal::Store(value, why) | Refusal::Apart(why @ WhyNot::FewRows { value, .. })) => {
-                        if !self.stored.contains(&value) {
-                            self.why_not.push(why);
-                            self.store(value);
-                        }
+                    Err(Refusal::Store(value, why) | Refusal::Apart(why @ WhyNot::FewRows { value, .. }))
+                        if !self.stored.contains(&value) =>
+                    {
+                        self.why_not.push(why);
+                        self.store(value);
                         changed = true;
                     }
+                    // Stored by another root of this round, or nothing can be done: then there is no kernel.
+                    Err(Refusal::Store(_, why)) => self.why_not.push(why),
                     Err(Refusal::Apart(why)) => self.why_not.push(why),
                 }
             }

@@ -215,12 +215,15 @@ impl<'a> Lowering<'a> {
             if is_ordered && (scatters || !kernel.depths().iter().all(|&depth| depth == 0)) {
                 return Err(Stop::Refuse(Refusal::Apart(why)));
             }
-            // Only one pass can be cut into chunks.
+            // Only one pass can be cut into chunks: a reduction that another one reads comes first.
             let depths = kernel.depths();
+            if depths.iter().any(|&depth| depth > 1) {
+                return Err(Stop::Refuse(Refusal::Store(this.reductions[0], why)));
+            }
             let whole = |r: &LoweredRoot| {
                 this.cx.graph.ty(r.value).as_tensor().is_some_and(|t| t.shape.numel() as i64 == space.total())
             };
-            if depths.iter().any(|&d| d > 1) || lowered.iter().any(|r| whole(r) && depths[r.expr] > 0) {
+            if lowered.iter().any(|r| whole(r) && depths[r.expr] > 0) {
                 return Err(Stop::Refuse(Refusal::Apart(why)));
             }
         }
