@@ -1,14 +1,13 @@
 //! The thread pool: one for the whole process, made for regions of a few microseconds.
 //!
 //! [Note: how a region runs]
-//! A region is one call of [`parallel_for`]. The caller publishes a job, takes part in it as thread 0,
-//! and closes it when nothing is left to claim; it then waits only for the workers that joined. A worker
-//! that wakes too late finds the region closed and leaves it alone, so a sleeping or descheduled worker
-//! never holds a caller up. Joining is an addition to one word that holds the region's number, an open bit, how
-//! many threads may take part and how many workers are inside: the word as it was says whether the worker
-//! joined the region that it looked at; one that came too late takes its addition back. (Compare-and-swap, tried
-//! by fifteen workers at once, costs each of them the failures of the others.) The caller changes the word by
-//! additions, too, so that whoever is about to leave is still counted.
+//! A region is one call of [`parallel_for`]. Every worker has a line of memory of its own: the job, where the worker's
+//! share stands, and a phase. The caller writes the job into the lines of the workers it wants and *calls* them, takes
+//! part as thread 0, and once nothing is left to claim *dismisses* whoever has not come yet; it then waits only for those
+//! who are *inside* until they are *done*. A worker that wakes too late finds itself dismissed, so a sleeping or
+//! descheduled worker never holds a caller up. Coming and dismissing are one compare-and-swap of the phase by each of
+//! the two, so that exactly one of them happens. No two workers write the same line: on many cores, a word that all of
+//! them change would pass from one to the next, at a tenth of a microsecond each.
 //!
 //! Each thread owns a contiguous share of the items, which it takes chunk by chunk; whoever finishes
 //! first helps the others. Repeated regions over the same data thus stay with the same core's cache, and
@@ -21,7 +20,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering, fence};
 use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
@@ -172,36 +171,98 @@ impl Job {
     }
 }
 
-/// One thread's own line: where its share stands and how to wake it.
-#[repr(align(128))]
+/// What a worker is doing, as it and the caller see it.
+mod phase {
+    /// Nothing; the caller may change the job.
+    pub const IDLE: u8 = 0;
+    /// It may come and work.
+    pub const CALLED: u8 = 1;
+    /// It works.
+    pub const INSIDE: u8 = 2;
+}
+
+/// One thread's own line.
+#[repr(C, align(128))]
 struct Slot {
+    /// Written by the holder of `busy` while the phase is idle; read by a worker that is inside.
+    job: UnsafeCell<Job>,
+    /// The first unit of the thread's share that nobody has claimed.
     next: AtomicUsize,
+    phase: AtomicU8,
     asleep: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
 impl Slot {
     const fn new() -> Slot {
-        Slot { next: AtomicUsize::new(0), asleep: AtomicBool::new(false), thread: OnceLock::new() }
+        Slot {
+            job: UnsafeCell::new(Job::NONE),
+            next: AtomicUsize::new(0),
+            phase: AtomicU8::new(phase::IDLE),
+            asleep: AtomicBool::new(false),
+            thread: OnceLock::new(),
+        }
+    }
+
+    /// The worker comes, if it is called.
+    fn enter(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == phase::CALLED && self.leaves(phase::CALLED, phase::INSIDE)
+    }
+
+    /// Waits for a call and comes.
+    fn wait(&self) {
+        loop {
+            let start = Instant::now();
+            while start.elapsed() < SPIN {
+                for _ in 0..16 {
+                    if self.enter() {
+                        return;
+                    }
+                    spin_loop();
+                }
+            }
+            self.asleep.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            while self.asleep.load(Ordering::Relaxed) {
+                if self.enter() {
+                    self.asleep.store(false, Ordering::Relaxed);
+                    return;
+                }
+                std::thread::park();
+            }
+        }
+    }
+
+    /// Waits until the worker is not inside, and keeps it from coming.
+    fn dismiss(&self) {
+        let mut turns = 0u32;
+        loop {
+            match self.phase.load(Ordering::Acquire) {
+                phase::IDLE => return,
+                phase::CALLED if self.leaves(phase::CALLED, phase::IDLE) => return,
+                _ => turns += 1,
+            }
+            // On a crowded machine the worker may be waiting for this very core.
+            if turns.is_multiple_of(1024) { std::thread::yield_now() } else { spin_loop() }
+        }
+    }
+
+    /// Whether the phase was `from`; it is `to` then.
+    fn leaves(&self, from: u8, to: u8) -> bool {
+        self.phase.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 }
-
-#[repr(align(128))]
-struct State(AtomicU64);
 
 struct Pool {
     /// Held by the one thread whose region is running.
     busy: AtomicBool,
-    state: State,
-    /// Written by the holder of `busy` while no worker is inside; read by workers that joined.
-    job: UnsafeCell<Job>,
     panicked: AtomicBool,
     payload: Mutex<Option<Box<dyn Any + Send>>>,
     slots: [Slot; MAX_THREADS],
 }
 
-// SAFETY: `job` is the only field that is not Sync by itself; the protocol in the note orders every write
-// before the state word that lets workers read it, and every read before the word that lets it be written.
+// SAFETY: jobs are the only fields that are not Sync by themselves; the protocol in the note orders every write before
+// the phase that lets a worker read it, and every read before the phase that lets it be written.
 unsafe impl Sync for Pool {}
 
 /// The number of threads; 0 until somebody asks.
@@ -224,20 +285,6 @@ pub(crate) fn after_fork() {
     INSIDE.set(false);
 }
 
-/// The state word: region number (32 bits) | open (1) | threads that may take part (15) | workers inside (16).
-const OPEN: u64 = 1 << 31;
-const INSIDE_MASK: u64 = 0xffff;
-
-fn word(region: u64, threads: usize) -> u64 {
-    (region << 32) | OPEN | ((threads as u64) << 16)
-}
-fn region_of(word: u64) -> u64 {
-    word >> 32
-}
-fn threads_of(word: u64) -> usize {
-    ((word >> 16) & 0x7fff) as usize
-}
-
 /// The right to run a region of a pool; given back on drop.
 struct Region(&'static Pool);
 
@@ -252,39 +299,27 @@ impl Region {
     fn run(&self, threads: usize, mut job: Job) {
         let pool = self.0;
         job.threads = pool.spawn(threads);
-        for thread in 0..job.threads {
-            pool.slots[thread].next.store(job.share(thread), Ordering::Relaxed);
+        pool.slots[0].next.store(job.share(0), Ordering::Relaxed);
+        let workers = &pool.slots[1..job.threads];
+        // All shares first: whoever comes early helps the others.
+        for (slot, thread) in workers.iter().zip(1..) {
+            // SAFETY: `busy` is ours, and the last region left every worker idle.
+            unsafe { *slot.job.get() = job };
+            slot.next.store(job.share(thread), Ordering::Relaxed);
         }
-        // SAFETY: `busy` is ours, and the last region closed and emptied, so no worker reads the job.
-        unsafe { *pool.job.get() = job };
-
-        // Only workers that came too late add to a closed region, and take it back: everything but their number is
-        // the caller's to change.
-        let before = pool.state.0.load(Ordering::Relaxed);
-        let next = word(region_of(before).wrapping_add(1), job.threads);
-        // Sequentially consistent, as is a worker's `asleep` before its last look at the state: one of
-        // the two sees the other, so no wake-up is lost.
-        pool.state.0.fetch_add(next.wrapping_sub(before & !INSIDE_MASK), Ordering::SeqCst);
-        for slot in &pool.slots[1..job.threads] {
-            if slot.asleep.load(Ordering::SeqCst) && slot.asleep.swap(false, Ordering::SeqCst) {
+        workers.iter().for_each(|slot| slot.phase.store(phase::CALLED, Ordering::Release));
+        // Between the calls and the looks at who sleeps, as a worker has one between saying that it sleeps and its last
+        // look: one of the two sees the other, so no wake-up is lost.
+        fence(Ordering::SeqCst);
+        for slot in workers {
+            if slot.asleep.load(Ordering::Relaxed) && slot.asleep.swap(false, Ordering::Relaxed) {
                 slot.thread.get().expect("a sleeping worker has a handle").unpark();
             }
         }
 
         job.work_guarded(pool, 0);
 
-        let mut inside = pool.state.0.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE_MASK;
-        let mut turns = 0u32;
-        while inside != 0 {
-            turns += 1;
-            // On a crowded machine the worker may be waiting for this very core.
-            if turns.is_multiple_of(1024) {
-                std::thread::yield_now()
-            } else {
-                spin_loop()
-            }
-            inside = pool.state.0.load(Ordering::Acquire) & INSIDE_MASK;
-        }
+        workers.iter().for_each(Slot::dismiss);
         if pool.panicked.load(Ordering::Relaxed) {
             pool.panicked.store(false, Ordering::Relaxed);
             let payload = pool.payload.lock().take();
@@ -306,8 +341,6 @@ impl Pool {
     const fn new() -> Pool {
         Pool {
             busy: AtomicBool::new(false),
-            state: State(AtomicU64::new(0)),
-            job: UnsafeCell::new(Job::NONE),
             panicked: AtomicBool::new(false),
             payload: Mutex::new(None),
             slots: [const { Slot::new() }; MAX_THREADS],
@@ -335,54 +368,14 @@ impl Pool {
 
     fn worker(&self, index: usize) -> ! {
         INSIDE.set(true);
-        let mut seen = 0;
+        let slot = &self.slots[index];
         loop {
-            let state = self.wait(index, seen);
-            seen = region_of(state);
-            if self.join(state) {
-                // SAFETY: joined, so the job was published and stays until this worker leaves.
-                let job = unsafe { *self.job.get() };
-                job.work_guarded(self, index);
-                self.state.0.fetch_sub(1, Ordering::Release);
-            }
+            slot.wait();
+            // SAFETY: inside, so the job was published and stays until this worker is done.
+            let job = unsafe { *slot.job.get() };
+            job.work_guarded(self, index);
+            slot.phase.store(phase::IDLE, Ordering::Release);
         }
-    }
-
-    /// Waits for an open region other than `seen` that wants this worker.
-    fn wait(&self, index: usize, seen: u64) -> u64 {
-        let wanted = |state: u64| region_of(state) != seen && state & OPEN != 0 && index < threads_of(state);
-        let asleep = &self.slots[index].asleep;
-        loop {
-            let start = Instant::now();
-            while start.elapsed() < SPIN {
-                for _ in 0..16 {
-                    let state = self.state.0.load(Ordering::Relaxed);
-                    if wanted(state) {
-                        return state;
-                    }
-                    spin_loop();
-                }
-            }
-            asleep.store(true, Ordering::SeqCst);
-            while asleep.load(Ordering::SeqCst) {
-                let state = self.state.0.load(Ordering::SeqCst);
-                if wanted(state) {
-                    asleep.store(false, Ordering::SeqCst);
-                    return state;
-                }
-                std::thread::park();
-            }
-        }
-    }
-
-    /// Enters the region seen in `state`, unless it has closed since.
-    fn join(&self, state: u64) -> bool {
-        let now = self.state.0.fetch_add(1, Ordering::Acquire);
-        let is_open = region_of(now) == region_of(state) && now & OPEN != 0;
-        if !is_open {
-            self.state.0.fetch_sub(1, Ordering::Release);
-        }
-        is_open
     }
 }
 
