@@ -282,7 +282,7 @@ impl Run<'_> {
             straight,
         };
         // SAFETY: the caller's promise is passed on.
-        unsafe { gemm::serial(product) }
+        unsafe { gemm::serial(product, shape.m) }
     }
 
     /// Where a buffer is, or would be if there were more of it than the band.

@@ -22,7 +22,7 @@ pub(crate) unsafe fn batched<T: Float>(
     let product = |[dst, lhs, rhs]: [Matrix<T>; 3], alone: bool| unsafe {
         let product = Product { shape, dst, accumulate: false, lhs, rhs, straight: None };
         // Tiles of what is computed on one thread would only turn an operand again and again.
-        if alone { serial(product) } else { _ = gemm(product, None) }
+        if alone { serial(product, shape.m) } else { _ = gemm(product, None) }
     };
     each(count, shape, |range, alone| range.for_each(|number| product(operands(number), alone)));
 }

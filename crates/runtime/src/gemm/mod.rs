@@ -167,9 +167,8 @@ const TASK: usize = 1 << 16;
 /// Work for each thread from which it is cut into several tiles, so that a slower core gets fewer.
 const BALANCED: usize = 1 << 26;
 const BALANCE: usize = 4;
-/// Tiles are cut at multiples of the widest vector's elements, and are at least so many columns wide.
+/// Tiles are cut at multiples of the widest vector's elements.
 const STEP: usize = 16;
-const NARROWEST: usize = 4 * STEP;
 /// What reading a turned operand costs, against one that lies right.
 const TURNED_COST: usize = 4;
 /// Up to so many rows or columns, a product of contiguous rows is best taken as dot products, which are summed up in
@@ -200,27 +199,29 @@ pub(crate) unsafe fn gemm<T: Float>(product: Product<T>, then: Option<Then<'_>>)
     let turn = if m == 1 || n == 1 { m > 1 } else { dst.is_turned() };
     let (product, then) = if turn { (product.transposed(), None) } else { (product, then) };
     // SAFETY: the same elements, if under other names.
-    unsafe { tiles(product, then) }
+    unsafe { tiles(product, then, threads::count()) }
 }
 
 /// The most bands of rows that are counted.
 const MOST_BANDS: usize = 64;
 
-/// Cuts `dst` into a grid of tiles and computes them on the pool; whether bands of rows were handed on.
-unsafe fn tiles<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
+/// Cuts `dst` into a grid of tiles for so many threads and computes them on the pool; whether bands of rows were handed on.
+unsafe fn tiles<T: Float>(product: Product<T>, then: Option<Then<'_>>, threads: usize) -> bool {
     let Shape { m, n, k } = product.shape;
     // Also where a copy is kept: other tiles might be other kernels', with other bits.
     let costs = [product.lhs, product.rhs].map(|operand| if operand.is_turned() { TURNED_COST } else { 1 });
-    let (rows, columns) = grid(product.shape, threads::count(), costs);
+    let (rows, columns) = grid(product.shape, threads, costs);
+    // A row or column left over alone would be another kernel's.
     let cut = |size: usize, parts: usize| {
-        if parts == 1 { size } else { size.div_ceil(parts).next_multiple_of(STEP) }
+        let least = size.div_ceil(parts).next_multiple_of(STEP);
+        (least..size).step_by(STEP).find(|part| size % part != 1).unwrap_or(size)
     };
     let (height, width) = (cut(m, rows), cut(n, columns));
     let (rows, columns) = (m.div_ceil(height), n.div_ceil(width));
-    let product = Shared(product);
+    let (product, way) = (Shared(product), Way::of(&product));
     // With fewer bands than threads some of them would have nothing to go on with.
     let then = then.filter(|then| {
-        rows > 1 && (threads::count()..=MOST_BANDS).contains(&rows) && height.is_multiple_of(then.rows)
+        rows > 1 && (threads..=MOST_BANDS).contains(&rows) && height.is_multiple_of(then.rows)
     });
     // By band, its tiles that are done.
     let done: [AtomicUsize; MOST_BANDS] = [const { AtomicUsize::new(0) }; MOST_BANDS];
@@ -235,7 +236,7 @@ unsafe fn tiles<T: Float>(product: Product<T>, then: Option<Then<'_>>) -> bool {
             let (i, j) = (row * height, column * width);
             let shape = Shape { m: height.min(m - i), n: width.min(n - j), k };
             // SAFETY: tiles lie within the shape and are disjoint in `dst`.
-            unsafe { tile(product.get().part(i, j, shape)) }
+            unsafe { tile(product.get().part(i, j, shape), way) }
             if let Some(then) = then
                 && done[row].fetch_add(1, Ordering::AcqRel) + 1 == columns
             {
@@ -254,7 +255,7 @@ fn grid(shape: Shape, threads: usize, [lhs_cost, rhs_cost]: [usize; 2]) -> (usiz
         return (1, 1);
     }
     let wanted = if work >= threads * BALANCED { BALANCE * threads } else { threads.min(work / TASK) };
-    let (most_rows, most_columns) = ((m / STEP).max(1), (n / NARROWEST).max(1));
+    let [most_rows, most_columns] = [m, n].map(|size| (size / STEP).max(1));
     // A tile costs what it reads of the operands: its two sides, and a turned one more, as it is copied.
     let exact = (1..=wanted.min(most_columns))
         .filter(|columns| wanted.is_multiple_of(*columns) && wanted / columns <= most_rows)
@@ -266,21 +267,47 @@ fn grid(shape: Shape, threads: usize, [lhs_cost, rhs_cost]: [usize; 2]) -> (usiz
     })
 }
 
+/// How the elements of a product are summed up. Asked of the whole product, so that how it is cut decides no bit.
+#[derive(Clone, Copy)]
+enum Way {
+    /// One row.
+    Row,
+    /// As dot products.
+    Dots,
+    /// From a copy of `rhs` that lies right.
+    StraightRhs,
+    /// From a copy of `lhs` that lies right.
+    StraightLhs,
+    /// As the library does.
+    Panel,
+}
+
+impl Way {
+    fn of<T>(product: &Product<T>) -> Way {
+        let Product { shape: Shape { m, n, .. }, dst, lhs, rhs, .. } = product;
+        let is_narrow = (*m).min(*n) <= FEW;
+        if *m == 1 {
+            if dst.column == 1 && rhs.column == 1 { Way::Row } else { Way::Panel }
+        } else if rhs.is_turned() {
+            if is_narrow && lhs.column == 1 { Way::Dots } else { Way::StraightRhs }
+        } else if lhs.is_turned() && !is_narrow {
+            Way::StraightLhs
+        } else {
+            Way::Panel
+        }
+    }
+}
+
 /// One tile on the calling thread.
-unsafe fn tile<T: Float>(product: Product<T>) {
-    let Product { shape: Shape { m, n, .. }, dst, lhs, rhs, .. } = product;
+unsafe fn tile<T: Float>(product: Product<T>, way: Way) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        if m == 1 && dst.column == 1 && rhs.column == 1 {
-            T::row(product)
-        } else if m == 1 {
-            T::panel(product)
-        } else if rhs.is_turned() {
-            if m.min(n) <= FEW && lhs.column == 1 { dots(product) } else { straight_rhs(product) }
-        } else if lhs.is_turned() && m.min(n) > FEW {
-            straight_lhs(product)
-        } else {
-            T::panel(product)
+        match way {
+            Way::Row => T::row(product),
+            Way::Dots => dots(product),
+            Way::StraightRhs => straight_rhs(product),
+            Way::StraightLhs => straight_lhs(product),
+            Way::Panel => T::panel(product),
         }
     }
 }
@@ -298,20 +325,22 @@ unsafe fn dots<T: Float>(product: Product<T>) {
     }
 }
 
-/// One product on the calling thread.
+/// One product on the calling thread, or so many of its rows: `rows` is how many the whole one has.
 ///
 /// # Safety
 /// As for [`gemm_f32()`].
-pub(crate) unsafe fn serial<T: Float>(product: Product<T>) {
+pub(crate) unsafe fn serial<T: Float>(product: Product<T>, rows: usize) {
     let Product { shape: Shape { m, n, k }, dst, .. } = product;
     if m == 0 || n == 0 || k == 0 {
         // SAFETY: the caller's promise is passed on. No tiles are cut of what is empty.
         unsafe { gemm(product, None) };
         return;
     }
-    let turn = if m == 1 || n == 1 { m > 1 } else { dst.is_turned() };
+    let whole = Product { shape: Shape { m: rows, n, k }, ..product };
+    let turn = if rows == 1 || n == 1 { rows > 1 } else { dst.is_turned() };
+    let (whole, product) = if turn { (whole.transposed(), product.transposed()) } else { (whole, product) };
     // SAFETY: the same elements, if under other names.
-    unsafe { tile(if turn { product.transposed() } else { product }) }
+    unsafe { tile(product, Way::of(&whole)) }
 }
 
 #[cfg(test)]
@@ -508,6 +537,36 @@ mod tests {
         assert!(handed > 0 || threads::count() == 1);
     }
 
+    /// Nor does the number of threads decide a bit.
+    #[test]
+    fn products_have_the_same_bits_on_any_number_of_threads() {
+        let mut words = Words(11);
+        let shapes =
+            [(64, 256, 256), (65, 257, 70), (33, 129, 600), (20, 300, 1100), (300, 20, 90), (97, 17, 513)];
+        for (m, n, k) in
+            shapes.into_iter().chain([(16, 400, 300), (400, 16, 300), (17, 4000, 40), (513, 513, 64)])
+        {
+            for layouts in [[0, 0], [0, 1], [1, 0], [1, 1], [2, 3], [4, 4]] {
+                let mut value = || words.unit() as f32;
+                let mut lhs = Owned::new(m, k, layouts[0], &mut value);
+                let mut rhs = Owned::new(k, n, layouts[1], &mut value);
+                let (lhs, rhs) = (lhs.matrix(), rhs.matrix());
+                let bits = |threads: usize| -> Vec<u32> {
+                    let mut dst = Owned::new(m, n, 0, || f32::NAN);
+                    let (shape, dst_at) = (Shape { m, n, k }, dst.matrix());
+                    let product = Product { shape, dst: dst_at, accumulate: false, lhs, rhs, straight: None };
+                    // SAFETY: matrices of these shapes in memory of their own.
+                    unsafe { tiles(product, None, threads) };
+                    dst.values.iter().map(|value| value.to_bits()).collect()
+                };
+                let alone = bits(1);
+                for threads in [2, 3, 7, 16, 64] {
+                    assert!(bits(threads) == alone, "{m} {n} {k} {layouts:?} on {threads}");
+                }
+            }
+        }
+    }
+
     /// How many rows a band has is decided by the machine's caches.
     #[test]
     fn rows_have_the_same_bits_in_bands_of_any_height() {
@@ -527,13 +586,13 @@ mod tests {
                         let shape = Shape { m: height, n, k };
                         // SAFETY: matrices of these shapes in memory of their own.
                         unsafe {
-                            serial(Product { shape, dst, accumulate: false, lhs, rhs, straight: None })
+                            serial(Product { shape, dst, accumulate: false, lhs, rhs, straight: None }, m)
                         };
                     }
                     dst.values.iter().map(|value| value.to_bits()).collect()
                 };
                 let whole = bits(m);
-                for rows in [32, 48, 64, 80, 128] {
+                for rows in [8, 16, 32, 48, 64, 80, 128] {
                     assert!(bits(rows) == whole, "{rows} rows of {n} x {k}, {layouts:?}");
                 }
             }
