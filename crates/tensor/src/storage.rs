@@ -57,6 +57,7 @@ pub struct Storage(Handle<StorageInner>);
 
 impl Storage {
     /// A storage over this memory.
+    #[inline]
     pub fn new(buffer: Buffer) -> Storage {
         Storage(Handle::new(|inner: &mut StorageInner| inner.buffer = Some(buffer)))
     }

@@ -118,18 +118,27 @@ impl Buffer {
         NonNull::without_provenance(std::num::NonZero::new(ALIGNMENT).expect("not 0"));
 
     /// A buffer of `bytes` bytes with unspecified contents.
+    #[inline]
     pub fn alloc(bytes: usize) -> Result<Buffer, AllocError> {
         if bytes == 0 {
             return Ok(Buffer::here(Buffer::NOWHERE, 0));
         }
-        let Some(class) = Class::of(bytes) else {
-            isolate::memory_refused();
-            return Err(AllocError::TooLarge { requested: bytes, machine: machine_bytes() });
-        };
-        if let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten() {
+        let class = Class::of(bytes);
+        if let Some(class) = class
+            && let Some(pointer) = Magazine::with(class, |magazine| magazine.take(class)).flatten()
+        {
             guard::used(pointer.as_ptr(), bytes, class.bytes);
             return Ok(Buffer::here(pointer, bytes));
         }
+        Buffer::alloc_shared(bytes, class)
+    }
+
+    /// The same from what all threads share, or from the system.
+    fn alloc_shared(bytes: usize, class: Option<Class>) -> Result<Buffer, AllocError> {
+        let Some(class) = class else {
+            isolate::memory_refused();
+            return Err(AllocError::TooLarge { requested: bytes, machine: machine_bytes() });
+        };
         if let Some(pointer) = Loan::take(class, bytes) {
             return Ok(Buffer::here(pointer, bytes));
         }
@@ -142,6 +151,7 @@ impl Buffer {
         Ok(Buffer::here(pointer, bytes))
     }
 
+    #[inline]
     fn here(pointer: NonNull<u8>, bytes: usize) -> Buffer {
         Buffer { pointer, bytes, device: Device::Cpu }
     }
