@@ -115,7 +115,7 @@ impl fmt::Display for Found {
 }
 
 /// The stages that a mistake shows from, in order: each does what those before it do.
-const LADDER: [Rung; 17] = [
+const LADDER: [Rung; 18] = [
     Rung::Capture,
     Rung::Functionalise,
     Rung::Joint,
@@ -123,6 +123,7 @@ const LADDER: [Rung; 17] = [
     Rung::Decompose,
     Rung::Simplify,
     Rung::Accumulate,
+    Rung::Join,
     Rung::Rewrite,
     Rung::Lower,
     Rung::Fuse,

@@ -34,6 +34,8 @@ pub enum Rung {
     Simplify,
     /// Sums with scattered summands are accumulated.
     Accumulate,
+    /// Products that are added up are one.
+    Join,
     /// The graph has the form that loops like.
     Rewrite,
     /// Each op is loops, which are interpreted.
@@ -67,6 +69,7 @@ named!(
     Decompose = "decompose",
     Simplify = "simplify",
     Accumulate = "accumulate",
+    Join = "join",
     Rewrite = "rewrite",
     Lower = "lower",
     Fuse = "fuse",
@@ -86,6 +89,7 @@ impl Rung {
         match self {
             Rung::Decompose => "decompose",
             Rung::Simplify => "simplify",
+            Rung::Accumulate => "accumulate",
             _ => "",
         }
     }
@@ -95,7 +99,9 @@ impl Rung {
         let c = compiling::lowering(settings, &part.layouts, false, false);
         let plain = Options { target: Arc::new(Interpreter), ..c.clone() };
         Some(match self {
-            Rung::Decompose | Rung::Simplify | Rung::Accumulate => Ok(Code::Graph(part.graph.clone())),
+            Rung::Decompose | Rung::Simplify | Rung::Accumulate | Rung::Join => {
+                Ok(Code::Graph(part.graph.clone()))
+            }
             Rung::Rewrite => Ok(Code::Graph(kiln_inductor::rewrite(part.graph, &c))),
             Rung::Lower => Ok(Code::Plan(Defined::Nodes(kiln_inductor::rewrite(part.graph, &c)))),
             Rung::Fuse => Defined::code(part.graph, &plain, true),

@@ -51,9 +51,7 @@ fn onto_zeros(graph: &Graph, node: &Node) -> Option<Scatter> {
 
 /// Scatters into the other summand wherever the scattered one is needed for nothing else.
 pub(crate) fn accumulate(graph: &Graph) -> Result<Graph> {
-    let mut uses = vec![0usize; graph.value_count()];
-    let leaving = graph.outputs.iter().chain(graph.writes.iter().map(|write| &write.value));
-    graph.nodes.iter().flat_map(|node| &node.args).chain(leaving).for_each(|value| uses[value.index()] += 1);
+    let uses = graph.use_counts();
     let mut found: FxHashMap<Value, (Value, Scatter)> = FxHashMap::default();
     for node in graph.nodes.iter().filter(|node| matches!(node.op, Op::Add {})) {
         let [left, right] = node.args[..] else { continue };

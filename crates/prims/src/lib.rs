@@ -1,7 +1,7 @@
 //! From many ways to say something to few: decomposition to prims, then clean-up by named rewrite rules.
 //!
 //! ```text
-//! functional graph ──► decompose ──► simplify ──► accumulate ──► what inductor lowers
+//! functional graph ──► decompose ──► simplify ──► accumulate ──► join ──► what inductor lowers
 //! ```
 //!
 //! Passes are functions from graph to graph; each leaves a graph that passes the verifier. This crate knows
@@ -11,6 +11,7 @@ mod accumulate;
 mod dead;
 mod decompose;
 pub mod forms;
+mod join;
 mod rewrite;
 pub mod rules;
 mod simplify;
@@ -77,10 +78,11 @@ impl Default for How {
 
 fn run(graph: &Graph, how: How, after: &mut dyn FnMut(&str, &Graph)) -> Result<Graph> {
     type Pass<'a> = (&'a str, &'a dyn Fn(&Graph) -> Result<Graph>);
-    let passes: [Pass<'_>; 3] = [
+    let passes: [Pass<'_>; 4] = [
         ("decompose", &|graph| decompose_rounding(graph, how.rounding)),
         ("simplify", &|graph| Ok(simplify_without(graph, rules::ALL, how.without)?.0)),
         ("accumulate", &accumulate::accumulate),
+        ("join", &join::join),
     ];
     // Eager's bits are not those of sums in another order.
     let count = if matches!(how.rounding, Rounding::Stored) { passes.len() } else { 2 };

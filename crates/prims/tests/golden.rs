@@ -84,6 +84,6 @@ fn every_pass_is_shown_and_lines_survive() {
     graph.outputs.push(y);
     let mut passes = Vec::new();
     let lowered = kiln_prims::lower_with(&graph, &mut |pass, _| passes.push(pass.to_string())).unwrap();
-    assert_eq!(passes, ["decompose", "simplify", "accumulate"]);
+    assert_eq!(passes, ["decompose", "simplify", "accumulate", "join"]);
     assert!(lowered.nodes.iter().all(|node| node.loc == loc));
 }

@@ -33,7 +33,7 @@ fn is_right(fault: Fault, found: &Found) -> bool {
     let Some(stage) = found.stage else { return false };
     let named: &[&str] = match fault.stage() {
         "capture" => &["capture", "replay"],
-        "prims" => &["decompose", "simplify", "accumulate"],
+        "prims" => &["decompose", "simplify", "accumulate", "join"],
         other => &[other],
     };
     let rule = match (fault.rule(), &found.detail) {
