@@ -1,8 +1,8 @@
 //! How a kernel is called: the integers it takes, which follow from the numbers of its loops, whatever those are, and
 //! how its work is cut into items that threads share.
 
-use crate::index::AxisId;
-use crate::loops::{Kernel, Mode};
+use crate::index::{AxisId, Index};
+use crate::loops::{ExprKind, Kernel, Mode};
 use crate::plan::Launch;
 
 /// Elements of little cost per item of a kernel without rows, and of a table: half of what a thread is worth waking for.
@@ -11,6 +11,9 @@ pub const CHUNK: i64 = 16384;
 const SHORTEST: i64 = 1024;
 /// The most columns of an item: their accumulators take half of the smallest first-level cache there is.
 const WIDEST: i64 = 2048;
+/// Rows and columns of a tile: what lies side by side down its columns is a line of memory or two each, and all of them
+/// stay in any first-level cache.
+pub const TILE: i64 = 32;
 /// Rows that a fold adds to its accumulators at one go.
 pub const GROUP: usize = 4;
 /// Bytes of an element in scratch: none is wider.
@@ -112,15 +115,19 @@ impl Signature {
         let (mut items, mut work, mut width, mut blocks) = (1, 1, 1, 1);
         if kernel.mode != Mode::Table {
             let parallel = if blocked { outer - 1 } else { outer };
-            let others: i64 = numbers[..parallel].iter().product();
+            let tiled = tiled(kernel);
+            let rows =
+                |(axis, &n): (AxisId, &i64)| if Some(axis) == tiled { (n + TILE - 1) / TILE } else { n };
+            let others: i64 = numbers[..parallel].iter().enumerate().map(rows).product();
             if blocked {
                 let n = numbers[kernel.vector_axis()];
                 width = match kernel.mode {
                     Mode::Columns => column_block(n, others, self.lanes, threads),
+                    _ if tiled.is_some() => TILE,
                     _ => item_elements(kernel).min(round_up(n.max(1), self.lanes)),
                 };
                 blocks = (n + width - 1) / width;
-                work = width.min(n.max(1));
+                work = width.min(n.max(1)) * tiled.map_or(1, |axis| TILE.min(numbers[axis]));
             }
             items = blocks * others;
             work *= count(true).max(1);
@@ -167,6 +174,29 @@ impl Signature {
     }
 }
 
+/// The loop that runs in tiles together with the vector axis, if one does: along it lie elements that don't lie side by
+/// side along the vector axis, as in a transposed matrix. Row by row, each of their lines of memory would be read as often
+/// as it has elements.
+pub fn tiled(kernel: &Kernel) -> Option<AxisId> {
+    let vector = kernel.vector_axis();
+    if kernel.mode != Mode::Map || kernel.axes[vector].extent < TILE {
+        return None;
+    }
+    let loads = kernel.exprs.iter().filter_map(|expr| match &expr.kind {
+        ExprKind::Load { index, .. } => Some(index),
+        _ => None,
+    });
+    let is_turned = |index: &Index, axis: AxisId| {
+        let is_plain = !index.is_nested(axis) && !index.is_nested(vector);
+        is_plain && index.factor(axis) == 1 && !matches!(index.factor(vector), -1..=1)
+    };
+    let stores = kernel.stores.iter().map(|store| &store.index);
+    let mut accesses = loads.chain(stores);
+    accesses.find_map(|index| {
+        (0..vector).find(|&axis| kernel.axes[axis].extent >= TILE && is_turned(index, axis))
+    })
+}
+
 /// Elements per item of a kernel without rows, and fewest of a table's: the same on every machine, as what is done
 /// band by band is cut there.
 fn item_elements(kernel: &Kernel) -> i64 {
@@ -199,7 +229,7 @@ pub fn row_bytes(kernel: &Kernel, lanes: i64, bytes: i64) -> i64 {
 /// Of a kernel whose items go through the elements of its outer loops in order: so many items in a row, and the elements
 /// of a dense matrix that they cover together.
 pub fn stride(kernel: &Kernel) -> Option<(i64, i64)> {
-    if kernel.chunk.is_some() || kernel.parts.is_some() {
+    if kernel.chunk.is_some() || kernel.parts.is_some() || tiled(kernel).is_some() {
         return None;
     }
     let length = kernel.axes.get(kernel.vector_axis())?.extent;

@@ -37,7 +37,7 @@ use indices::Last;
 pub(crate) use source::name_of;
 pub use source::{C, KernelSource};
 
-use kiln_plan::signature::{self, Argument, Piece, row_bytes};
+use kiln_plan::signature::{self, Argument, Piece, TILE, row_bytes};
 use kiln_plan::{Machine, Signature};
 
 /// Where an expression is computed.
@@ -369,7 +369,7 @@ impl<'k> Emitter<'k> {
 
     fn run(mut self) -> KernelSource {
         let kernel = self.kernel;
-        let (outer, vector) = (kernel.outer(), kernel.vector_axis());
+        let (outer, vector, tiled) = (kernel.outer(), kernel.vector_axis(), signature::tiled(kernel));
         for (b, dtype) in kernel.buffers.iter().enumerate() {
             self.outer_names.insert(format!("b{b}"), format!("{} *", memory_type(*dtype)));
         }
@@ -399,6 +399,15 @@ impl<'k> Emitter<'k> {
             let blocked = kernel.mode != Mode::Rows;
             let parallel = if blocked { outer - 1 } else { outer };
             let _ = writeln!(decode, "        long rest = item;");
+            if let Some(a) = tiled {
+                // Tiles below each other come first.
+                let tiles = format!("((n{a} + {}) / {TILE})", TILE - 1);
+                let _ = writeln!(
+                    decode,
+                    "        const long top = rest % {tiles} * {TILE}, bottom = top + {TILE} < n{a} ? top + {TILE} : n{a};
+        rest /= {tiles};"
+                );
+            }
             if blocked {
                 let (width, blocks) =
                     (self.int("width".into(), Argument::Width), self.int("blocks".into(), Argument::Blocks));
@@ -408,9 +417,10 @@ impl<'k> Emitter<'k> {
         rest /= {blocks};"
                 );
             }
-            for a in (0..parallel).rev() {
+            let last = (0..parallel).find(|&a| tiled != Some(a));
+            for a in (0..parallel).rev().filter(|&a| tiled != Some(a)) {
                 let _ = match a {
-                    0 => writeln!(decode, "        const long i0 = rest;"),
+                    _ if Some(a) == last => writeln!(decode, "        const long i{a} = rest;"),
                     _ => writeln!(decode, "        const long i{a} = rest % n{a};\n        rest /= n{a};"),
                 };
             }
@@ -432,6 +442,10 @@ impl<'k> Emitter<'k> {
         main.push_str(&statements);
         let mut declared = BTreeSet::new();
         let loops = match kernel.mode {
+            Mode::Map if let Some(a) = tiled => {
+                let rows = self.map_loops();
+                format!("        for (long i{a} = top; i{a} < bottom; i{a}++) {{\n{rows}        }}\n")
+            }
             Mode::Map | Mode::Table => self.map_loops(),
             Mode::Rows => self.row_loops(&mut declared),
             Mode::Columns => self.column_loops(),

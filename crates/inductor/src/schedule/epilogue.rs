@@ -93,7 +93,8 @@ fn on_planes(loops: &Loops, slots: &[BufferRef], out: &ViewRef) -> Result<OnPlan
     let length = kernel.axes[vector].extent;
     let is_one_loop = kernel.outer() == 1;
     let is_cut = loops.signature.blocks(vector).is_some();
-    if !is_cut || kernel.mode != Mode::Map || length != if is_one_loop { planes * pixels } else { pixels } {
+    let is_in_order = kernel.mode == Mode::Map && signature::tiled(kernel).is_none();
+    if !is_cut || !is_in_order || length != if is_one_loop { planes * pixels } else { pixels } {
         return Err(refusal("its loops don't go along planes"));
     }
     if !reads_in_order(kernel, slots, out.at.buffer, length, planes * pixels) {

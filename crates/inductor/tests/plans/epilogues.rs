@@ -70,10 +70,10 @@ fn kernels_that_need_other_rows_run_after_the_product() {
         assert!(epilogue.is_none() && why.contains(reason), "{epilogue:?} {why}");
     };
     refused(
-        "graph(%0: f32[40, 6], %1: f32[6, 40], %2: f32[40, 40]) {
-  %3 = mm(%0, %1) : f32[40, 40]
-  %4 = permute(%3) {dims: [1, 0]} : f32[40, 40]
-  %5 = add(%4, %2) : f32[40, 40]
+        "graph(%0: f32[30, 6], %1: f32[6, 30], %2: f32[30, 30]) {
+  %3 = mm(%0, %1) : f32[30, 30]
+  %4 = permute(%3) {dims: [1, 0]} : f32[30, 30]
+  %5 = add(%4, %2) : f32[30, 30]
   return %5
 }",
         "another order",

@@ -9,6 +9,7 @@
 //!   than the kernels' own packing of such a matrix.
 
 mod batched;
+mod integers;
 mod straight;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +18,7 @@ use crate::panel::Float;
 use crate::threads::{self, Shared, parallel_for};
 pub(crate) use batched::batched;
 pub use batched::{batched_f32, batched_f64, batched_i64};
+pub use integers::gemm_i64;
 use straight::{straight_lhs, straight_rhs};
 
 pub use straight::is_kept;
@@ -133,33 +135,6 @@ pub unsafe fn gemm_f32(shape: Shape, dst: Matrix<f32>, accumulate: bool, lhs: Ma
 pub unsafe fn gemm_f64(shape: Shape, dst: Matrix<f64>, accumulate: bool, lhs: Matrix<f64>, rhs: Matrix<f64>) {
     // SAFETY: the caller's promise is passed on.
     unsafe { gemm(Product { shape, dst, accumulate, lhs, rhs, straight: None }, None) };
-}
-
-/// `dst = lhs · rhs` in i64, or `dst += lhs · rhs` with `accumulate`; wraps on overflow.
-///
-/// # Safety
-/// As for [`gemm_f32()`].
-pub unsafe fn gemm_i64(shape: Shape, dst: Matrix<i64>, accumulate: bool, lhs: Matrix<i64>, rhs: Matrix<i64>) {
-    let Shape { m, n, k } = shape;
-    let (dst, lhs, rhs) = (Shared(dst), Shared(lhs), Shared(rhs));
-    let grain = TASK / n.saturating_mul(k).max(1);
-    parallel_for(m, grain, |begin, end| {
-        for i in begin..end {
-            // SAFETY: all indices are within the shape; rows of one region are disjoint.
-            unsafe {
-                if !accumulate {
-                    (0..n).for_each(|j| *dst.get().at(i, j).pointer = 0);
-                }
-                for p in 0..k {
-                    let factor = *lhs.get().at(i, p).pointer;
-                    for j in 0..n {
-                        let place = dst.get().at(i, j).pointer;
-                        *place = (*place).wrapping_add(factor.wrapping_mul(*rhs.get().at(p, j).pointer));
-                    }
-                }
-            }
-        }
-    });
 }
 
 /// Work below which a second thread costs more than it brings, in multiply-adds.
@@ -464,17 +439,23 @@ mod tests {
     #[test]
     fn i64_wraps() {
         let mut words = Words(9);
-        for shape in shapes(&mut words).into_iter().skip(12) {
+        let empty = [Shape { m: 3, n: 5, k: 0 }, Shape { m: 0, n: 5, k: 3 }, Shape { m: 3, n: 0, k: 3 }];
+        for (shape, accumulate) in
+            shapes(&mut words).into_iter().skip(12).chain(empty).flat_map(|s| [(s, false), (s, true)])
+        {
             let Shape { m, n, k } = shape;
             let mut value = || i64::from(words.next()) << 31;
             let mut lhs = Owned::new(m, k, 0, &mut value);
             let mut rhs = Owned::new(k, n, 3, &mut value);
             let mut dst = Owned::new(m, n, 4, &mut value);
+            let before: Vec<i64> =
+                (0..m).flat_map(|i| (0..n).map(|j| dst.get(i, j)).collect::<Vec<_>>()).collect();
             // SAFETY: three matrices of these shapes in memory of their own.
-            unsafe { gemm_i64(shape, dst.matrix(), false, lhs.matrix(), rhs.matrix()) };
+            unsafe { gemm_i64(shape, dst.matrix(), accumulate, lhs.matrix(), rhs.matrix()) };
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let before = if accumulate { before[i * n + j] } else { 0 };
                 let exact =
-                    (0..k).fold(0i64, |sum, p| sum.wrapping_add(lhs.get(i, p).wrapping_mul(rhs.get(p, j))));
+                    (0..k).fold(before, |sum, p| sum.wrapping_add(lhs.get(i, p).wrapping_mul(rhs.get(p, j))));
                 assert_eq!(dst.get(i, j), exact);
             }
         }
