@@ -2,6 +2,7 @@
 
 use super::drive::{Cost, Form, Loop, MAX_INPUTS, drive};
 use super::element::{Bool, Element};
+use super::isa::vectorised;
 use super::narrow::{copy_loop, narrowing, widening};
 use super::operand::{Operand, Shared};
 use super::pointwise::{Map, map_loop};
@@ -193,17 +194,53 @@ pub unsafe fn fill(out: &Operand, value: u64) {
 /// The contract of [`Operand`]; the output is one-dimensional.
 pub unsafe fn arange(out: &Operand, start: f64, step: f64) {
     debug_assert_eq!(out.shape.len(), 1);
-    let (n, stride) = (out.shape[0], out.strides[0] * out.dtype.size() as isize);
+    let (n, size) = (out.shape[0], out.dtype.size());
+    let stride = out.strides[0] * size as isize;
     let (first, increment) = (start as i64, step as i64);
+    let float = |i: usize| start + i as f64 * step;
+    let int = |i: usize| first.wrapping_add(increment.wrapping_mul(i as i64));
+    let shared = Shared::new(out.ptr);
+    macro_rules! side_by_side {
+        ($ty:ty, $value:ident) => {
+            parallel_for(n, GRAIN, |begin, end| {
+                // SAFETY: the output's elements, which lie side by side; ranges are disjoint.
+                unsafe {
+                    let to = shared.get().cast::<$ty>().add(begin);
+                    let to = std::slice::from_raw_parts_mut(to, end - begin);
+                    each(to, begin, |i| $value(i) as $ty);
+                }
+            })
+        };
+    }
+    match out.dtype {
+        _ if stride != size as isize => {}
+        DType::F32 => return side_by_side!(f32, float),
+        DType::F64 => return side_by_side!(f64, float),
+        DType::I64 => return side_by_side!(i64, int),
+        DType::I32 => return side_by_side!(i32, int),
+        DType::I16 => return side_by_side!(i16, int),
+        DType::I8 => return side_by_side!(i8, int),
+        DType::U8 => return side_by_side!(u8, int),
+        DType::F16 | DType::BF16 | DType::Bool => {}
+    }
     for i in 0..n {
-        let float = start + i as f64 * step;
         let value = match out.dtype.computing() {
-            DType::I64 => Scalar::Int(first.wrapping_add(increment.wrapping_mul(i as i64))),
-            _ => Scalar::Float(float),
+            DType::I64 => Scalar::Int(int(i)),
+            _ => Scalar::Float(float(i)),
         };
         let bits = value.to_element(out.dtype);
         let to = out.ptr.wrapping_offset(i as isize * stride);
         // SAFETY: element i of the output.
-        unsafe { scatter(to, stride, (&raw const bits).cast(), 1, out.dtype.size()) };
+        unsafe { scatter(to, stride, (&raw const bits).cast(), 1, size) };
+    }
+}
+
+vectorised! {
+    /// # Safety
+    /// None.
+    fn each [T, F: Fn(usize) -> T] [T, F] (to: &mut [T], begin: usize, value: F) {
+        for (i, to) in to.iter_mut().enumerate() {
+            *to = value(begin + i);
+        }
     }
 }

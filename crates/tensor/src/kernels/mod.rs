@@ -21,6 +21,7 @@
 //! Large work is split over the threads of `kiln_runtime`; results never depend on how many there are.
 
 mod blocks;
+mod channels;
 pub mod convert;
 mod divide;
 mod drive;

@@ -1,6 +1,7 @@
 //! Normalisation over groups of elements, forward and backward, in one kernel each: a group is visited two or
 //! three times while it stays in cache. Sums run in lanes over short stretches, which are added in f64.
 
+use super::channels;
 use super::isa::vectorised;
 use super::operand::Shared;
 use kiln_runtime::parallel_for;
@@ -233,6 +234,10 @@ pub unsafe fn normalise<T: Real>(
     bias: Affine<T>,
 ) {
     let Normalisation { groups, centred, eps } = *what;
+    if centred && channels::are_narrow(&groups) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { channels::normalise(what, out, x, weight, bias) };
+    }
     let shared = Shared::new((out, x, weight, bias));
     groups.each(|range| {
         let (out, x, weight, bias) = shared.get();
@@ -274,6 +279,10 @@ pub unsafe fn normalise<T: Real>(
 /// All hold the elements of the groups; `out` overlaps nothing.
 pub unsafe fn normalise_backward<T: Real>(what: &Normalisation, out: *mut T, grad: *const T, x: *const T) {
     let Normalisation { groups, centred, eps } = *what;
+    if centred && channels::are_narrow(&groups) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { channels::normalise_backward(what, out, grad, x) };
+    }
     let shared = Shared::new((out, grad, x));
     groups.each(|range| {
         let (out, grad, x) = shared.get();
@@ -309,6 +318,10 @@ pub unsafe fn normalise_backward<T: Real>(what: &Normalisation, out: *mut T, gra
 /// # Safety
 /// `x` holds the elements of the groups, `out` has two for each group; they don't overlap.
 pub unsafe fn moments<T: Real>(groups: &Groups, out: *mut T, x: *const T) {
+    if channels::are_narrow(groups) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { channels::moments(groups, out, x) };
+    }
     let shared = Shared::new((out, x));
     let groups = *groups;
     groups.each(|range| {

@@ -162,3 +162,71 @@ fn einsum_equations() -> Result<()> {
     assert!(Tensor::einsum("ij,jk->ik", &[&a, &a]).is_err(), "sizes that differ");
     Ok(())
 }
+
+/// Batch norm of few pixels goes row by row, with a lane for each element: the same as of transposed memory, group by group.
+#[test]
+fn batch_norm_of_few_pixels() -> Result<()> {
+    manual_seed(3);
+    for (batch, channels, pixels) in
+        [(3, 3, 1), (5, 1, 1), (300, 7, 1), (700, 130, 1), (9, 70, 3), (33, 5, 15), (2, 9, 16)]
+    {
+        for dtype in [DType::F32, DType::F64] {
+            let shape = [batch, channels, pixels];
+            let x = (Tensor::randn(shape, &Device::Cpu)? * 3.0 + 5.0).ok()?.to_dtype(dtype)?;
+            let (g, weight) = (Tensor::randn(shape, dtype)?, Tensor::randn([channels], dtype)?);
+            let bias = Tensor::randn([channels], dtype)?;
+            let results = |x: &Tensor, wide: bool| -> Result<Vec<Vec<f64>>> {
+                // As one long row for each channel, or as it is.
+                let flat = |t: &Tensor| t.permute([1, 0, 2])?.reshape([channels, batch * pixels]);
+                let own = x.detach()?;
+                own.requires_grad_(true)?;
+                let (weight, bias, g) = match wide {
+                    true => {
+                        (weight.to_dtype(DType::F64)?, bias.to_dtype(DType::F64)?, g.to_dtype(DType::F64)?)
+                    }
+                    false => (weight.clone(), bias.clone(), g.clone()),
+                };
+                let y = if wide {
+                    let rows = flat(&own)?;
+                    let mean = rows.mean_dim(1, true)?;
+                    let apart = (&rows - &mean).ok()?;
+                    let variance = apart.square()?.mean_dim(1, true)?;
+                    let unit = (&apart / (variance + 1e-5).sqrt()).ok()?;
+                    let y = (unit * weight.reshape([channels, 1])? + bias.reshape([channels, 1])?).ok()?;
+                    y.reshape([channels, batch, pixels])?.permute([1, 0, 2])?
+                } else {
+                    own.batch_norm(BatchNorm {
+                        weight: Some(&weight),
+                        bias: Some(&bias),
+                        training: true,
+                        ..BatchNorm::default()
+                    })?
+                };
+                y.mul(&g)?.sum()?.backward()?;
+                let gradient = own.grad().expect("a leaf");
+                Ok(vec![y.to_vec_cast::<f64>()?, gradient.to_vec_cast::<f64>()?])
+            };
+            let (got, want) = (results(&x, false)?, results(&x.to_dtype(DType::F64)?, true)?);
+            let tolerance = if dtype == DType::F64 { 1e-9 } else { 2e-4 };
+            for (a, b) in got.iter().flatten().zip(want.iter().flatten()) {
+                assert!((a - b).abs() <= tolerance * (1.0 + b.abs()), "{a} for {b}: {shape:?} {dtype}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn ranges_of_every_dtype() -> Result<()> {
+    use DType::{BF16, F16, F32, F64, I8, I16, I32, I64, U8};
+    for dtype in [F64, F32, F16, BF16, I64, I32, I16, I8, U8] {
+        for len in [0, 1, 17, 40_000] {
+            let (range, integers) = (Tensor::arange(-3, len - 3, dtype)?, Tensor::arange(-3, len - 3, I64)?);
+            let want = integers.to_dtype(dtype)?.to_vec_cast::<f64>()?;
+            assert_eq!(range.to_vec_cast::<f64>()?, want, "{len} of {dtype}");
+        }
+    }
+    let steps = Tensor::arange_step(0.5, 9000.0, 0.1, F32)?.to_vec_cast::<f64>()?;
+    assert!(steps.iter().zip(0..).all(|(&x, i)| x == f64::from((0.5 + f64::from(i) * 0.1) as f32)));
+    Ok(())
+}
