@@ -1,13 +1,19 @@
 //! Products of 64-bit integers. They wrap, so sums may be taken in any order: a tile of results is kept in registers
 //! while the inner dim goes by.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    _mm512_add_epi64, _mm512_loadu_epi64, _mm512_mullo_epi64, _mm512_set1_epi64, _mm512_setzero_si512,
+    _mm512_storeu_epi64,
+};
+
 use super::{Matrix, Shape, TASK};
 use crate::cpu::{Isa, isa};
 use crate::scratch;
 use crate::threads::{Shared, parallel_for};
 
-/// Rows and columns of a tile: two vectors of columns for each row fill half of the registers.
-const ROWS: usize = 6;
+/// Rows and columns of a tile: two vectors of columns for each row fill half of the widest registers.
+const ROWS: usize = 8;
 const COLUMNS: usize = 16;
 
 type Panel = [i64; COLUMNS];
@@ -90,34 +96,55 @@ unsafe fn plainly(shape: Shape, dst: Matrix<i64>, accumulate: bool, lhs: Matrix<
 /// # Safety
 /// Each row has an element every `step` for each line of the panel.
 unsafe fn sums_of(rows: [*const i64; ROWS], step: isize, panel: &[Panel]) -> Sums {
-    #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
-    unsafe fn avx512(rows: [*const i64; ROWS], step: isize, panel: &[Panel]) -> Sums {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { tile(rows, step, panel) }
-    }
-    #[target_feature(enable = "avx2")]
-    unsafe fn avx2(rows: [*const i64; ROWS], step: isize, panel: &[Panel]) -> Sums {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { tile(rows, step, panel) }
-    }
     // SAFETY: the instructions are there; the caller's promise is passed on.
     unsafe {
         match isa() {
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => avx512(rows, step, panel),
-            Isa::Avx2 => avx2(rows, step, panel),
-            Isa::Plain => tile(rows, step, panel),
+            _ => plain(rows, step, panel),
         }
     }
 }
 
-#[inline(always)]
-unsafe fn tile(mut rows: [*const i64; ROWS], step: isize, panel: &[Panel]) -> Sums {
+/// Only this set multiplies vectors of such integers.
+///
+/// # Safety
+/// That of [`sums_of`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn avx512(rows: [*const i64; ROWS], step: isize, panel: &[Panel]) -> Sums {
+    const LANES: usize = 8;
+    let mut sums = [[_mm512_setzero_si512(); COLUMNS / LANES]; ROWS];
+    let mut result = [[0; COLUMNS]; ROWS];
+    // SAFETY: the caller's promise; lines and results are whole vectors.
+    unsafe {
+        for (p, line) in panel.iter().enumerate() {
+            let line: [_; COLUMNS / LANES] =
+                std::array::from_fn(|c| _mm512_loadu_epi64(line.as_ptr().add(c * LANES)));
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                let factor = _mm512_set1_epi64(*row.wrapping_offset(p as isize * step));
+                for (sum, line) in sums.iter_mut().zip(line) {
+                    *sum = _mm512_add_epi64(*sum, _mm512_mullo_epi64(factor, line));
+                }
+            }
+        }
+        for (result, sums) in result.iter_mut().zip(sums) {
+            for (c, sum) in sums.into_iter().enumerate() {
+                _mm512_storeu_epi64(result.as_mut_ptr().add(c * LANES), sum);
+            }
+        }
+    }
+    result
+}
+
+/// # Safety
+/// That of [`sums_of`].
+unsafe fn plain(rows: [*const i64; ROWS], step: isize, panel: &[Panel]) -> Sums {
     let mut sums = [[0i64; COLUMNS]; ROWS];
-    for line in panel {
-        for (sums, row) in sums.iter_mut().zip(&mut rows) {
+    for (sums, row) in sums.iter_mut().zip(rows) {
+        for (p, line) in panel.iter().enumerate() {
             // SAFETY: the caller's promise.
-            let factor = unsafe { **row };
-            *row = row.wrapping_offset(step);
+            let factor = unsafe { *row.wrapping_offset(p as isize * step) };
             for (sum, &element) in sums.iter_mut().zip(line) {
                 *sum = sum.wrapping_add(factor.wrapping_mul(element));
             }
