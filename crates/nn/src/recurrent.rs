@@ -155,7 +155,11 @@ impl<L> Recurrent<L> {
                     weight_ih: draw(&[rows, columns])?,
                     weight_hh: draw(&[rows, outputs])?,
                     biases: if options.bias { Some((draw(&[rows])?, draw(&[rows])?)) } else { None },
-                    weight_hr: if options.proj_size > 0 { Some(draw(&[outputs, hidden_size])?) } else { None },
+                    weight_hr: if options.proj_size > 0 {
+                        Some(draw(&[outputs, hidden_size])?)
+                    } else {
+                        None
+                    },
                 });
             }
         }
@@ -258,8 +262,7 @@ impl<L> Recurrent<L> {
         loc: Loc,
     ) -> Result<(PackedSequence, Tensor, Option<Tensor>)> {
         let lengths = x.lengths_tensor()?;
-        let (output, hidden, cell) =
-            self.layers(name, x.padded().clone(), lengths.as_ref(), states, loc)?;
+        let (output, hidden, cell) = self.layers(name, x.padded().clone(), lengths.as_ref(), states, loc)?;
         Ok((x.with_padded(output), hidden, cell))
     }
 
@@ -345,7 +348,9 @@ impl Direction {
         let (length, reverse) = (x.size(0)?, pass.reverse);
         // Only gru has to know the hidden part's bias: what r is multiplied with contains it.
         let (bias, inner) = match (&self.biases, pass.cell) {
-            (Some((input, hidden)), Cell::Gru) => (Some(input.tensor().clone()), Some(hidden.tensor().clone())),
+            (Some((input, hidden)), Cell::Gru) => {
+                (Some(input.tensor().clone()), Some(hidden.tensor().clone()))
+            }
             (Some((input, hidden)), _) => (Some(input.add(hidden.tensor())?), None),
             (None, Cell::Gru) => {
                 let ty = x.ty();

@@ -259,9 +259,7 @@ pub fn build(name: &str, dtype: DType) -> Result<Built> {
             let options = GRU::options().num_layers(2).bidirectional(true).dtype(dtype);
             packed_one(options.build(3, 4)?, &[4, 1, 3])
         }
-        "rnn_packed" => {
-            packed_one(RNN::options().bidirectional(true).dtype(dtype).build(3, 4)?, &[3, 3])
-        }
+        "rnn_packed" => packed_one(RNN::options().bidirectional(true).dtype(dtype).build(3, 4)?, &[3, 3]),
         "rnn_relu_packed" => {
             let options = RNN::options().nonlinearity(Nonlinearity::Relu).dtype(dtype);
             packed_one(options.build(3, 4)?, &[1, 4])

@@ -81,8 +81,7 @@ fn trace(s: &Sequence, args: &[Array], sequence: usize, length: i64) -> Entries 
                     let p: Vec<f64> = (0..3 * n).map(|i| p[i] + args[3].float(i)).collect();
                     let r: Vec<f64> = (0..n).map(|u| sigmoid(x[u] + p[u])).collect();
                     let z: Vec<f64> = (0..n).map(|u| sigmoid(x[n + u] + p[n + u])).collect();
-                    let new: Vec<f64> =
-                        (0..n).map(|u| (x[2 * n + u] + r[u] * p[2 * n + u]).tanh()).collect();
+                    let new: Vec<f64> = (0..n).map(|u| (x[2 * n + u] + r[u] * p[2 * n + u]).tanh()).collect();
                     let h = (0..n).map(|u| (1.0 - z[u]) * new[u] + z[u] * h[u]).collect();
                     kept = [r, z, new, p[2 * n..].to_vec()].concat();
                     h
@@ -139,9 +138,8 @@ fn slopes(s: &Sequence, args: &[Array], sequence: usize, length: i64) -> Entries
                 let ([r, z, new, inner], [mr, mz, mn, mi]) = ([0, 1, 2, 3].map(kept), [0, 1, 2, 3].map(more));
                 let old = part(trace, before, 0, n);
                 past = (0..n).map(|u| own[u] * z[u]).collect();
-                let d: Vec<f64> = (0..n)
-                    .map(|u| (own[u] * (1.0 - z[u]) + mn[u]) * (1.0 - new[u] * new[u]))
-                    .collect();
+                let d: Vec<f64> =
+                    (0..n).map(|u| (own[u] * (1.0 - z[u]) + mn[u]) * (1.0 - new[u] * new[u])).collect();
                 vec![
                     (0..n).map(|u| (d[u] * inner[u] + mr[u]) * r[u] * (1.0 - r[u])).collect(),
                     (0..n).map(|u| (own[u] * (old[u] - new[u]) + mz[u]) * z[u] * (1.0 - z[u])).collect(),

@@ -216,7 +216,8 @@ unsafe fn multiply<T: Real>(
         for row in 0..lhs.rows.len() {
             // SAFETY: a row of the result.
             unsafe {
-                std::slice::from_raw_parts_mut(result.add(row * pitch), panels.len() * tile.width).fill(T::ZERO);
+                std::slice::from_raw_parts_mut(result.add(row * pitch), panels.len() * tile.width)
+                    .fill(T::ZERO);
             }
         }
     }

@@ -30,7 +30,8 @@ impl Job<'_> {
         let sequence = Sequence::of(self.op, &shapes);
         let s = sequence.ok_or_else(|| Error::bug("a recurrent layer of other shapes"))?;
         let at = |i: usize| operands[i].pointer().cast::<T>().cast_const();
-        let lengths = operands.get(Sequence::lengths_at(self.op)).map(|t| t.pointer().cast::<i64>().cast_const());
+        let lengths =
+            operands.get(Sequence::lengths_at(self.op)).map(|t| t.pointer().cast::<i64>().cast_const());
         let to = out.pointer().cast::<T>();
         let none = std::ptr::null();
         let done = if Sequence::is_gradient(self.op) {

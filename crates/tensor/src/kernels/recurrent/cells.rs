@@ -192,15 +192,8 @@ pub(super) fn gru_slope<T: Number>(s: &mut [T], output: &[T], z: &[T], grad: &[T
 
 /// s = (output · (old − n) + grad) · z · (1 − z)
 #[inline(always)]
-pub(super) fn gru_update<T: Number>(
-    s: &mut [T],
-    output: &[T],
-    [old, n]: [&[T]; 2],
-    grad: &[T],
-    z: &[T],
-) {
-    for (((((s, &output), &old), &n), &grad), &z) in
-        s.iter_mut().zip(output).zip(old).zip(n).zip(grad).zip(z)
+pub(super) fn gru_update<T: Number>(s: &mut [T], output: &[T], [old, n]: [&[T]; 2], grad: &[T], z: &[T]) {
+    for (((((s, &output), &old), &n), &grad), &z) in s.iter_mut().zip(output).zip(old).zip(n).zip(grad).zip(z)
     {
         *s = (output * (old - n) + grad) * Sigmoid::slope(z);
     }
