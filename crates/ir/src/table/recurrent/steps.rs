@@ -185,7 +185,11 @@ pub(crate) fn backward(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
                 ]
             }
             Cell::Tanh => vec![through_tanh(own, entry(trace, after, 0, n))],
-            Cell::Relu => vec![entry(trace, after, 0, n).gt(0.0).where_(own, 0.0)],
+            Cell::Relu => {
+                // Zeros that come from the trace: it has a gradient, if one of zeros.
+                let h = entry(trace, after, 0, n);
+                vec![h.gt(0.0).where_(own, h * 0.0)]
+            }
         };
         let slopes: Vec<Term<'_>> = slopes.into_iter().map(|slope| masked(has, slope)).collect();
         let of_weight = match s.cell {
