@@ -58,6 +58,15 @@ def mlp(comp):
     def step(): opt.zero_grad(); F.cross_entropy(cm(x), y).backward(); opt.step()
     return step
 
+def lstm(steps):
+    def make(comp):
+        m = torch.nn.LSTM(128, 256, 2)
+        opt, cm = O.Adam(m.parameters()), comp(m)
+        x = torch.randn(steps, 16, 128)
+        def step(): opt.zero_grad(); y, _ = cm(x); (y * y).mean().backward(); opt.step()
+        return step
+    return make
+
 def gpt(comp):
     from transformers import GPT2Config, GPT2LMHeadModel
     m = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=8192, bos_token_id=0, eos_token_id=0, attn_pdrop=0., embd_pdrop=0., resid_pdrop=0.))
@@ -179,6 +188,7 @@ CASES = {
     "adamw_10x1024": (optimizer(10, 1024, lambda p: O.AdamW(p, lr=0.01)), 15, optimizer(10, 1024, lambda p: O.AdamW(p, lr=0.01, fused=True))),
     "sgd_momentum_10x1024": (optimizer(10, 1024, lambda p: O.SGD(p, lr=0.01, momentum=0.9)), 15),
     "mlp_train": (mlp, 50),
+    "lstm_train_50": (lstm(50), 30, None, False), "lstm_train_200": (lstm(200), 10, None, False), "lstm_train_400": (lstm(400), 7, None, False),
     "softmax_4096x1024": (micro(lambda x: F.softmax(x, -1)), 20),
     "ln_gelu_4096x1024": (micro(lambda x: F.gelu(F.layer_norm(x, (1024,)) * 2 + 1)), 20),
     "chain10_4096x1024": (micro(lambda x: ((((x * 2 + 1).tanh() * x).sigmoid() + x).exp() - 1).relu().sqrt() * 0.5 + x), 20),

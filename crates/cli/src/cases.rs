@@ -42,6 +42,11 @@ pub enum Case {
         /// How many blocks.
         layers: usize,
     },
+    /// A training step of a recurrent network.
+    LstmTrain {
+        /// How many steps its sequences have.
+        steps: usize,
+    },
     /// ResNet18 on one picture, without gradients.
     Resnet18Latency,
     /// The next token of a character GPT behind 128 others, from its cache.
@@ -102,6 +107,9 @@ impl Case {
         Case::GptTrain,
         Case::Resnet18Train,
         Case::TransformerTrain { layers: TRANSFORMER_LAYERS },
+        Case::LstmTrain { steps: 50 },
+        Case::LstmTrain { steps: 200 },
+        Case::LstmTrain { steps: 400 },
         Case::Resnet18Latency,
         Case::GptLatency,
         Case::GptGrowing,
@@ -135,6 +143,7 @@ impl Case {
             Case::GptTrain => gpt_train(device),
             Case::Resnet18Train => resnet18_train(device),
             Case::TransformerTrain { layers } => transformer::train(layers, device),
+            Case::LstmTrain { steps } => lstm_train(steps, device),
             Case::Resnet18Latency => latency::resnet18_latency(device),
             Case::GptLatency => latency::gpt_latency(device),
             Case::GptGrowing => latency::gpt_growing(device),
@@ -174,6 +183,7 @@ impl fmt::Display for Case {
             Case::Resnet18Train => f.write_str("resnet18_train"),
             Case::TransformerTrain { layers: TRANSFORMER_LAYERS } => f.write_str("transformer_train"),
             Case::TransformerTrain { layers } => write!(f, "transformer_train_{layers}"),
+            Case::LstmTrain { steps } => write!(f, "lstm_train_{steps}"),
             Case::Resnet18Latency => f.write_str("resnet18_latency"),
             Case::GptLatency => f.write_str("gpt_latency"),
             Case::GptGrowing => f.write_str("gpt_growing"),
@@ -315,6 +325,23 @@ pub fn mlp_train(width: usize, batch: usize, device: &Device) -> Result<Workload
     let step = move || {
         opt.zero_grad();
         model.forward(&x)?.cross_entropy(&y)?.backward()?;
+        opt.step()?;
+        Ok(None)
+    };
+    Ok(Workload::new(step, state).reading(reads))
+}
+
+/// Forward, mean square, backward and Adam of a two-layer LSTM, 128 to 256, over 16 sequences.
+fn lstm_train(steps: usize, device: &Device) -> Result<Workload> {
+    let model = nn::LSTM::options().num_layers(2).device(device).build(128, 256)?;
+    let state = model.parameters();
+    let opt = optim::Adam::new(model.parameters(), 1e-3)?;
+    let x = Tensor::randn([steps, 16, 128], device)?;
+    let reads = vec![x.clone()];
+    let step = move || {
+        opt.zero_grad();
+        let (y, _last) = model.forward(&x)?;
+        (&y * &y).ok()?.mean()?.backward()?;
         opt.step()?;
         Ok(None)
     };

@@ -31,7 +31,8 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         Case::Softmax | Case::Chain10 | Case::LnGelu => Ok(Some(copy(MATRIX.iter().product())?)),
         Case::Sum0 => Ok(Some(read(MATRIX.iter().product())?)),
         Case::GptTrain | Case::Resnet18Train => Ok(None),
-        Case::TransformerTrain { .. }
+        Case::LstmTrain { .. }
+        | Case::TransformerTrain { .. }
         | Case::Resnet18Latency
         | Case::GptLatency
         | Case::GptGrowing

@@ -372,6 +372,14 @@ impl Info {
                     | Op::Convolution { .. }
                     | Op::Rand { .. }
                     | Op::Randn { .. }
+                    | Op::Lstm { .. }
+                    | Op::LstmBackward { .. }
+                    | Op::LstmProjected { .. }
+                    | Op::LstmProjectedBackward { .. }
+                    | Op::Gru { .. }
+                    | Op::GruBackward { .. }
+                    | Op::Rnn { .. }
+                    | Op::RnnBackward { .. }
                     | Op::Clone {} => {
                         info.library_calls += 1;
                     }

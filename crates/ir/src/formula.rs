@@ -111,6 +111,15 @@ impl<'p> Term<'p> {
         self.sheet.ty(self.value).is_scalar()
     }
 
+    /// It and others behind it, joined along a dim.
+    pub(crate) fn join(self, others: &[Term<'p>], dim: usize) -> Term<'p> {
+        if others.is_empty() {
+            return self;
+        }
+        let all: Vec<Value> = [self].iter().chain(others).map(|term| term.value).collect();
+        self.then(Op::Cat { dim }, &all)
+    }
+
     /// Its shape; a number has that of a 0-d tensor, a list that of its first element.
     pub(crate) fn shape(self) -> Shape {
         match self.sheet.ty(self.value) {

@@ -8,7 +8,7 @@ use crate::formula::{rule, steps};
 use crate::math::Function;
 use crate::table::{
     activations, choices, contractions, convolution, functions, indexing, nn, norms, order, padding,
-    products, reductions, resample, rounding, scatter, shapes,
+    products, recurrent, reductions, resample, rounding, scatter, shapes,
 };
 use crate::{
     Approximate, Attribute, Custom, DType, Device, Dims, Division, Emit, Error, Eval, Loc, MOST_DIMS,

@@ -113,12 +113,13 @@ impl Graph {
         }
     }
 
-    /// Whether a node is in the form inductor lowers: a prim without optional operands; pointwise operands
-    /// are tensors of the result's shape or numbers, all of one dtype.
+    /// Whether a node is in the form inductor lowers: a prim, with optional operands only where its row says so;
+    /// pointwise operands are tensors of the result's shape or numbers, all of one dtype.
     pub fn prim_form(&self, node: &Node) -> Result<(), String> {
         let row = node.op.row();
         let tys: Vec<Ty> = node.args.iter().map(|&arg| self.ty(arg).clone()).collect();
-        if !node.op.is_prim(&tys) || (!row.variadic && node.args.len() > row.args.len()) {
+        let is_more = !row.variadic && row.prim.is_none() && node.args.len() > row.args.len();
+        if !node.op.is_prim(&tys) || is_more {
             return Err("is not a prim".into());
         }
         if row.class != Class::Pointwise {

@@ -78,6 +78,7 @@ mod module;
 mod norm;
 pub mod optim;
 mod options;
+mod packed;
 mod parameter;
 mod pooling;
 mod recurrent;
@@ -119,11 +120,12 @@ pub use norm::{
     BatchNorm1d, BatchNorm1dOptions, BatchNorm2d, BatchNorm2dOptions, GroupNorm, GroupNormOptions, LayerNorm,
     LayerNormOptions, RMSNorm, RMSNormOptions,
 };
+pub use packed::{PackedSequence, pack_padded_sequence, pad_packed_sequence};
 pub use parameter::{Buffer, Parameter, Training};
 pub use pooling::{
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, PoolOptions,
 };
-pub use recurrent::{GRU, LSTM, RNN, RecurrentOptions};
+pub use recurrent::{GRU, LSTM, Nonlinearity, RNN, RecurrentOptions};
 pub use sequential::{IntoLayer, Sequential};
 pub use shaping::{CosineSimilarity, Flatten, PixelShuffle, PixelUnshuffle, Unflatten, Upsample};
 pub use state::{LoadReport, Mismatch, StateDict};

@@ -1,14 +1,28 @@
-//! Recurrent layers: RNN, GRU and LSTM, of several layers, in one or both directions.
+//! Recurrent layers: RNN, GRU and LSTM, of several layers, in one or both directions. A direction of a layer is a product
+//! of all inputs and one op for all steps.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-use kiln_ir::{Error, Loc, Why};
-use kiln_tensor::{DType, Device, Result, Tensor};
+use kiln_ir::table::recurrent::Cell;
+use kiln_ir::{Error, Loc, Op, Why};
+use kiln_tensor::hook::{Arg, Output};
+use kiln_tensor::{DType, Device, Result, Tensor, grad_enabled, run_op};
 
 use crate::display::{python_bool, python_float};
 use crate::options::setters;
+use crate::packed::PackedSequence;
 use crate::{Forward, Module, Parameter, Training, Visitor, init};
+
+/// What an [`RNN`] applies in every step.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Nonlinearity {
+    /// The hyperbolic tangent.
+    #[default]
+    Tanh,
+    /// max(x, 0).
+    Relu,
+}
 
 /// The options of a recurrent layer `L`, with PyTorch's names and defaults: `LSTM::options().num_layers(2).build(4, 6)`.
 #[derive(Debug)]
@@ -18,6 +32,8 @@ pub struct RecurrentOptions<L> {
     batch_first: bool,
     dropout: f64,
     bidirectional: bool,
+    proj_size: usize,
+    nonlinearity: Nonlinearity,
     dtype: DType,
     device: Device,
     layer: PhantomData<fn() -> L>,
@@ -38,6 +54,8 @@ impl<L> Default for RecurrentOptions<L> {
             batch_first: false,
             dropout: 0.0,
             bidirectional: false,
+            proj_size: 0,
+            nonlinearity: Nonlinearity::Tanh,
             dtype: DType::F32,
             device: Device::Cpu,
             layer: PhantomData,
@@ -58,18 +76,37 @@ setters!(RecurrentOptions<L> {
     bidirectional: bool,
 });
 
+impl RecurrentOptions<LSTM> {
+    /// Size of the outputs and hidden states as projections of the hidden size; 0, the default, for none.
+    pub fn proj_size(mut self, proj_size: usize) -> Self {
+        self.proj_size = proj_size;
+        self
+    }
+}
+
+impl RecurrentOptions<RNN> {
+    /// What is applied in every step; tanh by default.
+    pub fn nonlinearity(mut self, nonlinearity: Nonlinearity) -> Self {
+        self.nonlinearity = nonlinearity;
+        self
+    }
+}
+
 /// The parameters of one direction of one layer.
 struct Direction {
     /// `[gates · hidden, input]`
     weight_ih: Parameter,
-    /// `[gates · hidden, hidden]`
+    /// `[gates · hidden, outputs]`
     weight_hh: Parameter,
     /// Both `[gates · hidden]`.
     biases: Option<(Parameter, Parameter)>,
+    /// `[outputs, hidden]`, where outputs are projected.
+    weight_hr: Option<Parameter>,
 }
 
 /// What a recurrent layer of any kind is made of.
 struct Recurrent<L> {
+    cell: Cell,
     directions: Vec<Direction>,
     training: Training,
     options: RecurrentOptions<L>,
@@ -77,12 +114,16 @@ struct Recurrent<L> {
     hidden_size: usize,
 }
 
+/// The initial states of a call: hidden states and, of an LSTM, cells; zeros where there are none.
+type States<'a> = Option<(&'a Tensor, Option<&'a Tensor>)>;
+
 impl<L> Recurrent<L> {
     /// Parameters drawn from U(−1/√hidden, 1/√hidden), as PyTorch does.
     fn build(
         name: &str,
+        cell: Cell,
         options: &RecurrentOptions<L>,
-        [input_size, hidden_size, gates]: [usize; 3],
+        [input_size, hidden_size]: [usize; 2],
         loc: Loc,
     ) -> Result<Recurrent<L>> {
         let fail =
@@ -96,34 +137,43 @@ impl<L> Recurrent<L> {
         if !(0.0..=1.0).contains(&options.dropout) {
             return fail("dropout", "between 0 and 1", options.dropout);
         }
+        if options.proj_size >= hidden_size {
+            return fail("proj_size", "smaller than hidden_size", options.proj_size as f64);
+        }
         let bound = 1.0 / (hidden_size as f64).sqrt();
         let draw = |shape: &[usize]| -> Result<Parameter> {
             Parameter::new(init::uniform(shape, -bound, bound, options.dtype, &options.device)?)
         };
         let sides = if options.bidirectional { 2 } else { 1 };
-        let rows = hidden_size.saturating_mul(gates);
+        let rows = hidden_size.saturating_mul(cell.gates());
+        let outputs = if options.proj_size > 0 { options.proj_size } else { hidden_size };
         let mut directions = Vec::new();
         for layer in 0..options.num_layers {
-            let columns = if layer == 0 { input_size } else { hidden_size.saturating_mul(sides) };
+            let columns = if layer == 0 { input_size } else { outputs.saturating_mul(sides) };
             for _ in 0..sides {
                 directions.push(Direction {
                     weight_ih: draw(&[rows, columns])?,
-                    weight_hh: draw(&[rows, hidden_size])?,
+                    weight_hh: draw(&[rows, outputs])?,
                     biases: if options.bias { Some((draw(&[rows])?, draw(&[rows])?)) } else { None },
+                    weight_hr: if options.proj_size > 0 {
+                        Some(draw(&[outputs, hidden_size])?)
+                    } else {
+                        None
+                    },
                 });
             }
         }
-        Ok(Recurrent {
-            directions,
-            training: Training::default(),
-            options: options.clone(),
-            input_size,
-            hidden_size,
-        })
+        let (training, options) = (Training::default(), options.clone());
+        Ok(Recurrent { cell, directions, training, options, input_size, hidden_size })
     }
 
     fn sides(&self) -> usize {
         if self.options.bidirectional { 2 } else { 1 }
+    }
+
+    /// Columns of a direction's outputs.
+    fn outputs(&self) -> usize {
+        if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden_size }
     }
 
     fn visit(&self, visitor: &mut dyn Visitor) {
@@ -137,12 +187,18 @@ impl<L> Recurrent<L> {
                 visitor.parameter(&name("bias_ih"), input);
                 visitor.parameter(&name("bias_hh"), hidden);
             }
+            if let Some(projection) = &direction.weight_hr {
+                visitor.parameter(&name("weight_hr"), projection);
+            }
         }
     }
 
     fn describe(&self) -> String {
         let mut text = format!("{}, {}", self.input_size, self.hidden_size);
         let options = &self.options;
+        if options.proj_size != 0 {
+            text += &format!(", proj_size={}", options.proj_size);
+        }
         if options.num_layers != 1 {
             text += &format!(", num_layers={}", options.num_layers);
         }
@@ -161,59 +217,93 @@ impl<L> Recurrent<L> {
         text
     }
 
-    /// Runs all layers. `states` are tensors `[layers · directions, batch, hidden]` (without `batch` for one
-    /// sequence); zeros where there are none. `cell` makes new states from a step's input and the old states; the
-    /// first of them is the output. Gives the outputs of the last layer and the last states.
+    /// All layers of a sequence, or of a batch of them that are equally long.
     fn run(
         &self,
         name: &str,
         x: &Tensor,
-        states: Option<Vec<Tensor>>,
-        count: usize,
+        states: States<'_>,
         loc: Loc,
-        cell: &dyn Fn(&Direction, &Tensor, &[Tensor]) -> Result<Vec<Tensor>>,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
+    ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let rank = x.rank();
         if !matches!(rank, 2 | 3) {
             return Err(Error::op(name, Why::Rank { argument: "x", expected: "2 or 3", got: rank }, loc));
         }
-        let size = x.size(-1)?;
-        if size != self.input_size {
-            let why = Why::sizes("the last dim of x and input_size", size, self.input_size);
-            return Err(Error::op(name, why, loc));
-        }
         // As [length, batch, size].
-        let mut x = match (rank, self.options.batch_first) {
+        let steps = match (rank, self.options.batch_first) {
             (2, _) => x.unsqueeze(1)?,
             (_, true) => x.transpose(0, 1)?,
             (_, false) => x.clone(),
         };
-        let (length, batch) = (x.size(0)?, x.size(1)?);
+        let whole = |state: &Tensor| {
+            if rank == 2 && state.rank() == 2 { state.unsqueeze(1) } else { Ok(state.clone()) }
+        };
+        let states = match states {
+            Some((hidden, cell)) => Some((whole(hidden)?, cell.map(whole).transpose()?)),
+            None => None,
+        };
+        let states = states.as_ref().map(|(hidden, cell)| (hidden, cell.as_ref()));
+        let (output, hidden, cell) = self.layers(name, steps, None, states, loc)?;
+        let output = match (rank, self.options.batch_first) {
+            (2, _) => output.squeeze(1)?,
+            (_, true) => output.transpose(0, 1)?,
+            (_, false) => output,
+        };
+        let single = |state: Tensor| if rank == 2 { state.squeeze(1) } else { Ok(state) };
+        Ok((output, single(hidden)?, cell.map(single).transpose()?))
+    }
+
+    /// All layers of sequences of several lengths.
+    fn run_packed(
+        &self,
+        name: &str,
+        x: &PackedSequence,
+        states: States<'_>,
+        loc: Loc,
+    ) -> Result<(PackedSequence, Tensor, Option<Tensor>)> {
+        let lengths = x.lengths_tensor()?;
+        let (output, hidden, cell) = self.layers(name, x.padded().clone(), lengths.as_ref(), states, loc)?;
+        Ok((x.with_padded(output), hidden, cell))
+    }
+
+    /// All layers of `[length, batch, size]`. `states` are `[layers · directions, batch, …]`. Gives the outputs of the
+    /// last layer, and the last hidden states and cells of all.
+    fn layers(
+        &self,
+        name: &str,
+        mut x: Tensor,
+        lengths: Option<&Tensor>,
+        states: States<'_>,
+        loc: Loc,
+    ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+        let shape = x.shape();
+        let &[length, batch, size] = &shape[..] else {
+            return Err(Error::op(name, Why::Rank { argument: "x", expected: "3", got: shape.rank() }, loc));
+        };
+        if size != self.input_size {
+            let why = Why::sizes("the last dim of x and input_size", size, self.input_size);
+            return Err(Error::op(name, why, loc));
+        }
         if length == 0 {
             return Err(Error::op(name, Why::none("the length of the sequence"), loc));
         }
-        let shape = [self.directions.len(), batch, self.hidden_size];
-        let states = match states {
-            Some(states) => states
-                .iter()
-                .map(|state| {
-                    let state =
-                        if rank == 2 && state.rank() == 2 { state.unsqueeze(1)? } else { state.clone() };
-                    if state.shape()[..] == shape {
-                        Ok(state)
-                    } else {
-                        let why = Why::shape("the initial state", shape, state.shape());
-                        Err(Error::op(name, why, loc))
-                    }
-                })
-                .collect::<Result<Vec<_>>>()?,
-            None => {
-                let ty = x.ty();
-                let zeros = Tensor::full_of(shape, 0.0, ty.dtype, &ty.device)?;
-                vec![zeros; count]
+        let ty = x.ty();
+        let initial = |state: Option<&Tensor>, argument: &'static str, columns: usize| {
+            let shape = [self.directions.len(), batch, columns];
+            match state {
+                Some(state) if state.shape()[..] == shape => Ok(state.clone()),
+                Some(state) => Err(Error::op(name, Why::shape(argument, shape, state.shape()), loc)),
+                None => Tensor::full_of(shape, 0.0, ty.dtype, &ty.device),
             }
         };
-        let mut last: Vec<Vec<Tensor>> = vec![Vec::new(); count];
+        let hidden = initial(states.map(|s| s.0), "the initial hidden state", self.outputs())?;
+        let cell = match self.cell {
+            Cell::Lstm => {
+                Some(initial(states.and_then(|s| s.1), "the initial cell state", self.hidden_size)?)
+            }
+            Cell::Gru | Cell::Tanh | Cell::Relu => None,
+        };
+        let (mut last_hidden, mut last_cell) = (Vec::new(), Vec::new());
         for (i, layer) in self.directions.chunks(self.sides()).enumerate() {
             if i > 0 {
                 x = x.dropout(self.options.dropout, self.training.get())?;
@@ -221,101 +311,87 @@ impl<L> Recurrent<L> {
             let mut sides = Vec::with_capacity(2);
             for (side, direction) in layer.iter().enumerate() {
                 let at = (i * self.sides() + side) as i64;
-                let start: Vec<Tensor> = states.iter().map(|s| s.select(0, at)).collect::<Result<_>>()?;
-                let (outputs, end) = direction.run(&x, side == 1, start, cell)?;
-                sides.push(outputs);
-                last.iter_mut().zip(end).for_each(|(all, state)| all.push(state));
+                let cell = cell.as_ref().map(|cell| cell.select(0, at)).transpose()?;
+                let pass = Pass { cell: self.cell, reverse: side == 1, lengths };
+                let ran = direction.run(&pass, &x, &hidden.select(0, at)?, cell.as_ref())?;
+                sides.push(ran.outputs);
+                last_hidden.push(ran.hidden);
+                last_cell.extend(ran.cell);
             }
             x = match &sides[..] {
                 [one] => one.clone(),
                 sides => Tensor::cat(sides, -1)?,
             };
         }
-        let output = match (rank, self.options.batch_first) {
-            (2, _) => x.squeeze(1)?,
-            (_, true) => x.transpose(0, 1)?,
-            (_, false) => x,
-        };
-        let last = last.iter().map(|all| {
-            let state = Tensor::stack(all, 0)?;
-            if rank == 2 { state.squeeze(1) } else { Ok(state) }
-        });
-        Ok((output, last.collect::<Result<_>>()?))
+        let cell = if cell.is_some() { Some(Tensor::stack(&last_cell, 0)?) } else { None };
+        Ok((x, Tensor::stack(&last_hidden, 0)?, cell))
     }
+}
+
+/// How a direction runs.
+struct Pass<'a> {
+    cell: Cell,
+    reverse: bool,
+    lengths: Option<&'a Tensor>,
+}
+
+/// What a direction gives: the outputs of all steps, and the last states.
+struct Ran {
+    outputs: Tensor,
+    hidden: Tensor,
+    cell: Option<Tensor>,
 }
 
 impl Direction {
-    fn bias(&self, hidden: bool) -> Option<&Tensor> {
-        self.biases.as_ref().map(|(i, h)| if hidden { h.tensor() } else { i.tensor() })
-    }
-
-    /// The hidden state's part of the gates.
-    fn hidden_part(&self, hidden: &Tensor) -> Result<Tensor> {
-        hidden.linear(&self.weight_hh, self.bias(true))
-    }
-
-    /// All steps, from the end if `reverse`: the outputs `[length, batch, hidden]` and the last states.
-    fn run(
-        &self,
-        x: &Tensor,
-        reverse: bool,
-        mut states: Vec<Tensor>,
-        cell: &dyn Fn(&Direction, &Tensor, &[Tensor]) -> Result<Vec<Tensor>>,
-    ) -> Result<(Tensor, Vec<Tensor>)> {
-        // The input's part of the gates for all steps at once.
-        let gates = x.linear(&self.weight_ih, self.bias(false))?;
-        let steps = gates.unbind(0)?;
-        let mut outputs = Vec::with_capacity(steps.len());
-        let mut step = |x: &Tensor| -> Result<()> {
-            states = cell(self, x, &states)?;
-            outputs.push(states[0].clone());
-            Ok(())
+    /// All steps, from the end if it runs in reverse.
+    fn run(&self, pass: &Pass<'_>, x: &Tensor, hidden: &Tensor, cell: Option<&Tensor>) -> Result<Ran> {
+        let (length, reverse) = (x.size(0)?, pass.reverse);
+        // Only gru has to know the hidden part's bias: what r is multiplied with contains it.
+        let (bias, inner) = match (&self.biases, pass.cell) {
+            (Some((input, hidden)), Cell::Gru) => {
+                (Some(input.tensor().clone()), Some(hidden.tensor().clone()))
+            }
+            (Some((input, hidden)), _) => (Some(input.add(hidden.tensor())?), None),
+            (None, Cell::Gru) => {
+                let ty = x.ty();
+                (None, Some(Tensor::full_of([self.weight_hh.size(0)?], 0.0, ty.dtype, &ty.device)?))
+            }
+            (None, _) => (None, None),
         };
-        if reverse {
-            steps.iter().rev().try_for_each(&mut step)?
-        } else {
-            steps.iter().try_for_each(&mut step)?
-        }
-        if reverse {
-            outputs.reverse();
-        }
-        Ok((Tensor::stack(&outputs, 0)?, states))
+        // The inputs' part of the gates, for all steps at once.
+        let gates = x.linear(&self.weight_ih, bias.as_ref())?;
+        let operands = [
+            Some(&gates),
+            Some(hidden),
+            cell,
+            Some(self.weight_hh.tensor()),
+            inner.as_ref(),
+            self.weight_hr.as_ref().map(Parameter::tensor),
+            pass.lengths,
+        ];
+        let operands: Vec<&Tensor> = operands.into_iter().flatten().collect();
+        let keep = grad_enabled() && operands.iter().any(|t| t.requires_grad());
+        let op = match (pass.cell, &self.weight_hr) {
+            (Cell::Lstm, None) => Op::Lstm { reverse, keep },
+            (Cell::Lstm, Some(_)) => Op::LstmProjected { reverse, keep },
+            (Cell::Gru, _) => Op::Gru { reverse, keep },
+            (Cell::Tanh, _) => Op::Rnn { relu: false, reverse },
+            (Cell::Relu, _) => Op::Rnn { relu: true, reverse },
+        };
+        let args: Vec<Arg<'_>> = operands.into_iter().map(Arg::Tensor).collect();
+        let Output::Tensor(trace) = run_op(&op, &args)? else {
+            return Err(Error::bug("a recurrent layer gives a list"));
+        };
+        let columns = hidden.size(-1)?;
+        let outputs = trace.narrow(2, 0, columns)?.narrow(0, usize::from(!reverse), length)?;
+        let last = trace.select(0, if reverse { 0 } else { length as i64 })?;
+        let last_cell = cell.map(|cell| last.narrow(1, columns, cell.size(-1)?)).transpose()?;
+        Ok(Ran { outputs, hidden: last.narrow(1, 0, columns)?, cell: last_cell })
     }
-}
-
-/// Equal parts of the last dim.
-fn parts<const N: usize>(gates: &Tensor) -> Result<[Tensor; N]> {
-    let size = gates.size(-1)? / N;
-    let mut parts = [const { None }; N];
-    for (i, part) in parts.iter_mut().enumerate() {
-        *part = Some(gates.narrow(-1, i * size, size)?);
-    }
-    Ok(parts.map(|part| part.unwrap_or_else(|| gates.clone())))
-}
-
-fn lstm_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-    let [input, forget, cell, output] = parts(&x.add(&direction.hidden_part(&states[0])?)?)?;
-    let kept = forget.sigmoid()?.mul(&states[1])?;
-    let cell = kept.add(&input.sigmoid()?.mul(&cell.tanh()?)?)?;
-    Ok(vec![output.sigmoid()?.mul(&cell.tanh()?)?, cell])
-}
-
-fn gru_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-    let [reset, update, new] = parts(x)?;
-    let [hidden_reset, hidden_update, hidden_new] = parts(&direction.hidden_part(&states[0])?)?;
-    let reset = reset.add(&hidden_reset)?.sigmoid()?;
-    let update = update.add(&hidden_update)?.sigmoid()?;
-    let new = new.add(&reset.mul(&hidden_new)?)?.tanh()?;
-    // (1 − update) · new + update · old
-    Ok(vec![new.add(&update.mul(&states[0].sub(&new)?)?)?])
-}
-
-fn rnn_cell(direction: &Direction, x: &Tensor, states: &[Tensor]) -> Result<Vec<Tensor>> {
-    Ok(vec![x.add(&direction.hidden_part(&states[0])?)?.tanh()?])
 }
 
 macro_rules! recurrent {
-    ($(#[$doc:meta])* $Type:ident, $gates:literal) => {
+    ($(#[$doc:meta])* $Type:ident, |$options:ident| $cell:expr) => {
         $(#[$doc])*
         pub struct $Type(Recurrent<$Type>);
 
@@ -338,8 +414,8 @@ macro_rules! recurrent {
             pub fn build(&self, input_size: usize, hidden_size: usize) -> Result<$Type> {
                 let loc = Loc::caller();
                 let _behalf = loc.on_behalf(crate::folder());
-                let sizes = [input_size, hidden_size, $gates];
-                Ok($Type(Recurrent::build(stringify!($Type), self, sizes, loc)?))
+                let $options = self;
+                Ok($Type(Recurrent::build(stringify!($Type), $cell, self, [input_size, hidden_size], loc)?))
             }
         }
 
@@ -363,8 +439,8 @@ macro_rules! recurrent {
     };
 }
 recurrent! {
-    /// Long short-term memory. `forward` of a sequence gives the outputs and the last hidden and cell states; of a
-    /// sequence and both states it starts from those.
+    /// Long short-term memory. `forward` of a sequence, padded or packed, gives the outputs and the last hidden and cell
+    /// states; of a sequence and both states it starts from those.
     ///
     /// ```
     /// use kiln_nn::{Forward, LSTM};
@@ -376,70 +452,55 @@ recurrent! {
     /// assert_eq!((hidden.shape().to_vec(), cell.shape().to_vec()), (vec![2, 3, 6], vec![2, 3, 6]));
     /// # Ok(()) }
     /// ```
-    LSTM, 4
+    LSTM, |_options| Cell::Lstm
 }
 recurrent! {
-    /// Gated recurrent units. `forward` of a sequence gives the outputs and the last hidden states; of a sequence
-    /// and hidden states it starts from those.
-    GRU, 3
+    /// Gated recurrent units. `forward` of a sequence, padded or packed, gives the outputs and the last hidden states; of
+    /// a sequence and hidden states it starts from those.
+    GRU, |_options| Cell::Gru
 }
 recurrent! {
-    /// An Elman network with tanh. `forward` of a sequence gives the outputs and the last hidden states; of a
-    /// sequence and hidden states it starts from those.
-    RNN, 1
-}
-
-impl LSTM {
-    fn run(&self, x: &Tensor, states: Option<Vec<Tensor>>, loc: Loc) -> Result<(Tensor, (Tensor, Tensor))> {
-        let _behalf = loc.on_behalf(crate::folder());
-        let (output, mut last) = self.0.run("LSTM", x, states, 2, loc, &lstm_cell)?;
-        let cell = last.remove(1);
-        Ok((output, (last.remove(0), cell)))
+    /// An Elman network with tanh or relu. `forward` of a sequence, padded or packed, gives the outputs and the last
+    /// hidden states; of a sequence and hidden states it starts from those.
+    RNN, |options| match options.nonlinearity {
+        Nonlinearity::Tanh => Cell::Tanh,
+        Nonlinearity::Relu => Cell::Relu,
     }
 }
 
-impl Forward for LSTM {
-    type Output = (Tensor, (Tensor, Tensor));
-    #[track_caller]
-    fn forward(&self, x: &Tensor) -> Result<Self::Output> {
-        self.run(x, None, Loc::caller())
-    }
-}
-
-impl Forward<(Tensor, (Tensor, Tensor))> for LSTM {
-    type Output = (Tensor, (Tensor, Tensor));
-    #[track_caller]
-    fn forward(&self, (x, (hidden, cell)): &(Tensor, (Tensor, Tensor))) -> Result<Self::Output> {
-        self.run(x, Some(vec![hidden.clone(), cell.clone()]), Loc::caller())
-    }
-}
-
-macro_rules! one_state {
-    ($Type:ident, $cell:ident) => {
-        impl $Type {
-            fn run(&self, x: &Tensor, states: Option<Vec<Tensor>>, loc: Loc) -> Result<(Tensor, Tensor)> {
+/// `Forward` of sequences of a kind, alone and with initial states.
+macro_rules! forward {
+    ($Type:ident, $Sequence:ty, $run:ident, $States:ty, |$states:ident| $given:expr, |$hidden:ident, $cell:ident| $last:expr) => {
+        impl Forward<$Sequence> for $Type {
+            type Output = ($Sequence, $States);
+            #[track_caller]
+            fn forward(&self, x: &$Sequence) -> Result<Self::Output> {
+                let loc = Loc::caller();
                 let _behalf = loc.on_behalf(crate::folder());
-                let (output, mut last) = self.0.run(stringify!($Type), x, states, 1, loc, &$cell)?;
-                Ok((output, last.remove(0)))
+                let (output, $hidden, $cell) = self.0.$run(stringify!($Type), x, None, loc)?;
+                Ok((output, $last))
             }
         }
 
-        impl Forward for $Type {
-            type Output = (Tensor, Tensor);
+        impl Forward<($Sequence, $States)> for $Type {
+            type Output = ($Sequence, $States);
             #[track_caller]
-            fn forward(&self, x: &Tensor) -> Result<Self::Output> {
-                self.run(x, None, Loc::caller())
-            }
-        }
-
-        impl Forward<(Tensor, Tensor)> for $Type {
-            type Output = (Tensor, Tensor);
-            #[track_caller]
-            fn forward(&self, (x, hidden): &(Tensor, Tensor)) -> Result<Self::Output> {
-                self.run(x, Some(vec![hidden.clone()]), Loc::caller())
+            fn forward(&self, (x, $states): &($Sequence, $States)) -> Result<Self::Output> {
+                let loc = Loc::caller();
+                let _behalf = loc.on_behalf(crate::folder());
+                let (output, $hidden, $cell) = self.0.$run(stringify!($Type), x, Some($given), loc)?;
+                Ok((output, $last))
             }
         }
     };
+    ($Type:ident, $States:ty, |$states:ident| $given:expr, |$hidden:ident, $cell:ident| $last:expr) => {
+        forward!($Type, Tensor, run, $States, |$states| $given, |$hidden, $cell| $last);
+        forward!($Type, PackedSequence, run_packed, $States, |$states| $given, |$hidden, $cell| $last);
+    };
 }
-one_state!(GRU, gru_cell);
-one_state!(RNN, rnn_cell);
+forward!(LSTM, (Tensor, Tensor), |states| (&states.0, Some(&states.1)), |hidden, cell| {
+    let cell = cell.ok_or_else(|| Error::bug("an LSTM without a cell"))?;
+    (hidden, cell)
+});
+forward!(GRU, Tensor, |hidden| (hidden, None), |hidden, _cell| hidden);
+forward!(RNN, Tensor, |hidden| (hidden, None), |hidden, _cell| hidden);

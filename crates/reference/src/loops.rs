@@ -88,17 +88,7 @@ impl Interpreter<'_> {
                     let value = this.value(*arg);
                     *sum = Some(sum.map_or(value, |sum| combine(*reduction, sum, value)));
                 }
-                // Everything is read before anything is written.
-                let found: Vec<(usize, i64, Scalar)> = stores
-                    .iter()
-                    .map(|&s| {
-                        let store = &kernel.stores[s];
-                        (s, this.index(&store.index), this.value(store.value))
-                    })
-                    .collect();
-                for (s, at, value) in found {
-                    this.store(s, at, value, part);
-                }
+                this.store_all(&stores, part);
             });
             for (&(id, reduction, _), sum) in reductions.iter().zip(sums) {
                 let dtype = kernel.exprs[id].dtype;
@@ -113,9 +103,19 @@ impl Interpreter<'_> {
         inner.iter().for_each(|&a| self.position[a] = 0);
         self.known.fill(None);
         let last: Vec<usize> = (0..kernel.stores.len()).filter(|&s| !self.is_inside(s)).collect();
-        for s in last {
+        self.store_all(&last, part);
+    }
+
+    /// Several stores. Everything is read before anything is written: what is stored may lie where an operand of
+    /// another value did.
+    fn store_all(&mut self, stores: &[usize], part: usize) {
+        let kernel = self.kernel;
+        let mut found: Vec<(usize, i64, Scalar)> = Vec::with_capacity(stores.len());
+        for &s in stores {
             let store = &kernel.stores[s];
-            let (at, value) = (self.index(&store.index), self.value(store.value));
+            found.push((s, self.index(&store.index), self.value(store.value)));
+        }
+        for (s, at, value) in found {
             self.store(s, at, value, part);
         }
     }

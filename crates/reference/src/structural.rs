@@ -4,6 +4,7 @@
 mod indexing;
 mod nn;
 mod order;
+mod recurrent;
 
 use kiln_ir::{DType, Dims, Op, Reduction, Shape, Why, broadcast};
 
@@ -218,7 +219,9 @@ pub(crate) fn evaluate(
             let log_probability = softmax(&args[0], args[0].shape.rank() - 1, true);
             rounded(nll_loss(&log_probability, &args[1], shape, *reduction, *ignore_index)?)
         }
-        other => match nn::evaluate(other, args, shape, dtype) {
+        other => match nn::evaluate(other, args, shape, dtype)
+            .or_else(|| recurrent::evaluate(other, args, shape))
+        {
             Some(array) => rounded(array),
             None => match order::evaluate(other, args, shape, dtype, precision)? {
                 Some(array) => array,

@@ -31,6 +31,7 @@ pub(crate) mod norms;
 pub(crate) mod order;
 pub(crate) mod padding;
 pub(crate) mod products;
+pub mod recurrent;
 pub(crate) mod reductions;
 pub mod resample;
 pub(crate) mod rounding;

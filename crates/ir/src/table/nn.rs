@@ -11,7 +11,7 @@ use crate::{DType, GradCall, Op, Scalar, Shape, Value};
 #[macro_export]
 macro_rules! rows_nn {
     ($callback:ident [$($rows:tt)*]) => {
-        $crate::rows_lists! { $callback [
+        $crate::rows_recurrent! { $callback [
             $($rows)*
 
             // ---- normalisation ---------------------------------------------------------------------------------

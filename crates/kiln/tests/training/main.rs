@@ -8,3 +8,4 @@ mod loops;
 mod mlp;
 mod networks;
 mod precision;
+mod sequences;

@@ -64,6 +64,47 @@ where
     })
 }
 
+/// The first input packed, the others the initial states; padded again with 0.5.
+fn packed<M, S: 'static>(
+    module: M,
+    lengths: &'static [usize],
+    batch_first: bool,
+    states: fn(&[Tensor]) -> Option<S>,
+    last: fn(S) -> Vec<Tensor>,
+) -> Result<Built>
+where
+    M: Forward<PackedSequence, Output = (PackedSequence, S)>
+        + Forward<(PackedSequence, S), Output = (PackedSequence, S)>
+        + Module
+        + 'static,
+{
+    with(module, move |module, x| {
+        let packed = pack_padded_sequence(&x[0], lengths, batch_first, false)?;
+        let (y, end) = match states(&x[1..]) {
+            Some(states) => module.forward(&(packed, states))?,
+            None => Forward::<PackedSequence>::forward(module, &packed)?,
+        };
+        let (y, got) = pad_packed_sequence(&y, batch_first, 0.5, None)?;
+        assert_eq!(got, lengths);
+        Ok(std::iter::once(y).chain(last(end)).collect())
+    })
+}
+
+fn packed_lstm(module: LSTM, lengths: &'static [usize], batch_first: bool) -> Result<Built> {
+    let states = |x: &[Tensor]| Some((x.first()?.clone(), x.get(1)?.clone()));
+    packed(module, lengths, batch_first, states, |(h, c)| vec![h, c])
+}
+
+fn packed_one<M>(module: M, lengths: &'static [usize]) -> Result<Built>
+where
+    M: Forward<PackedSequence, Output = (PackedSequence, Tensor)>
+        + Forward<(PackedSequence, Tensor), Output = (PackedSequence, Tensor)>
+        + Module
+        + 'static,
+{
+    packed(module, lengths, false, |x| x.first().cloned(), |h| vec![h])
+}
+
 fn attention(
     module: MultiheadAttention,
     call: impl Fn(&MultiheadAttention, &[Tensor]) -> Result<(Tensor, Option<Tensor>)> + 'static,
@@ -196,6 +237,33 @@ pub fn build(name: &str, dtype: DType) -> Result<Built> {
             recurrent(options.dtype(dtype).build(3, 4)?)
         }
         "rnn" => recurrent(RNN::options().num_layers(2).dtype(dtype).build(3, 4)?),
+        "lstm_projected" => {
+            let options = LSTM::options().num_layers(2).proj_size(2).bidirectional(true);
+            lstm(options.dtype(dtype).build(3, 5)?)
+        }
+        "lstm_one_step" => lstm(LSTM::options().proj_size(33).dtype(dtype).build(3, 40)?),
+        "gru_no_bias" => recurrent(GRU::options().bias(false).dtype(dtype).build(3, 4)?),
+        "rnn_relu" => {
+            let options = RNN::options().nonlinearity(Nonlinearity::Relu).bidirectional(true).bias(false);
+            recurrent(options.dtype(dtype).build(3, 4)?)
+        }
+        "lstm_packed" => {
+            let options = LSTM::options().num_layers(2).bidirectional(true).dtype(dtype);
+            packed_lstm(options.build(3, 4)?, &[2, 4, 1], false)
+        }
+        "lstm_projected_packed" => {
+            let options = LSTM::options().proj_size(2).batch_first(true).dtype(dtype);
+            packed_lstm(options.build(3, 5)?, &[4, 2, 3], true)
+        }
+        "gru_packed" => {
+            let options = GRU::options().num_layers(2).bidirectional(true).dtype(dtype);
+            packed_one(options.build(3, 4)?, &[4, 1, 3])
+        }
+        "rnn_packed" => packed_one(RNN::options().bidirectional(true).dtype(dtype).build(3, 4)?, &[3, 3]),
+        "rnn_relu_packed" => {
+            let options = RNN::options().nonlinearity(Nonlinearity::Relu).dtype(dtype);
+            packed_one(options.build(3, 4)?, &[1, 4])
+        }
         "attention" => attention(MultiheadAttention::options().dtype(dtype).build(6, 2)?, three),
         "attention_batch_first" => {
             let options = MultiheadAttention::options().bias(false).batch_first(true).dtype(dtype);

@@ -11,6 +11,7 @@
 //! ```
 
 mod pack;
+mod panels;
 mod tile;
 
 use std::ops::Range;
@@ -24,6 +25,7 @@ use crate::threads::{self, Shared, parallel_for};
 use pack::pack;
 
 pub use pack::Run;
+pub use panels::Panels;
 pub use tile::{Real, Stripe, Tile};
 
 /// A matrix in memory: element `(i, j)` is at `base + rows[i] + columns[j]`, counted in elements.
@@ -183,35 +185,59 @@ fn blocks(mut height: usize, rows: usize, panels: usize, tile: usize) -> (usize,
 /// # Safety
 /// That of [`contract`]; `result` has room for the block.
 unsafe fn block<T: Real>(task: &Task<'_, T>, rows: Range<usize>, panels: Range<usize>, result: *mut T) {
-    let Task { dst, lhs, tile, .. } = *task;
-    let depth = lhs.columns.len();
+    let Task { dst, lhs, panels: packed, tile } = *task;
     let pitch = panels.len() * tile.width;
+    let lhs = Lattice { rows: &lhs.rows[rows.clone()], ..lhs };
+    // SAFETY: rows of the operand, and the scratch has room for the block.
+    unsafe { multiply(lhs, packed, panels.clone(), tile, result, pitch) };
+    let rows = &dst.rows[rows];
+    let first = panels.start * tile.width;
+    let columns = &dst.columns[first..(panels.end * tile.width).min(dst.columns.len())];
+    // SAFETY: the elements of the block.
+    unsafe { put(Lattice { base: dst.base, rows, columns }, result, pitch) };
+}
+
+/// Rows times packed panels, to a result whose rows lie `pitch` apart.
+///
+/// # Safety
+/// The elements of `lhs` are valid, the panels are as deep as it has columns, and `result` has room for its rows of as
+/// many elements as the panels have columns.
+#[inline]
+unsafe fn multiply<T: Real>(
+    lhs: Lattice<'_, T>,
+    packed: *const T,
+    panels: Range<usize>,
+    tile: Tile<T>,
+    result: *mut T,
+    pitch: usize,
+) {
+    let depth = lhs.columns.len();
     if depth == 0 {
-        // SAFETY: the scratch has room for the block.
-        unsafe { std::slice::from_raw_parts_mut(result, rows.len() * pitch).fill(T::ZERO) };
+        for row in 0..lhs.rows.len() {
+            // SAFETY: a row of the result.
+            unsafe {
+                std::slice::from_raw_parts_mut(result.add(row * pitch), panels.len() * tile.width)
+                    .fill(T::ZERO);
+            }
+        }
     }
     for from in (0..depth).step_by(STRETCH) {
         let inner = &lhs.columns[from..(from + STRETCH).min(depth)];
         for (at, panel) in panels.clone().enumerate() {
             let stripe = Stripe {
                 base: lhs.base,
-                rows: &lhs.rows[rows.clone()],
+                rows: lhs.rows,
                 inner,
-                panel: task.panels.wrapping_add((panel * depth + from) * tile.width),
+                panel: packed.wrapping_add((panel * depth + from) * tile.width),
                 result: result.wrapping_add(at * tile.width),
                 pitch,
                 accumulate: from > 0,
                 ahead: at == 0,
             };
-            // SAFETY: rows and inner offsets of the operand, a packed stretch, and a part of the scratch.
+            // SAFETY: rows and inner offsets of the operand, a packed stretch, and a part of the result.
             unsafe { (tile.run)(&stripe) };
         }
     }
-    let rows = &dst.rows[rows];
-    let first = panels.start * tile.width;
-    let columns = &dst.columns[first..(panels.end * tile.width).min(dst.columns.len())];
-    // SAFETY: the elements of the block.
-    unsafe { put(Lattice { base: dst.base, rows, columns }, result, pitch) };
 }
 
 /// Puts a block of results, whose rows lie `pitch` apart, where it belongs.

@@ -9,6 +9,7 @@ mod nn;
 mod order;
 mod product;
 mod random;
+mod recurrent;
 mod reduce;
 
 use smallvec::SmallVec;
@@ -405,6 +406,14 @@ impl Job<'_> {
                 self.normalise_backward(out, inputs)
             }
             Op::BatchMoments {} => self.batch_moments(out, inputs),
+            Op::Lstm { .. }
+            | Op::LstmProjected { .. }
+            | Op::Gru { .. }
+            | Op::Rnn { .. }
+            | Op::LstmBackward { .. }
+            | Op::LstmProjectedBackward { .. }
+            | Op::GruBackward { .. }
+            | Op::RnnBackward { .. } => self.recurrent(out, inputs),
             Op::SliceScatter { dim, start, end, step } => {
                 self.copy_into(out, inputs, 0)?;
                 let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };

@@ -13,6 +13,7 @@
 //! | [`nll`]       | the gather of nll_loss                                                   |
 //! | [`product`]   | matrix products in batches                                               |
 //! | [`norm`]      | normalisation over groups, forward and backward                          |
+//! | [`recurrent`] | recurrent layers over whole sequences, and their slopes                  |
 //! | [`resample`]  | pooling and resizing of planes                                           |
 //!
 //! An [`Operand`] is a pointer with dtype, sizes and strides. Every kernel is `unsafe` for the same
@@ -35,6 +36,7 @@ pub mod order;
 pub mod picks;
 pub mod pointwise;
 pub mod product;
+pub mod recurrent;
 pub mod reduce;
 pub mod resample;
 pub mod softmax;
