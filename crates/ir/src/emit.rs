@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Approximate, Custom, DType, Device, Dims, Division, Op, Pairs, Reduction, Result, Scalar, ScatterReduce,
+    Approximate, Body, Custom, DType, Device, Dims, Division, Op, Pairs, Reduction, Result, Scalar, ScatterReduce,
     Shape, Sizes, TensorTy, Ty,
 };
 
