@@ -9,7 +9,7 @@ use smallvec::smallvec;
 
 use kiln_aot::{Functional, GraphInput, functionalise};
 use kiln_ir::{
-    Class, Def, Device, Emit, EmitExt as _, Error, Graph, Loc, Op, Outcome, Result, Scalar, Scan as Steps, Shape,
+    Class, Def, Device, Emit, EmitExt as _, Error, Graph, Loc, Op, Outcome, Result, Scalar, Shape, Steps,
     TensorTy, Ty, Value, Values, Why, emit_parts, number_dtype,
 };
 use kiln_tensor::hook::{Arg, Output, Scope};

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Outcome, Place, Scan, copy, emit_parts, piece};
+use super::{Outcome, Place, Steps, copy, emit_parts, piece};
 use crate::gradient::{Cx, Grads};
 use crate::{EmitExt, Graph, GradCall, Op, Result, TensorTy, Ty, Value, carries_gradient, differentiate};
 
@@ -34,7 +34,7 @@ struct Reversed {
 
 impl Reversed {
     /// Its inputs, in order: gradients of carries, sums, then sequences, then what is the same in every step.
-    fn of(scan: &Scan<'_>, places: &[Place], needs: &dyn Fn(usize) -> bool) -> Result<Reversed> {
+    fn of(scan: &Steps<'_>, places: &[Place], needs: &dyn Fn(usize) -> bool) -> Result<Reversed> {
         let forward = scan.body;
         let first_same = scan.carries + scan.inputs;
         let is_float = |input: usize| carries_gradient(forward.ty(forward.inputs[input]));
@@ -138,14 +138,14 @@ fn zeros(cx: Cx<'_>, ty: &TensorTy) -> Result<Value> {
 
 pub(crate) fn gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let mut gradients = vec![None; call.inputs.len()];
-    let (Some(scan), &Op::Scan { dtype, saves, .. }, Some(flat)) = (Scan::of(call.op), call.op, call.grads[0])
+    let (Some(scan), &Op::Scan { dtype, saves, .. }, Some(flat)) = (Steps::of(call.op), call.op, call.grads[0])
     else {
         return Ok(gradients);
     };
     let places = scan.places(dtype, saves);
     let place = |outcome: Outcome| places.iter().find(|place| place.outcome == outcome);
     let reversed = Reversed::of(&scan, &places, &|input| call.wants(input))?;
-    let back = Scan {
+    let back = Steps {
         body: &reversed.body,
         carries: reversed.carries,
         inputs: reversed.inputs,

@@ -33,7 +33,7 @@ pub enum Outcome {
 
 /// What a scan does, whatever the dtype of what is wanted of it.
 #[derive(Clone, Debug)]
-pub struct Scan<'a> {
+pub struct Steps<'a> {
     /// One step.
     pub body: &'a Graph,
     /// How many of the body's inputs are carries; its first results are what they become.
@@ -76,12 +76,12 @@ pub struct Part {
     pub places: Vec<(usize, Place)>,
 }
 
-impl<'a> Scan<'a> {
+impl<'a> Steps<'a> {
     /// What an op of the table does, if it is a scan.
-    pub fn of(op: &'a Op) -> Option<Scan<'a>> {
+    pub fn of(op: &'a Op) -> Option<Steps<'a>> {
         let Op::Scan { body, carries, inputs, length, reverse, stops, .. } = op else { return None };
         let (&carries, &inputs, &length, &reverse, &stops) = (carries, inputs, length, reverse, stops);
-        Some(Scan { body, carries, inputs, length, reverse, stops })
+        Some(Steps { body, carries, inputs, length, reverse, stops })
     }
 
     /// The type of one of the body's inputs, which is a tensor.
@@ -179,7 +179,7 @@ impl<'a> Scan<'a> {
         let op =
             Op::Scan { body, carries: carries.len(), inputs, length, dtype, reverse, saves, stops };
         let mut places = Vec::new();
-        for place in Scan::of(&op).into_iter().flat_map(|scan| scan.places(dtype, saves)) {
+        for place in Steps::of(&op).into_iter().flat_map(|scan| scan.places(dtype, saves)) {
             let outcome = match place.outcome {
                 Outcome::Last(carry) => Outcome::Last(carries[carry]),
                 Outcome::Stacked(one) => Outcome::Stacked(given[one]),
@@ -280,7 +280,7 @@ pub fn number_dtype(kind: ScalarKind) -> DType {
 }
 
 pub(crate) fn types(op: &Op, args: &[Ty]) -> Rule {
-    let (Some(scan), &Op::Scan { dtype, saves, .. }) = (Scan::of(op), op) else {
+    let (Some(scan), &Op::Scan { dtype, saves, .. }) = (Steps::of(op), op) else {
         return Err(Why::Other("no scan".into()));
     };
     check_body(&scan)?;
@@ -309,7 +309,7 @@ pub(crate) fn types(op: &Op, args: &[Ty]) -> Rule {
 }
 
 /// Whether a graph can be the body of a scan with so many carries and sequences.
-fn check_body(scan: &Scan<'_>) -> Result<(), Why> {
+fn check_body(scan: &Steps<'_>) -> Result<(), Why> {
     let body = scan.body;
     let (inputs, outputs) = (&body.inputs, &body.outputs);
     if inputs.len() < scan.carries + scan.inputs || outputs.len() < scan.carries {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use kiln_ir::{Body, Error, Graph, Layout, Op, Outcome, Place, Result, Scalar, Scan, Strides, Ty};
+use kiln_ir::{Body, Error, Graph, Layout, Op, Outcome, Place, Result, Scalar, Steps, Strides, Ty};
 use kiln_runtime::pool::Buffer;
 use rustc_hash::FxHashMap;
 
@@ -98,7 +98,7 @@ fn number(ready: &Ready, ty: &Ty) -> Option<Scalar> {
 
 impl Job<'_> {
     pub(super) fn steps(&self, out: &Ready, inputs: &[Input<'_>]) -> Result<()> {
-        let (Some(scan), Op::Scan { body, dtype, saves, .. }) = (Scan::of(self.op), self.op) else {
+        let (Some(scan), Op::Scan { body, dtype, saves, .. }) = (Steps::of(self.op), self.op) else {
             return Err(Error::bug("a scan of something else"));
         };
         let of_sequences = scan.carries..scan.carries + scan.inputs;
