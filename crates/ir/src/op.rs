@@ -12,8 +12,8 @@ use crate::table::{
 };
 use crate::{
     Approximate, Attribute, Body, Custom, DType, Device, Dims, Division, Emit, Error, Eval, Loc, MOST_DIMS,
-    OpError, Pairs, Reduction, Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value, Values,
-    Why, custom, decompose, gradient, samples, scan, types,
+    OpError, Order, Pairs, Reduction, Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value,
+    Values, Why, custom, decompose, gradient, samples, scan, types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.

@@ -1,23 +1,24 @@
 //! What a scan is: its body, again and again.
 
-use kiln_ir::{Error, Op, Result, Scalar, ScalarKind, Shape, Ty};
+use kiln_ir::{Error, Op, Order, Result, Scalar, ScalarKind, Shape, Ty};
 
 use crate::{Argument, Array, Data, Evaluator};
 
 impl Evaluator {
     pub(crate) fn scan(&self, op: &Op, args: &[&Argument]) -> Result<Argument> {
-        let &Op::Scan { ref body, carries, inputs, length, dtype, reverse, saves, stops } = op else {
+        let &Op::Scan { ref body, carries, inputs, length, dtype, order, saves } = op else {
             return Err(Error::bug("no scan"));
         };
-        let tensor = |i: usize| args[i].as_tensor().ok_or_else(|| Error::bug("an operand of a scan is no tensor"));
+        let tensor =
+            |i: usize| args[i].as_tensor().ok_or_else(|| Error::bug("an operand of a scan is no tensor"));
         let mut carried: Vec<Array> = (0..carries).map(|i| tensor(i).cloned()).collect::<Result<_>>()?;
         // By carry and by what a step gives: one array for each element of the sequences.
         let mut before: Vec<Vec<Array>> = vec![Vec::new(); carries];
         let mut given: Vec<Vec<Array>> = vec![Vec::new(); body.outputs.len() - carries];
         for turn in 0..length {
-            let t = if reverse { length - 1 - turn } else { turn };
+            let t = if order == Order::Backward { length - 1 - turn } else { turn };
             before.iter_mut().zip(&carried).for_each(|(all, one)| all.push(one.clone()));
-            if stops && carried[0].int(0) == 0 {
+            if order == Order::While && carried[0].int(0) == 0 {
                 continue;
             }
             let mut step: Vec<Argument> = carried.iter().cloned().map(Argument::from).collect();
@@ -40,7 +41,7 @@ impl Evaluator {
             given.iter_mut().zip(&results[carries..]).for_each(|(all, one)| all.push(one.clone()));
         }
         let in_order = |mut all: Vec<Array>| {
-            if reverse {
+            if order == Order::Backward {
                 all.reverse();
             }
             all

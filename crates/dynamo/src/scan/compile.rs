@@ -34,7 +34,8 @@ fn made(graph: &Graph, strides: &[Strides]) -> Result<Executable, String> {
     let loading = kernels::load(&lowered.code, settings.build())?;
     if !loading.refused.is_empty() {
         let names: Vec<String> = loading.refused.iter().map(|(name, _)| name.clone()).collect();
-        lowered = kiln_inductor::lower_without(&graph, &options, &names).map_err(|error| error.to_string())?;
+        lowered =
+            kiln_inductor::lower_without(&graph, &options, &names).map_err(|error| error.to_string())?;
     }
     let outline = Outline::of(&graph)?;
     kernels::bind(&outline, &lowered.plan, &loading.find(&lowered.code)?, Mode::ReduceOverhead)

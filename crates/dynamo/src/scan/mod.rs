@@ -9,8 +9,8 @@ use smallvec::smallvec;
 
 use kiln_aot::{Functional, GraphInput, functionalise};
 use kiln_ir::{
-    Class, Def, Device, Emit, EmitExt as _, Error, Graph, Loc, Op, Outcome, Result, Scalar, Shape, Steps,
-    TensorTy, Ty, Value, Values, Why, emit_parts, number_dtype,
+    Class, Def, Device, Emit, EmitExt as _, Error, Graph, Loc, Op, Order, Outcome, Result, Scalar, Shape,
+    Steps, TensorTy, Ty, Value, Values, Why, emit_parts, number_dtype,
 };
 use kiln_tensor::hook::{Arg, Output, Scope};
 use kiln_tensor::{DType, Tensor, compile_bodies_by, grad_enabled, run_op_at};
@@ -33,7 +33,7 @@ use tree::leaves;
 /// ```
 #[derive(Copy, Clone, Debug, Default)]
 pub struct Scan {
-    reverse: bool,
+    order: Order,
     length: Option<usize>,
 }
 
@@ -106,7 +106,7 @@ pub fn while_loop<C: Tree>(
         let carries: Result<Vec<Tensor>> = std::iter::once(Ok(goes_on.clone())).chain(kept).collect();
         Ok((carries?, Vec::new()))
     };
-    let call = Loop { name: "while_loop", loc, length: limit, reverse: false, stops: true };
+    let call = Loop { name: "while_loop", loc, length: limit, order: Order::While };
     let (last, _) = call.run(&carries, &[], step)?;
     again(init, &last[1..])
 }
@@ -120,7 +120,7 @@ impl Scan {
     /// From the last element to the first; what the steps give is in the order of the elements.
     #[must_use]
     pub fn reverse(self) -> Scan {
-        Scan { reverse: true, ..self }
+        Scan { order: Order::Backward, ..self }
     }
 
     /// The number of steps, where there are no elements to tell it.
@@ -140,7 +140,7 @@ impl Scan {
         let loc = Loc::caller();
         let (carries, sequences) = (leaves(init), leaves(xs));
         let length = self.length_of(&sequences, loc)?;
-        let call = Loop { name: "scan", loc, length, reverse: self.reverse, stops: false };
+        let call = Loop { name: "scan", loc, length, order: self.order };
         let mut given = None;
         let (last, stacked) = call.run(&carries, &sequences, |carries, elements| {
             let (next, gives) = body(again(init, &carries)?, again(xs, &elements)?)?;
@@ -199,8 +199,7 @@ struct Loop {
     name: &'static str,
     loc: Loc,
     length: usize,
-    reverse: bool,
-    stops: bool,
+    order: Order,
 }
 
 impl Loop {
@@ -212,7 +211,8 @@ impl Loop {
         body: impl FnOnce(Vec<Tensor>, Vec<Tensor>) -> Result<(Vec<Tensor>, Vec<Tensor>)>,
     ) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
         compile_bodies_by(compile::compile);
-        if let Some(device) = init.iter().chain(xs).map(Tensor::device).find(|device| *device != Device::Cpu) {
+        if let Some(device) = init.iter().chain(xs).map(Tensor::device).find(|device| *device != Device::Cpu)
+        {
             return Err(Error::op(self.name, Why::Device { device }, self.loc));
         }
         let tracer = Tracer::new(grad_enabled());
@@ -241,10 +241,9 @@ impl Loop {
             carries: init.len(),
             inputs: xs.len(),
             length: self.length,
-            reverse: self.reverse,
-            stops: self.stops,
+            order: self.order,
         };
-        let skipped = usize::from(self.stops);
+        let skipped = usize::from(self.order == Order::While);
         let last = (skipped..init.len()).map(Outcome::Last);
         let wanted: Vec<Outcome> = last.chain((0..steps.given()).map(Outcome::Stacked)).collect();
         let saves = grad_enabled() && recorded.operands.iter().any(|&operand| outside.requires_grad(operand));
@@ -324,7 +323,8 @@ impl Recorded {
             if let Some(known) = within[value.index()] {
                 return Ok(known);
             }
-            let operand = around[value.index()].ok_or_else(|| Error::bug("a value of a scan's body is lost"))?;
+            let operand =
+                around[value.index()].ok_or_else(|| Error::bug("a value of a scan's body is lost"))?;
             operands.push(operand);
             let input = body.input(graph.ty(value).clone());
             within[value.index()] = Some(input);

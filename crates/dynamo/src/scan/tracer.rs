@@ -173,7 +173,8 @@ impl Recorder for Tracer {
         };
         if call.in_place {
             kiln_tensor::check_in_place_types(call, &tys)?;
-            let (Some(TraceArg::Variable(target)), Some(Arg::Tensor(tensor))) = (args.first(), call.args.first())
+            let (Some(TraceArg::Variable(target)), Some(Arg::Tensor(tensor))) =
+                (args.first(), call.args.first())
             else {
                 return Err(Error::bug("an op in place without a target"));
             };
@@ -216,11 +217,19 @@ impl Recorder for Tracer {
     }
 
     fn backward(&self, request: &GradRequest<'_>) -> Result<()> {
-        Err(refuse("backward", "gradients can't be computed in a scan's body: a scan is differentiated as a whole", request.loc))
+        Err(refuse(
+            "backward",
+            "gradients can't be computed in a scan's body: a scan is differentiated as a whole",
+            request.loc,
+        ))
     }
 
     fn grad(&self, request: &GradRequest<'_>) -> Result<Option<Vec<Option<Tensor>>>> {
-        Err(refuse("grad", "gradients can't be computed in a scan's body: a scan is differentiated as a whole", request.loc))
+        Err(refuse(
+            "grad",
+            "gradients can't be computed in a scan's body: a scan is differentiated as a whole",
+            request.loc,
+        ))
     }
 
     fn begin_function(&self, name: &str, _inputs: &[&Tensor], loc: Loc) -> Result<bool> {
@@ -262,6 +271,10 @@ impl Recorder for Tracer {
     }
 
     fn force(&self) -> Result<()> {
-        Err(refuse("scan", "a scan's body is recorded once for all steps: it has no values to look at", Loc::UNKNOWN))
+        Err(refuse(
+            "scan",
+            "a scan's body is recorded once for all steps: it has no values to look at",
+            Loc::UNKNOWN,
+        ))
     }
 }

@@ -21,15 +21,45 @@ fn what_a_body_can_not_do() -> Result<()> {
     let all = || -> Result<()> {
         refused(scan(&h, &xs, |h, x| Ok((h.add_(&x)?.clone(), ()))), &["add_", "in place"]);
         refused(scan(&h, &xs, |h, x| Ok((h, x.narrow(0, 0, 1)?.zero_()?.clone()))), &["in place"]);
-        refused(scan(&h, &xs, |h, _| { w.mul_(2.0)?; Ok((h, ())) }), &["mul_", "in place"]);
-        refused(scan(&h, &xs, |h, x| { x.sum()?.item::<f32>()?; Ok((h, ())) }), &["item", "no values"]);
-        refused(scan(&h, &xs, |h, x| { x.sum()?.backward()?; Ok((h, ())) }), &["backward"]);
-        refused(scan(&h, &xs, |h, x| { grad(&[&x.sum()?], &[&x], &[], GradOptions::default())?; Ok((h, ())) }), &["grad"]);
-        refused(scan(&h, &xs, |h, _| Ok((h.add(&Tensor::rand([3], &Device::Cpu)?)?, ()))), &["random numbers"]);
+        refused(
+            scan(&h, &xs, |h, _| {
+                w.mul_(2.0)?;
+                Ok((h, ()))
+            }),
+            &["mul_", "in place"],
+        );
+        refused(
+            scan(&h, &xs, |h, x| {
+                x.sum()?.item::<f32>()?;
+                Ok((h, ()))
+            }),
+            &["item", "no values"],
+        );
+        refused(
+            scan(&h, &xs, |h, x| {
+                x.sum()?.backward()?;
+                Ok((h, ()))
+            }),
+            &["backward"],
+        );
+        refused(
+            scan(&h, &xs, |h, x| {
+                grad(&[&x.sum()?], &[&x], &[], GradOptions::default())?;
+                Ok((h, ()))
+            }),
+            &["grad"],
+        );
+        refused(
+            scan(&h, &xs, |h, _| Ok((h.add(&Tensor::rand([3], &Device::Cpu)?)?, ()))),
+            &["random numbers"],
+        );
         refused(scan(&h, &xs, |h, _| Ok((h.sum()?, ()))), &["f32[3] before a step", "f32[] after"]);
         refused(scan(&h, &xs, |h, _| Ok((h.to_dtype(DType::F64)?, ()))), &["f64[3] after"]);
         refused(scan(&h, &xs, |h, x| Ok((h.matmul(&x.reshape([1, 3])?)?, ()))), &["matmul"]);
-        refused(scan(&vec![h.clone()], &xs, |h, _| Ok((Vec::from([h[0].clone(), h[0].clone()]), ()))), &["carry"]);
+        refused(
+            scan(&vec![h.clone()], &xs, |h, _| Ok((Vec::from([h[0].clone(), h[0].clone()]), ()))),
+            &["carry"],
+        );
         refused(scan(&h, &(), |h, ()| Ok((h, ()))), &["length"]);
         refused(Scan::new().length(3).run(&h, &xs, |h, _| Ok((h, ()))), &["3", "4"]);
         refused(scan(&h, &Tensor::full((), 1.0, &Device::Cpu)?, |h, _| Ok((h, ()))), &["scan", "dims"]);
@@ -50,7 +80,9 @@ fn what_a_body_can_not_do() -> Result<()> {
 fn an_index_out_of_range_is_told_where_the_scan_is() -> Result<()> {
     let table = Tensor::ones([3, 2], &Device::Cpu)?;
     let zero = Tensor::zeros([2], &Device::Cpu)?;
-    let run = |indices: &Tensor| scan(&zero, indices, |sum, i| Ok((sum.add(&table.index_select(0, &i)?.sum_dim(0, false)?)?, ())));
+    let run = |indices: &Tensor| {
+        scan(&zero, indices, |sum, i| Ok((sum.add(&table.index_select(0, &i)?.sum_dim(0, false)?)?, ())))
+    };
     let indices = |last: i64| Tensor::from_slice(&[0, 1, last])?.reshape([3, 1]);
     assert_eq!(run(&indices(2)?)?.0.to_vec::<f32>()?, [3.0; 2]);
     refused(run(&indices(5)?), &["index 5", "size 3"]);

@@ -25,7 +25,11 @@ fn by_hand(all: &[Tensor; 5]) -> Result<Tensor> {
         h = cell(&h, &x?, w, u, b)?;
         ys.push(h.mul(&h)?);
     }
-    let ys = if ys.is_empty() { Tensor::zeros([0, 2, 4], (DType::F64, kiln_tensor::Device::Cpu))? } else { Tensor::stack(&ys, 0)? };
+    let ys = if ys.is_empty() {
+        Tensor::zeros([0, 2, 4], (DType::F64, kiln_tensor::Device::Cpu))?
+    } else {
+        Tensor::stack(&ys, 0)?
+    };
     loss(&h, &ys)
 }
 
@@ -51,7 +55,10 @@ fn near(got: &[Vec<f64>], want: &[Vec<f64>], tolerance: f64, what: &str) {
     for (place, (got, want)) in got.iter().zip(want).enumerate() {
         assert_eq!(got.len(), want.len(), "{what} {place}");
         for (got, want) in got.iter().zip(want) {
-            assert!((got - want).abs() <= tolerance * want.abs().max(1.0), "{what} {place}: {got} is not {want}");
+            assert!(
+                (got - want).abs() <= tolerance * want.abs().max(1.0),
+                "{what} {place}: {got} is not {want}"
+            );
         }
     }
 }
@@ -96,7 +103,10 @@ fn gradients_are_finite_differences() -> Result<()> {
                 by_scan(&other)?.item::<f64>()
             };
             let slope = (moved(step)? - moved(-step)?) / (2.0 * step);
-            assert!((slope - gradient[i]).abs() < 1e-6 * slope.abs().max(1.0), "{place} {i}: {slope} {gradient:?}");
+            assert!(
+                (slope - gradient[i]).abs() < 1e-6 * slope.abs().max(1.0),
+                "{place} {i}: {slope} {gradient:?}"
+            );
         }
     }
     Ok(())
@@ -166,16 +176,22 @@ fn gradients_through_the_rest() -> Result<()> {
         let count = Tensor::full((), 0, (DType::I64, kiln_tensor::Device::Cpu))?;
         let wide = Tensor::full([2], 0.5, (DType::F64, kiln_tensor::Device::Cpu))?;
         let narrow = Tensor::full([2], 1.0, (DType::F32, kiln_tensor::Device::Cpu))?;
-        let step = |(n, a, c): (Tensor, Tensor, Tensor), x: Tensor| -> Result<((Tensor, Tensor, Tensor), Tensor)> {
-            let cut = {
-                let _mode = kiln_tensor::no_grad();
-                a.mul(w)?
+        let step =
+            |(n, a, c): (Tensor, Tensor, Tensor), x: Tensor| -> Result<((Tensor, Tensor, Tensor), Tensor)> {
+                let cut = {
+                    let _mode = kiln_tensor::no_grad();
+                    a.mul(w)?
+                };
+                let n = n.add(1)?;
+                let a = a
+                    .mul(w)?
+                    .add(&x)?
+                    .add(&c.to_dtype(DType::F64)?)?
+                    .add(&n.to_dtype(DType::F64)?.mul(w)?)?
+                    .sin()?;
+                let c = c.mul(0.5)?.add(&a.to_dtype(DType::F32)?)?;
+                Ok(((n, a.clone(), c), a.mul(&cut)?.add(&a.detach()?.mul(w)?)?))
             };
-            let n = n.add(1)?;
-            let a = a.mul(w)?.add(&x)?.add(&c.to_dtype(DType::F64)?)?.add(&n.to_dtype(DType::F64)?.mul(w)?)?.sin()?;
-            let c = c.mul(0.5)?.add(&a.to_dtype(DType::F32)?)?;
-            Ok(((n, a.clone(), c), a.mul(&cut)?.add(&a.detach()?.mul(w)?)?))
-        };
         let ((_, a, c), ys) = if by_hand {
             let (mut carry, mut ys) = ((count, wide, narrow), Vec::new());
             for t in (0..x.shape()[0]).rev() {
@@ -192,7 +208,8 @@ fn gradients_through_the_rest() -> Result<()> {
     let run = |by_hand: bool, compiled: bool| -> Result<Vec<Vec<f64>>> {
         let x = Tensor::from_slice(&[0.1f64, -0.2, 0.3, 0.4, 0.5, -0.6])?.reshape([3, 2])?;
         let w = Tensor::from_slice(&[0.7f64, -1.3])?;
-        (x.requires_grad_(true)?, w.requires_grad_(true)?);
+        x.requires_grad_(true)?;
+        w.requires_grad_(true)?;
         if compiled {
             compile(|| f(&x, &w, by_hand)?.backward())()?;
         } else {
@@ -234,7 +251,8 @@ fn nested_and_bounded_loops_have_gradients() -> Result<()> {
     let run = |f: &dyn Fn(&Tensor, &Tensor) -> Result<Tensor>| -> Result<Vec<Vec<f64>>> {
         let w = Tensor::full((), 1.4, (DType::F64, kiln_tensor::Device::Cpu))?;
         let xs = Tensor::from_slice(&[0.1f64, -0.2, 0.3, 0.4, 0.5, -0.6])?.reshape([2, 3])?;
-        (w.requires_grad_(true)?, xs.requires_grad_(true)?);
+        w.requires_grad_(true)?;
+        xs.requires_grad_(true)?;
         f(&w, &xs)?.backward()?;
         [w, xs].iter().map(|t| t.grad().map_or(Ok(Vec::new()), |g| g.to_vec::<f64>())).collect()
     };

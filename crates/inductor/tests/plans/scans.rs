@@ -10,12 +10,14 @@ const BODY: &str = "graph(%0: f32[3], %1: i64[], %2: f32[3], %3: f32[3, 3], %4: 
     %5 = linear(%0, %3) : f32[3] %6 = add(%5, %2) : f32[3] %7 = tanh(%6) : f32[3] %8 = mul(%7, %4) : f32[3] \
     %9 = constant() {value: 1} : int %10 = add(%1, %9) : i64[] %11 = mul(%8, %1) : f32[3] return %7, %10, %8, %11, %10 }";
 
-fn text(length: usize, dtype: &str, reverse: bool, saves: bool) -> String {
+fn text(length: usize, dtype: &str, order: &str, saves: bool) -> String {
     let elements = match dtype {
         "i64" => 1 + length + if saves { length } else { 0 },
         _ => 3 + 6 * length + if saves { 3 * length } else { 0 },
     };
-    let steps = format!("{{body: \"{BODY}\", carries: 2, inputs: 1, length: {length}, dtype: {dtype}, reverse: {reverse}, saves: {saves}, stops: false}}");
+    let steps = format!(
+        "{{body: \"{BODY}\", carries: 2, inputs: 1, length: {length}, dtype: {dtype}, order: {order}, saves: {saves}}}"
+    );
     format!(
         "graph(%0: f32[3], %1: i64[], %2: f32[{length}, 3], %3: f32[3, 3], %4: f64[]) {{
   %5 = constant() {{value: 2}} : int
@@ -30,11 +32,15 @@ fn text(length: usize, dtype: &str, reverse: bool, saves: bool) -> String {
 #[test]
 fn a_scan_is_a_step() {
     for length in [1, 2, 5] {
-        for (dtype, reverse, saves) in
-            [("f32", false, false), ("f32", true, true), ("i64", true, false), ("i64", false, true)]
-        {
-            let plan = check_text(&text(length, dtype, reverse, saves));
-            let scans = plan.steps.iter().filter(|s| matches!(s, Step::Call(c) if matches!(c.op, Op::Scan { .. })));
+        for (dtype, order, saves) in [
+            ("f32", "forward", false),
+            ("f32", "backward", true),
+            ("i64", "backward", false),
+            ("i64", "forward", true),
+        ] {
+            let plan = check_text(&text(length, dtype, order, saves));
+            let scans =
+                plan.steps.iter().filter(|s| matches!(s, Step::Call(c) if matches!(c.op, Op::Scan { .. })));
             assert_eq!(scans.count(), 1, "{plan}");
         }
     }
@@ -42,15 +48,15 @@ fn a_scan_is_a_step() {
 
 #[test]
 fn operands_of_a_scan_lie_as_they_like() {
-    check_strided(&text(4, "f32", false, true), &[(2, &[1, 4]), (3, &[1, 3])]);
-    check_strided(&text(4, "f32", true, false), &[(2, &[0, 2]), (0, &[2])]);
+    check_strided(&text(4, "f32", "forward", true), &[(2, &[1, 4]), (3, &[1, 3])]);
+    check_strided(&text(4, "f32", "backward", false), &[(2, &[0, 2]), (0, &[2])]);
 }
 
 /// A gradient, and that of the gradient, by definition and compiled.
 #[test]
 fn gradients_of_a_scan_are_scans() {
-    for (reverse, saves) in [(false, false), (true, true)] {
-        let mut graph: Graph = text(4, "f32", reverse, saves).parse().unwrap();
+    for (order, saves) in [("forward", false), ("backward", true)] {
+        let mut graph: Graph = text(4, "f32", order, saves).parse().unwrap();
         let scan = graph.nodes.iter().find(|node| matches!(node.op, Op::Scan { .. })).unwrap().outs[0];
         let wanted = [0, 2, 3].map(|input| graph.inputs[input]);
         let seed = graph.input(graph.ty(scan).clone());
@@ -63,7 +69,8 @@ fn gradients_of_a_scan_are_scans() {
                 (gradient, graph.input(ty))
             })
             .collect();
-        let second = differentiate(&mut graph, &seeds, &[wanted.as_slice(), &[seed]].concat(), &|_| true).unwrap();
+        let second =
+            differentiate(&mut graph, &seeds, &[wanted.as_slice(), &[seed]].concat(), &|_| true).unwrap();
         assert!(second.iter().all(Option::is_some));
         graph.outputs = first.into_iter().chain(second.into_iter().flatten()).collect();
         let graph = kiln_prims::lower(&graph).unwrap();

@@ -143,9 +143,8 @@ mod tests {
             inputs: 1,
             length: 5,
             dtype: crate::DType::F32,
-            reverse: false,
             saves: false,
-            stops: false,
+            order: crate::Order::Forward,
         };
         let inner = op(Body::new(STEP.parse()?));
         let text = format!(

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{Outcome, Place, Steps, copy, emit_parts, piece};
 use crate::gradient::{Cx, Grads};
-use crate::{EmitExt, Graph, GradCall, Op, Result, TensorTy, Ty, Value, carries_gradient, differentiate};
+use crate::{EmitExt, GradCall, Graph, Op, Result, TensorTy, Ty, Value, carries_gradient, differentiate};
 
 /// What an operand of the scan that computes gradients is.
 #[derive(Copy, Clone)]
@@ -138,7 +138,8 @@ fn zeros(cx: Cx<'_>, ty: &TensorTy) -> Result<Value> {
 
 pub(crate) fn gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let mut gradients = vec![None; call.inputs.len()];
-    let (Some(scan), &Op::Scan { dtype, saves, .. }, Some(flat)) = (Steps::of(call.op), call.op, call.grads[0])
+    let (Some(scan), &Op::Scan { dtype, saves, .. }, Some(flat)) =
+        (Steps::of(call.op), call.op, call.grads[0])
     else {
         return Ok(gradients);
     };
@@ -150,8 +151,7 @@ pub(crate) fn gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
         carries: reversed.carries,
         inputs: reversed.inputs,
         length: scan.length,
-        reverse: !scan.reverse,
-        stops: false,
+        order: scan.order.turned(),
     };
     let wanted: Vec<Outcome> = reversed.wanted.iter().map(|(_, outcome)| *outcome).collect();
     let parts = back.parts(&wanted, false);
@@ -168,7 +168,8 @@ pub(crate) fn gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     }
     let outcomes: Vec<Outcome> = again.iter().map(|&carry| Outcome::Before(carry)).collect();
     let found = emit_parts(cx, &scan.parts(&outcomes, true), &mut |_, operand| Ok(call.inputs[operand]))?;
-    let before: BTreeMap<usize, Value> = found.into_iter().map(|(number, value)| (again[number], value)).collect();
+    let before: BTreeMap<usize, Value> =
+        found.into_iter().map(|(number, value)| (again[number], value)).collect();
 
     let mut known: BTreeMap<usize, Value> = BTreeMap::new();
     let found = emit_parts(cx, &parts, &mut |cx, operand| {

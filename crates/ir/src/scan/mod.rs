@@ -14,11 +14,60 @@ mod gradient;
 
 use crate::types::{Rule, checked, one};
 use crate::{
-    DType, Emit, EmitExt, Graph, Op, Result, ScalarKind, Shape, TensorTy, Ty, Value, Why,
+    Attribute, DType, Emit, EmitExt, Graph, Op, Result, ScalarKind, Shape, TensorTy, Ty, Value, Why,
 };
 
 pub use body::{Body, quoted_end};
 pub(crate) use gradient::gradient;
+
+/// In which order a scan takes its steps.
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// From the first element to the last.
+    #[default]
+    Forward,
+    /// From the last element to the first.
+    Backward,
+    /// Forward, as long as the first carry is true: once it is false, no step changes a thing.
+    While,
+}
+
+impl Order {
+    const ALL: [Order; 3] = [Order::Forward, Order::Backward, Order::While];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Order::Forward => "forward",
+            Order::Backward => "backward",
+            Order::While => "while",
+        }
+    }
+
+    /// The order of the gradient's steps.
+    fn turned(self) -> Order {
+        match self {
+            Order::Forward | Order::While => Order::Backward,
+            Order::Backward => Order::Forward,
+        }
+    }
+
+    /// The element that is taken in a turn, of so many.
+    pub fn element(self, turn: usize, length: usize) -> usize {
+        match self {
+            Order::Forward | Order::While => turn,
+            Order::Backward => length - 1 - turn,
+        }
+    }
+}
+
+impl Attribute for Order {
+    fn print(&self) -> String {
+        self.name().to_string()
+    }
+    fn parse(text: &str) -> Option<Order> {
+        Order::ALL.into_iter().find(|order| order.name() == text)
+    }
+}
 
 /// Something that a scan gives.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -42,10 +91,8 @@ pub struct Steps<'a> {
     pub inputs: usize,
     /// How many steps.
     pub length: usize,
-    /// From the last element to the first.
-    pub reverse: bool,
-    /// The first carry says whether there is anything left to do: once it is false, no step changes a thing.
-    pub stops: bool,
+    /// In which order.
+    pub order: Order,
 }
 
 /// A piece of a scan's flat result.
@@ -79,9 +126,9 @@ pub struct Part {
 impl<'a> Steps<'a> {
     /// What an op of the table does, if it is a scan.
     pub fn of(op: &'a Op) -> Option<Steps<'a>> {
-        let Op::Scan { body, carries, inputs, length, reverse, stops, .. } = op else { return None };
-        let (&carries, &inputs, &length, &reverse, &stops) = (carries, inputs, length, reverse, stops);
-        Some(Steps { body, carries, inputs, length, reverse, stops })
+        let Op::Scan { body, carries, inputs, length, order, .. } = op else { return None };
+        let (&carries, &inputs, &length, &order) = (carries, inputs, length, order);
+        Some(Steps { body, carries, inputs, length, order })
     }
 
     /// The type of one of the body's inputs, which is a tensor.
@@ -127,7 +174,11 @@ impl<'a> Steps<'a> {
             start = place.end();
             place
         };
-        last.chain(given).chain(before).filter(|&outcome| self.ty(outcome).dtype == dtype).map(place).collect()
+        last.chain(given)
+            .chain(before)
+            .filter(|&outcome| self.ty(outcome).dtype == dtype)
+            .map(place)
+            .collect()
     }
 
     /// The ops that give what is wanted, one for each dtype.
@@ -173,11 +224,14 @@ impl<'a> Steps<'a> {
         let outputs: Vec<Value> = outputs.map(|result| self.body.outputs[result]).collect();
         let of_sequences = self.carries..self.carries + self.inputs;
         let body = Body::new(cone(self.body, &operands, &outputs));
-        let stops = self.stops && kept.first() == Some(&true);
-        let (inputs, length, reverse) =
-            (operands.iter().filter(|input| of_sequences.contains(input)).count(), self.length, self.reverse);
-        let op =
-            Op::Scan { body, carries: carries.len(), inputs, length, dtype, reverse, saves, stops };
+        // Without what says when to stop it goes on, which changes nothing.
+        let order = match self.order {
+            Order::While if kept.first() != Some(&true) => Order::Forward,
+            order => order,
+        };
+        let inputs = operands.iter().filter(|input| of_sequences.contains(input)).count();
+        let length = self.length;
+        let op = Op::Scan { body, carries: carries.len(), inputs, length, dtype, order, saves };
         let mut places = Vec::new();
         for place in Steps::of(&op).into_iter().flat_map(|scan| scan.places(dtype, saves)) {
             let outcome = match place.outcome {
@@ -326,8 +380,10 @@ fn check_body(scan: &Steps<'_>) -> Result<(), Why> {
         }
     }
     let stop = TensorTy::new(DType::Bool, ());
-    if scan.stops && (scan.carries == 0 || *scan.input_ty(0) != stop || scan.given() > 0) {
-        return Err(Why::Other("a scan that stops carries a truth value first, and gives nothing else".into()));
+    if scan.order == Order::While && (scan.carries == 0 || *scan.input_ty(0) != stop || scan.given() > 0) {
+        return Err(Why::Other(
+            "a scan that stops carries a truth value first, and gives nothing else".into(),
+        ));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use kiln_ir::{Body, Error, Graph, Layout, Op, Outcome, Place, Result, Scalar, Steps, Strides, Ty};
+use kiln_ir::{Body, Error, Graph, Layout, Op, Order, Outcome, Place, Result, Scalar, Steps, Strides, Ty};
 use kiln_runtime::pool::Buffer;
 use rustc_hash::FxHashMap;
 
@@ -137,8 +137,9 @@ impl Job<'_> {
             .map(|(operand, ty)| ty.as_tensor().map(|_| Tensor::from_ready(operand.clone())))
             .collect();
         for turn in 0..scan.length {
-            let t = if scan.reverse { scan.length - 1 - turn } else { turn };
-            let is_over = scan.stops && number(&carries[0], &Ty::Scalar(kiln_ir::ScalarKind::Bool)) == Some(Scalar::Bool(false));
+            let t = scan.order.element(turn, scan.length);
+            let is_over = scan.order == Order::While
+                && number(&carries[0], &Ty::Scalar(kiln_ir::ScalarKind::Bool)) == Some(Scalar::Bool(false));
             if is_over && !saves {
                 break;
             }
