@@ -25,9 +25,9 @@ impl Cell {
     }
 
     fn step(&self, h: &Tensor, x: &Tensor) -> kiln::Result<Tensor> {
-        let gates = self.gates.forward(&Tensor::cat(&[h, x], -1)?)?.sigmoid()?.chunk(2, -1)?;
+        let gates = self.gates.forward(&Tensor::cat([h, x], -1)?)?.sigmoid()?.chunk(2, -1)?;
         let reset = h.mul(&gates[0])?;
-        let candidate = self.candidate.forward(&Tensor::cat(&[&reset, x], -1)?)?.tanh()?;
+        let candidate = self.candidate.forward(&Tensor::cat([&reset, x], -1)?)?.tanh()?;
         h.lerp(&candidate, &gates[1])
     }
 
