@@ -50,7 +50,7 @@ pub struct Scan {
 /// use kiln_tensor::{Result, Tensor};
 /// # fn main() -> Result<()> {
 /// let xs = Tensor::from_slice(&[1.0f64, 2.0, 3.0])?;
-/// let zero = Tensor::from_slice(&[0.0f64])?.reshape(())?;
+/// let zero = Tensor::from_slice(&[0.0f64])?.select(0, 0)?;
 /// let (sum, sums) = scan(&zero, &xs, |sum, x| {
 ///     let sum = sum.mul(0.5)?.add(&x)?;
 ///     Ok((sum.clone(), sum))

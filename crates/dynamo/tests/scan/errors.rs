@@ -63,6 +63,10 @@ fn what_a_body_can_not_do() -> Result<()> {
         refused(scan(&h, &(), |h, ()| Ok((h, ()))), &["length"]);
         refused(Scan::new().length(3).run(&h, &xs, |h, _| Ok((h, ()))), &["3", "4"]);
         refused(scan(&h, &Tensor::full((), 1.0, &Device::Cpu)?, |h, _| Ok((h, ()))), &["scan", "dims"]);
+        refused(
+            Scan::new().length(usize::MAX).run(&h, &(), |h, ()| Ok((h.clone(), h))),
+            &["too many elements"],
+        );
         refused(while_loop(&h, 3, |h| h.gt(1.0), |h| h.add(1.0)), &["while_loop", "condition"]);
         refused(while_loop(&h, 3, |h| h.sum()?.gt(1.0), |h| h.sum()), &["while_loop", "before a step"]);
         Ok(())

@@ -293,6 +293,37 @@ fn a_loop_with_a_bound() -> Result<()> {
     Ok(())
 }
 
+/// A compiled function in a body is part of it; a body without carries is a map.
+#[test]
+fn compiled_functions_in_a_body() -> Result<()> {
+    let twice = compile(|x: &Tensor| x.mul(2.0));
+    let map = |xs: &Tensor| scan(&(), xs, |(), x| Ok(((), twice(&x)?.add(1.0)?)));
+    let xs = Tensor::from_slice(&[1.0f64, 2.0, 3.0])?;
+    let compiled = compile(map);
+    for ((), mapped) in [map(&xs)?, compiled(&xs)?] {
+        assert_eq!(mapped.to_vec::<f64>()?, [3.0, 5.0, 7.0]);
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_scan_at_once() -> Result<()> {
+    let p = weights(DType::F64)?;
+    let (h, xs) = sequence(9, DType::F64)?;
+    let want = by_scan(&h, &xs, &p)?.1.to_vec::<f64>()?;
+    std::thread::scope(|scope| {
+        let one = || {
+            for _ in 0..20 {
+                let got = by_scan(&h, &xs, &p).and_then(|(_, ys)| ys.to_vec::<f64>());
+                assert!(got.is_ok_and(|got| got == want));
+            }
+        };
+        let all = [scope.spawn(one), scope.spawn(one), scope.spawn(one)];
+        all.into_iter().for_each(|thread| assert!(thread.join().is_ok()));
+    });
+    Ok(())
+}
+
 /// A program with a scan is a text like any other, and what it says is checked as for any other.
 #[test]
 fn a_scan_is_text() -> Result<()> {

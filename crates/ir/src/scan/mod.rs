@@ -107,9 +107,9 @@ pub struct Place {
 }
 
 impl Place {
-    /// The element behind its last one.
+    /// The element behind its last one; what is too large for the address space ends at its end.
     pub fn end(&self) -> usize {
-        self.start + self.shape.numel()
+        self.start.saturating_add(self.shape.checked_numel().unwrap_or(usize::MAX))
     }
 }
 
