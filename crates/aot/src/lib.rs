@@ -11,7 +11,7 @@ mod text;
 pub mod trace;
 
 pub use functionalise::{Functional, GraphInput, Home, Survivor, View, functionalise};
-pub use joint::{Joint, Part, differentiate, expand_decomposed, joint};
+pub use joint::{Joint, Part, expand_decomposed, joint};
 pub use leaving::{ChangedInput, Gradients};
 pub use partition::{BackwardPart, Partition, Report, Saved, SavedFrom, partition, partition_again};
 pub use passes::{Output, Survey, survey_backward, survey_grad};

@@ -5,9 +5,8 @@
 
 use smallvec::SmallVec;
 
-use kiln_ir::{Class, EmitExt, Error, Fault, Grad, Op, Result, Ty, Value, Why, planted};
+use kiln_ir::{Class, EmitExt, Error, Fault, Grad, Op, Result, Ty, Value, Why, differentiate, planted};
 
-use crate::differentiate;
 use crate::functionalise::Translator;
 use crate::trace::{GradTarget, Trace, Variable};
 

@@ -53,7 +53,7 @@ pub(crate) fn of(graph: &Graph) -> std::result::Result<Device, String> {
 
 /// Whether every op of a graph can be a step of a plan there: kernels that users wrote are the host's.
 pub(crate) fn check(graph: &Graph, device: Device) -> std::result::Result<(), String> {
-    match graph.nodes.iter().find(|node| matches!(node.op, Op::Custom { .. })) {
+    match graph.nodes.iter().find(|node| matches!(node.op, Op::Custom { .. } | Op::Scan { .. })) {
         Some(node) => Err(format!("{} has no kernel for {device}", node.op.name())),
         None => Ok(()),
     }

@@ -23,6 +23,7 @@
 //! | `sizes`       | which recordings differ in sizes alone; `general`: one graph for all   |
 //! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
 //! | `device`      | devices other than the CPU, and their eager ops                        |
+//! | `scans`       | loops whose body is recorded once                                       |
 //! | `autotune`    | the fastest of several forms of each kernel, by measuring              |
 //! | `segment`     | a compiled piece of program and its backward                           |
 //! | `interpret`   | the same piece run op by op                                            |
@@ -57,6 +58,7 @@ mod region;
 mod report;
 mod run;
 mod rung;
+mod scans;
 mod segment;
 mod settings;
 mod sizes;
@@ -83,6 +85,7 @@ pub use options::{Compile, Mode, OptimizationLevel};
 pub use progress::{Progress, on_progress};
 pub use region::Region;
 pub use rung::Rung;
+pub use scans::{Scan, Tree, scan, while_loop};
 pub use settings::{Numerics, OptLevel, OptionInfo, Settings, list_options};
 pub use stance::{Stance, StanceGuard, is_compiling, set_process_stance, set_stance, stance};
 pub use verify::Every;

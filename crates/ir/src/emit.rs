@@ -4,8 +4,8 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Approximate, Custom, DType, Device, Dims, Division, Op, Pairs, Reduction, Result, Scalar, ScatterReduce,
-    Shape, Sizes, TensorTy, Ty,
+    Approximate, Body, Custom, DType, Device, Dims, Division, Op, Order, Pairs, Reduction, Result, Scalar,
+    ScatterReduce, Shape, Sizes, TensorTy, Ty,
 };
 
 /// A value in a graph, or in whatever an emitter keeps.

@@ -11,9 +11,9 @@ use crate::table::{
     products, recurrent, reductions, resample, rounding, scatter, shapes,
 };
 use crate::{
-    Approximate, Attribute, Custom, DType, Device, Dims, Division, Emit, Error, Eval, Loc, MOST_DIMS,
-    OpError, Pairs, Reduction, Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value, Values,
-    Why, custom, decompose, gradient, samples, types,
+    Approximate, Attribute, Body, Custom, DType, Device, Dims, Division, Emit, Error, Eval, Loc, MOST_DIMS,
+    OpError, Order, Pairs, Reduction, Result, Sample, Scalar, ScatterReduce, Shape, Sizes, Ty, Tys, Value,
+    Values, Why, custom, decompose, gradient, samples, scan, types,
 };
 
 /// What kind of op a row is; passes look at this before they look at the op.

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     Attribute, DType, Device, Error, Graph, ListTyBuilder, Loc, Op, Result, ScalarKind, Shape, TensorTy, Ty,
-    Value, Write,
+    Value, Write, quoted_end,
 };
 
 struct Parser<'a> {
@@ -173,7 +173,11 @@ impl<'a> Parser<'a> {
             let name = self.word();
             self.expect(":")?;
             self.space();
-            let value = if self.rest().starts_with('[') {
+            let value = if let Some(end) = quoted_end(self.rest()) {
+                let (value, _) = self.rest().split_at(end);
+                self.at += end;
+                value.to_string()
+            } else if self.rest().starts_with('[') {
                 let inner = self.take_while(|c| c != ']');
                 self.expect("]")?;
                 format!("{inner}]")

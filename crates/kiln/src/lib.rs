@@ -31,9 +31,10 @@ pub use kiln_dynamo::{
     Backend, Break, Call, Callable, Change, ChosenBackend, Compilable, Compile, Compiled, CompiledGraph,
     Counters, CustomBackend, Difference, Every, Explanation, Forbidden, GraphContext, GraphInfo, GraphKind,
     GraphValue, GuardInfo, Level, Mode, NotCompiled, Numerics, OptLevel, OptimizationLevel, OptionInfo,
-    OutputRole, Progress, Reason, Recompile, Refusal, Region, Settings, SizesInfo, Stance, StanceGuard,
-    StepInfo, compile, counters, explain, is_compiling, list_backends, list_options, on_progress,
-    register_backend, reset, run_graph, run_graph_with, run_node, set_process_stance, set_stance, stance,
+    OutputRole, Progress, Reason, Recompile, Refusal, Region, Scan, Settings, SizesInfo, Stance, StanceGuard,
+    StepInfo, Tree, compile, counters, explain, is_compiling, list_backends, list_options, on_progress,
+    register_backend, reset, run_graph, run_graph_with, run_node, scan, set_process_stance, set_stance,
+    stance, while_loop,
 };
 pub use kiln_ir::{Graph, NoDevice};
 #[cfg(feature = "models")]
@@ -57,10 +58,10 @@ pub use module::{CompileModule, CompiledModule};
 /// Graphs and the ops they are made of: for backends, and for who reads what was captured.
 pub mod ir {
     pub use kiln_ir::{
-        Approximate, Attribute, Class, Custom, DType, Def, Device, Dims, Division, Domain, Emit, EmitExt,
-        Error, Grad, GradCall, Graph, Layout, Line, ListTy, Loc, Node, Op, OpError, Pairs, Reduction,
-        Refuses, Result, Row, Sample, SampleArg, Scalar, ScalarKind, ScatterReduce, Shape, Sizes, Stage,
-        Strides, TensorTy, Ty, Tys, Value, Values, VerifyError, Why, Write, bf16, f16,
+        Approximate, Attribute, Body, Class, Custom, DType, Def, Device, Dims, Division, Domain, Emit,
+        EmitExt, Error, Grad, GradCall, Graph, Layout, Line, ListTy, Loc, Node, Op, OpError, Order, Pairs,
+        Reduction, Refuses, Result, Row, Sample, SampleArg, Scalar, ScalarKind, ScatterReduce, Shape, Sizes,
+        Stage, Strides, TensorTy, Ty, Tys, Value, Values, VerifyError, Why, Write, bf16, f16,
     };
 }
 

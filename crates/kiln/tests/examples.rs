@@ -25,6 +25,7 @@ examples! {
     inference = "../examples/inference.rs",
     recipe = "../examples/recipe.rs",
     resnet18 = "../examples/resnet18.rs",
+    scan = "../examples/scan.rs",
     serialization = "../examples/serialization.rs",
     simple_model = "../examples/simple_model.rs",
     tensors = "../examples/tensors.rs",

@@ -22,7 +22,7 @@ use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use kiln_ir::{Graph, Loc, Op, Scalar, ScalarKind, Shape, Strides, TensorTy};
+use kiln_ir::{Graph, Loc, Op, Scalar, ScalarKind, Shape, Strides, TensorTy, quoted_end};
 
 use crate::parse::{ParseError, Read, Reader};
 use crate::plan::{
@@ -293,6 +293,7 @@ impl<'a> Reader<'a> {
                     depth += i32::from(c == '[') - i32::from(c == ']');
                     depth == 0 && (c == ',' || c == '}')
                 });
+                let end = quoted_end(self.text).or(end);
                 let (value, rest) = self.text.split_at(end.unwrap_or(self.text.len()));
                 attributes.push((name, value.trim()));
                 self.text = rest;

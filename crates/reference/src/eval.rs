@@ -128,6 +128,7 @@ impl Evaluator {
                 Argument::List(items) => Ok(items[*index].clone().into()),
                 _ => Err(bad("list_get", "operand")),
             },
+            (Op::Scan { .. }, _) => self.scan(op, args),
             (_, Ty::List(items)) => {
                 // A pointwise op over lists: element by element; numbers and single tensors serve all.
                 let mut results = Vec::new();

@@ -6,6 +6,7 @@ mod eval;
 pub mod loops;
 mod philox;
 pub mod plan;
+mod scan;
 mod structural;
 
 pub use array::{Argument, Array, Data, Precision, difference, round, tolerance};

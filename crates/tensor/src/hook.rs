@@ -266,7 +266,8 @@ pub fn unregister(run: u32) {
     }
 }
 
-fn run_of(tag: Tag) -> Option<Arc<dyn Recorder>> {
+/// The run that knows the tensors with a tag, while it goes on.
+pub fn run_of(tag: Tag) -> Option<Arc<dyn Recorder>> {
     RUNS.lock().as_ref().and_then(|runs| runs.get(&tag.run()).and_then(Weak::upgrade))
 }
 

@@ -67,6 +67,7 @@ pub use dispatch::{
     with_module,
 };
 pub use dynamic::DynamicDim;
+pub use eager::{CompileBody, compile_bodies_by};
 pub use expr::ExprEndsWithOk;
 pub use host::Element;
 pub use indexing::{Ellipsis, IndexOp, Indexer, NewAxis};

@@ -128,7 +128,7 @@ fn every_row_of_the_table() -> Result<()> {
         Op::ROWS.iter().map(|row| row.name).filter(|name| !rows.contains(name)).collect();
     assert_eq!(
         without,
-        ["constant", "rand", "randn", "uniform", "list", "list_get", "custom"],
+        ["constant", "rand", "randn", "uniform", "list", "list_get", "custom", "scan"],
         "rows without samples"
     );
     Ok(())

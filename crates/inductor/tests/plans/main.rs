@@ -13,6 +13,7 @@ mod in_place;
 mod machines;
 mod mutations;
 mod random;
+mod scans;
 mod scatters;
 mod support;
 mod unroll;

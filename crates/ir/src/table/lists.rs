@@ -21,6 +21,10 @@ macro_rules! rows_lists {
             /// An op that somebody registered
             [custom custom _none] "custom" Custom (tensors) () { op: Custom }
                 { ty: custom::types, grad: Grad::Fn(custom::gradient), variadic: true, eval: Eval::Structural, samples: samples::none };
+            /// A body of ops, step by step along sequences
+            [custom scan _none] "scan" Scan (tensors) () { body: Body, carries: usize, inputs: usize, length: usize, dtype: DType, order: Order, saves: bool }
+                { ty: scan::types, grad: Grad::Fn(scan::gradient), variadic: true, eval: Eval::Structural,
+                  sizes: &["length"], samples: samples::none };
         }
     };
 }

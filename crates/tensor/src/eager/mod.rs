@@ -11,6 +11,7 @@ mod product;
 mod random;
 mod recurrent;
 mod reduce;
+mod scan;
 
 use smallvec::SmallVec;
 
@@ -26,6 +27,8 @@ use crate::kernels::{self, Bits, Comparison, Logical, Operand};
 use crate::storage::Guard;
 use crate::tensor::{Held, Ready};
 use crate::{Tensor, custom};
+
+pub use scan::{CompileBody, compile_bodies_by};
 
 /// An operand made ready: a tensor, or a number waiting for its dtype.
 #[derive(Clone, Copy)]
@@ -364,6 +367,7 @@ impl Job<'_> {
             Op::Triu { diagonal } => self.triangle(out, self.tensor(inputs, 0)?, *diagonal, false),
             Op::ConstantPadNd { widths } => self.constant_pad(out, inputs, &widths.firsts()),
             Op::Custom { op } => self.custom(*op, out, inputs),
+            Op::Scan { .. } => self.steps(out, inputs),
             Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),
             Op::IndexSelect { dim } => self.index_select(out, inputs, *dim),
             Op::IndexAdd { dim } => self.index_write(out, inputs, *dim, true),
