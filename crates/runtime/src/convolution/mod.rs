@@ -448,27 +448,26 @@ mod tests {
     #[test]
     fn what_a_tap_does_not_meet_may_be_infinite() {
         // The last column of the first plane, next to which vectors may end.
-        let mut g = Geometry {
-            batch: 1,
-            channels: 2,
-            filters: 2,
-            input: [5, 9],
-            output: [5, 9],
-            kernel: [3, 3],
-            stride: [1, 1],
-            padding: [1, 1],
-            dilation: [1, 1],
-            groups: 2,
-        };
-        for width in 1..40 {
-            (g.input[1], g.output[1]) = (width, width);
-            let mut x = vec![1.0f32; 10 * width];
+        for (channels, width) in (1..40).map(|width| (2, width)).chain((1..17).map(|width| (11, width))) {
+            let g = Geometry {
+                batch: 1,
+                channels,
+                filters: channels,
+                input: [5, width],
+                output: [5, width],
+                kernel: [3, 3],
+                stride: [1, 1],
+                padding: [1, 1],
+                dilation: [1, 1],
+                groups: channels,
+            };
+            let mut x = vec![1.0f32; 5 * channels * width];
             x[width - 1..5 * width].iter_mut().step_by(width).for_each(|x| *x = f32::INFINITY);
-            let grad = vec![1.0f32; 10 * width];
-            let (mut out, mut sums) = (vec![f32::NAN; 10 * width], [f32::NAN; 18]);
+            let (weight, grad) = (vec![1.0f32; 9 * channels], vec![1.0f32; x.len()]);
+            let (mut out, mut sums) = (vec![f32::NAN; x.len()], vec![f32::NAN; 9 * channels]);
             // SAFETY: dense vectors of the sizes the geometry says.
             unsafe {
-                forward(&g, out.as_mut_ptr(), x.as_ptr(), [1.0f32; 18].as_ptr()).unwrap();
+                forward(&g, out.as_mut_ptr(), x.as_ptr(), weight.as_ptr()).unwrap();
                 weight_gradient(&g, sums.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
             }
             for (i, out) in out.iter().enumerate() {
@@ -506,6 +505,17 @@ mod tests {
             [1, 2, 2, 2, 150, 3, 2, 2, 2, 130, 3, 2, 1],
             [1, 2, 2, 2, 1, 1, 1, 0, 1, 5000, 3, 2, 1],
             [1, 2, 2, 2, 3, 3, 1, 1, 1, 2100, 4, 1, 2],
+            // Small planes of many channels, not all of which fill a vector.
+            [2, 19, 19, 19, 7, 3, 1, 1, 1, 7, 3, 1, 1],
+            [3, 33, 33, 33, 7, 3, 2, 1, 1, 6, 3, 2, 1],
+            [1, 8, 8, 8, 14, 5, 2, 2, 1, 13, 5, 3, 0],
+            [2, 17, 17, 17, 9, 7, 1, 3, 1, 5, 7, 1, 3],
+            [2, 16, 16, 16, 11, 3, 2, 4, 2, 8, 2, 1, 5],
+            [5, 16, 16, 16, 8, 2, 3, 0, 1, 9, 2, 4, 0],
+            [33, 9, 9, 9, 1, 1, 1, 0, 1, 12, 3, 1, 1],
+            [1, 20, 20, 20, 4, 3, 1, 9, 1, 3, 1, 1, 5],
+            [0, 16, 16, 16, 7, 3, 1, 1, 1, 7, 3, 1, 1],
+            [2, 16, 16, 16, 14, 7, 1, 3, 1, 14, 7, 1, 3],
         ];
         for case in cases {
             let [batch, channels, filters, groups, h, kh, sh, ph, dilation, w, kw, sw, pw] = *case;

@@ -12,7 +12,9 @@
 //! computed side by side and joined. No bit depends on how positions are cut into blocks and tiles.
 
 mod axis;
+mod channels;
 mod moments;
+mod pixel;
 mod stored;
 mod tile;
 
@@ -64,6 +66,10 @@ pub(super) unsafe fn forward<T: Direct>(
     then: Option<OnFinished<'_>>,
 ) -> Result<(), AllocError> {
     let axes = [0, 1].map(|d| Axis::forward(g, d));
+    if let Some(task) = channels::Task::new(g, &axes, [g.input, g.output]) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { task.run(out, x, weight, then) };
+    }
     let planes = [g.channels / g.groups, g.filters / g.groups];
     let task = Task {
         then,
@@ -84,6 +90,10 @@ pub(super) unsafe fn input_gradient<T: Direct>(
     weight: *const T,
 ) -> Result<(), AllocError> {
     let axes = [0, 1].map(|d| Axis::backward(g, d));
+    if let Some(task) = channels::Task::new(g, &axes, [g.output, g.input]) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { task.run(out, grad, weight, None) };
+    }
     let planes = [g.filters / g.groups, g.channels / g.groups];
     let task = Task {
         weights: [planes[1] * g.taps(), g.taps()],
@@ -306,6 +316,8 @@ impl<T: Direct> Task<'_, T> {
         let source = source.wrapping_add(group * planes[0] * from[0] * from[1]);
         // SAFETY: the group's planes of the source.
         unsafe { copier.copy(axes, stored, source, *from, first) };
+        let times = script.tiles[0].len() * planes[1].div_ceil(2);
+        let mut asked = copier.following(source, *from, times);
         let side = copier.room.wrapping_add(planes[0] * stored.plane);
         let mut next = 0;
         while next < planes[1] {
@@ -329,6 +341,7 @@ impl<T: Direct> Task<'_, T> {
                 };
                 // SAFETY: a part of the block; the copy has what its taps meet.
                 unsafe { (tile.run)(&strip) };
+                asked.go_on();
             }
             for plane in 0..count {
                 for &(from, at) in &script.joins {

@@ -25,6 +25,10 @@ pub(crate) unsafe fn weight_gradient<T: Direct>(
     grad: *const T,
 ) -> Result<(), AllocError> {
     let axes = [0, 1].map(|d| Axis::forward(g, d));
+    if let Some(task) = super::channels::Task::new(g, &axes, [g.input, g.output]) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { task.weight_gradient(out, x, grad) };
+    }
     let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
     let task = Task { g, stored: Stored::new::<T>(&axes, channels), axes, channels };
     // Filters of a group share the copies of its channels, as long as there are enough items.
@@ -89,6 +93,7 @@ impl Task<'_> {
                 if blocks != [1, 1] || script.is_empty() {
                     script = self.script(first);
                 }
+                let mut asked = copier.following(x, g.input, script.len() * channels * range.len());
                 for (i, filter) in range.clone().enumerate() {
                     let plane = (image * g.groups + group) * filters + filter;
                     let grad = grad.wrapping_add(plane * pixels + first[0] * g.output[1] + first[1]);
@@ -104,6 +109,7 @@ impl Task<'_> {
                             };
                             // SAFETY: a block of two planes, and its taps' sums.
                             unsafe { run(&moments) };
+                            asked.go_on();
                         }
                     }
                 }

@@ -15,8 +15,9 @@
 use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
 
 use super::axis::Run;
+use super::pixel::{Pixels, pixels};
 use crate::contract::Real;
-use crate::cpu::{self, Isa, prefetch};
+use crate::cpu::{self, Isa};
 use crate::lanes::{Lanes, Plain, Sums};
 
 /// Taps below each other.
@@ -131,8 +132,6 @@ pub struct Copied<'a, T> {
     pub pitches: [usize; 2],
     pub rows: &'a [Run],
     pub columns: &'a [Run],
-    /// How far behind what is copied next lies: it is asked for.
-    pub ahead: usize,
 }
 
 /// # Safety
@@ -169,18 +168,16 @@ unsafe fn copy<V: Sums>(plane: &Copied<'_, V::Element>) {
 }
 
 impl<'a, T> Copied<'a, T> {
-    /// The first element of a run in each row: there, here. What comes next is asked for.
+    /// The first element of a run in each row: there, here.
     #[inline(always)]
     fn rows(&self, columns: &Run) -> impl Iterator<Item = (*const T, *mut T)> + use<'a, T> {
-        let Copied { from, to, pitches, ahead, .. } = *self;
+        let Copied { from, to, pitches, .. } = *self;
         let (from, to) = (from.wrapping_add(columns.from), to.wrapping_add(columns.to));
         self.rows.iter().flat_map(move |rows| {
             let from = from.wrapping_add(rows.from * pitches[0]);
             let to = to.wrapping_add(rows.to * pitches[1]);
             (0..rows.count).map(move |i| {
-                let from = from.wrapping_add(i * rows.step * pitches[0]);
-                prefetch(from.wrapping_add(ahead));
-                (from, to.wrapping_add(i * pitches[1]))
+                (from.wrapping_add(i * rows.step * pitches[0]), to.wrapping_add(i * pitches[1]))
             })
         })
     }
@@ -367,6 +364,7 @@ pub struct Loops<T: 'static> {
     pub wide: Vectors<T>,
     /// For what is at most half a wide vector.
     pub narrow: Option<Vectors<T>>,
+    pub pixels: Pixels<T>,
 }
 
 impl<T> Loops<T> {
@@ -437,10 +435,12 @@ macro_rules! direct {
                         narrow: Some(
                             vectors!($element, $avx2, [1 2 3 4 5 6 7 8] [1 2 3 4 5 6 7 8], [1 2 3], "avx512f,avx512vl,fma,bmi2")
                         ),
+                        pixels: pixels!($element, $avx512, "avx512f,avx512vl,fma,bmi2"),
                     };
                     static AVX2: Loops<$element> = Loops {
                         wide: vectors!($element, $avx2, [1 2 3 4 5 6] [1 2 3 4], [1 2], "avx2,fma,bmi2"),
                         narrow: None,
+                        pixels: pixels!($element, $avx2, "avx2,fma,bmi2"),
                     };
                     // `isa` never names more than the machine has.
                     match cpu::isa() {
@@ -449,8 +449,11 @@ macro_rules! direct {
                         Isa::Plain => {}
                     }
                 }
-                static PLAIN: Loops<$element> =
-                    Loops { wide: vectors!($element, $plain, [1 2 3 4] [1 2], [1 2]), narrow: None };
+                static PLAIN: Loops<$element> = Loops {
+                    wide: vectors!($element, $plain, [1 2 3 4] [1 2], [1 2]),
+                    narrow: None,
+                    pixels: pixels!($element, $plain),
+                };
                 &PLAIN
             }
         }
