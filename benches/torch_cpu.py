@@ -98,11 +98,11 @@ def transformer(comp):
     def step(): opt.zero_grad(); cm(words, following).backward(); opt.step()
     return step
 
-def network(name, pixels):
+def network(name, batch, pixels):
     def make(comp):
         import torchvision
         m = getattr(torchvision.models, name)(); opt, cm = O.SGD(m.parameters(), lr=0.01), comp(m)
-        x = torch.randn(8, 3, pixels, pixels)
+        x = torch.randn(batch, 3, pixels, pixels)
         def step(): opt.zero_grad(); cm(x).sum().backward(); opt.step()
         return step
     return make
@@ -187,10 +187,10 @@ CASES = {
     "sum0_4096x1024": (micro(lambda x: (x * x).sum(0)), 20),
     "gpt_train": (gpt, 10),
     "transformer_train": (transformer, 10),
-    "resnet18_train": (network("resnet18", 112), 10),
-    "mobilenet_v2_train": (network("mobilenet_v2", 112), 10),
-    "efficientnet_b0_train": (network("efficientnet_b0", 112), 10),
-    "convnext_tiny_train": (network("convnext_tiny", 64), 10),
+    "resnet18_train": (network("resnet18", 8, 112), 10),
+    "mobilenet_v2_train": (network("mobilenet_v2", 16, 112), 10),
+    "efficientnet_b0_train": (network("efficientnet_b0", 16, 112), 10),
+    "convnext_tiny_train": (network("convnext_tiny", 8, 64), 10),
     "resnet18_latency": (resnet_latency, 50),
     "gpt_latency": (gpt_latency, 300),
     "gpt_growing": (gpt_growing, 224),

@@ -29,28 +29,25 @@ impl fmt::Display for Network {
 }
 
 impl Network {
-    pub const ALL: [Network; 4] =
-        [Network::Resnet18, Network::MobilenetV2, Network::EfficientnetB0, Network::ConvnextTiny];
-
-    /// A training step over eight pictures.
+    /// A training step over some pictures.
     pub fn train(self, device: &Device) -> Result<Workload> {
         match self {
-            Network::Resnet18 => train(resnet18(1000)?, 112, device),
-            Network::MobilenetV2 => train(mobilenet_v2(1000)?, 112, device),
-            Network::EfficientnetB0 => train(efficientnet_b0(1000)?, 112, device),
-            Network::ConvnextTiny => train(convnext_tiny(1000)?, 64, device),
+            Network::Resnet18 => train(resnet18(1000)?, [8, 112], device),
+            Network::MobilenetV2 => train(mobilenet_v2(1000)?, [16, 112], device),
+            Network::EfficientnetB0 => train(efficientnet_b0(1000)?, [16, 112], device),
+            Network::ConvnextTiny => train(convnext_tiny(1000)?, [8, 64], device),
         }
     }
 }
 
 fn train(
     model: impl Module + Forward<Output = Tensor> + 'static,
-    pixels: usize,
+    [batch, pixels]: [usize; 2],
     device: &Device,
 ) -> Result<Workload> {
     let state = model.parameters();
     let opt = optim::SGD::new(model.parameters(), 0.01)?;
-    let x = Tensor::randn([8, 3, pixels, pixels], device)?;
+    let x = Tensor::randn([batch, 3, pixels, pixels], device)?;
     let reads = [model.buffers(), vec![x.clone()]].concat();
     let step = move || {
         opt.zero_grad();

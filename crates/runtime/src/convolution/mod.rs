@@ -201,6 +201,31 @@ pub unsafe fn forward<T: Direct>(
     unsafe { forward_with(g, out, x, weight, None, None) }
 }
 
+/// [`forward`] plus a number for each filter, which is added to results as they are finished.
+///
+/// # Safety
+/// That of [`forward`]; `bias` has a number for each filter.
+pub unsafe fn forward_biased<T: Direct>(
+    g: &Geometry,
+    out: *mut T,
+    x: *const T,
+    weight: *const T,
+    bias: *const T,
+) -> Result<(), AllocError> {
+    let area = g.output[0] * g.output[1];
+    let shared = Shared((out, bias.cast_mut()));
+    let add = |part: Finished| {
+        let (out, bias) = shared.get();
+        for plane in part.planes {
+            let at = out.wrapping_add(plane * area + part.pixels.start);
+            // SAFETY: a filter's number, and a finished part of its plane, which is told of to nobody else.
+            unsafe { (T::loops().wide.add)(at, *bias.add(plane % g.filters), part.pixels.len()) };
+        }
+    };
+    // SAFETY: the caller's promise is passed on.
+    unsafe { forward_with(g, out, x, weight, None, Some(&add)) }
+}
+
 /// [`forward`] with kernels that are constant, perhaps, and somebody to be told of what is finished. That the
 /// kernels are constant may decide how results are computed, and so their last bits; whether they were
 /// transformed before does not.
@@ -557,6 +582,15 @@ mod tests {
                 input_gradient(&g, got.1.as_mut_ptr(), grad.as_ptr(), weight.as_ptr()).unwrap();
                 weight_gradient(&g, got.2.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
             }
+            let bias = values(4, filters);
+            let mut biased = nan(grad.len());
+            // SAFETY: as above.
+            unsafe {
+                let at = biased.as_mut_ptr();
+                forward_biased(&g, at, x.as_ptr(), weight.as_ptr(), bias.as_ptr()).unwrap();
+            }
+            let sums = want.0.iter().enumerate().map(|(i, sum)| sum + bias[i / area.max(1) % filters]);
+            assert!(biased.into_iter().eq(sums), "with a bias {g:?}");
             assert!(finished.into_inner().iter().all(|times| *times == 1), "{g:?}: each is finished once");
             // All numbers are small integers: f32 is as exact.
             let narrow = |list: &[f64]| -> Vec<f32> { list.iter().map(|&x| x as f32).collect() };

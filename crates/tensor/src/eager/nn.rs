@@ -55,33 +55,33 @@ impl Job<'_> {
             _ => (a, b, c),
         };
         let Some(geometry) = Geometry::of(self.op, input, weight, output) else { return Ok(()) };
+        let bias = match inputs.get(2) {
+            Some(Input::Tensor(bias)) => Some(self.dense(bias)?),
+            _ => None,
+        };
         with_float!(self, out.dtype, T => {
             let (to, left, right) =
                 (out.pointer().cast::<T>(), first.pointer().cast::<T>(), second.pointer().cast::<T>());
             // SAFETY: all are dense, `out` is fresh, the others are locked for reading or fresh; the type rule
             // checked that the sizes fit together.
             let done = unsafe {
-                match self.op {
-                    Op::ConvolutionInputGradient { .. } => {
+                match (self.op, &bias) {
+                    (Op::ConvolutionInputGradient { .. }, _) => {
                         convolution::input_gradient(&geometry, to, left, right)
                     }
-                    Op::ConvolutionWeightGradient { .. } => {
+                    (Op::ConvolutionWeightGradient { .. }, _) => {
                         convolution::weight_gradient(&geometry, to, left, right)
                     }
-                    _ => convolution::forward(&geometry, to, left, right),
+                    (_, Some(bias)) => {
+                        let bias = bias.pointer().cast::<T>();
+                        convolution::forward_biased(&geometry, to, left, right, bias)
+                    }
+                    (_, None) => convolution::forward(&geometry, to, left, right),
                 }
             };
             done.map_err(|error| self.memory(error))?;
         });
-        match inputs.get(2) {
-            Some(Input::Tensor(bias)) => {
-                let mut shape = Shape::from([weight[0]]);
-                (2..output.rank()).for_each(|_| shape.push(1));
-                let bias = self.as_shape(bias, shape)?;
-                self.function(kiln_ir::math::Function::Add, out, &[Input::Tensor(out), Input::Tensor(&bias)])
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     pub(super) fn max_pool(&self, out: &Ready, inputs: &[Input]) -> Result<()> {

@@ -143,8 +143,8 @@ pub(super) unsafe fn tile<V: Sums, const N: usize>(tile: &Tile<'_, V::Element>) 
                 sums[i] = sums[i].add_product(V::load(from[i].wrapping_add(source)), weight);
             }
         }
-        for i in 0..N {
-            sums[i].store(tile.out.add(tile.results[i][1]));
+        for (sum, [_, to]) in sums.into_iter().zip(tile.results) {
+            sum.store(tile.out.add(*to));
         }
     }
 }
@@ -163,9 +163,9 @@ pub(super) unsafe fn products<V: Sums, const N: usize>(task: &Products<'_, V::El
                 sums[i] = sums[i].add_product(V::load(from.wrapping_add(taps[i])), grad);
             }
         }
-        for i in 0..N {
-            let to = task.sums.add(task.taps[i][1]);
-            V::load(to).plus(sums[i]).store(to);
+        for (sum, [_, to]) in sums.into_iter().zip(task.taps) {
+            let to = task.sums.add(*to);
+            V::load(to).plus(sum).store(to);
         }
     }
 }

@@ -238,6 +238,27 @@ unsafe fn join<V: Sums>([even, odd]: [*const V::Element; 2], to: *mut V::Element
     }
 }
 
+/// Adds a number to `count` elements.
+///
+/// # Safety
+/// The instruction set of `V`; the elements are there.
+#[inline(always)]
+unsafe fn add<V: Sums>(to: *mut V::Element, number: V::Element, count: usize) {
+    // SAFETY: the elements named.
+    unsafe {
+        let number = V::splat(number);
+        for at in (0..count).step_by(V::LANES) {
+            let left = (count - at).min(V::LANES);
+            let to = to.add(at);
+            if left == V::LANES {
+                V::load(to).plus(number).store(to);
+            } else {
+                V::load_part(to, left).plus(number).store_part(to, left);
+            }
+        }
+    }
+}
+
 /// The most taps of a chain whose sums are made together.
 pub(super) const TAPS: usize = 7;
 /// The most columns of taps side by side.
@@ -351,6 +372,7 @@ pub struct Vectors<T: 'static> {
     pub still: [Tiles<T>; 2],
     pub copy: unsafe fn(&Copied<'_, T>),
     pub join: unsafe fn([*const T; 2], *mut T, usize),
+    pub add: unsafe fn(*mut T, T, usize),
     /// By taps of a chain minus one: for one column, two, ….
     pub moments: [&'static [unsafe fn(&Moments<T>)]; TAPS],
 }
@@ -401,6 +423,11 @@ macro_rules! vectors {
             unsafe { join::<$vector>(from, to, count) }
         }
         $(#[target_feature(enable = $feature)])?
+        unsafe fn add_number(to: *mut $element, number: $element, count: usize) {
+            // SAFETY: as above.
+            unsafe { add::<$vector>(to, number, count) }
+        }
+        $(#[target_feature(enable = $feature)])?
         unsafe fn sum<const K: usize, const S: usize>(task: &Moments<$element>) {
             // SAFETY: as above.
             unsafe { moments::<$vector, K, S>(task) }
@@ -411,6 +438,7 @@ macro_rules! vectors {
             still: [&[$(run::<$height, 1, false>),*], &[$(run::<$low, 2, false>),*]],
             copy: copy_plane,
             join: join_rows,
+            add: add_number,
             moments: [
                 &[$(sum::<1, $columns>),*],
                 &[$(sum::<2, $columns>),*],
