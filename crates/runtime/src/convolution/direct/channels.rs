@@ -14,6 +14,7 @@
 use parking_lot::Mutex;
 
 use super::axis::Axis;
+use super::memory::Memory;
 use super::pixel::{Pixels, Products, SUMS, Tile, Turn};
 use super::tile::Direct;
 use crate::convolution::{Finished, Geometry, OnFinished};
@@ -112,72 +113,79 @@ impl<T: Direct> Task<T> {
 
     /// # Safety
     /// The operands are those of the convolution that the task was made for.
-    pub unsafe fn run(
+    pub unsafe fn run<M: Memory<Number = T>>(
         &self,
-        out: *mut T,
-        source: *const T,
+        out: M,
+        source: M,
         weight: *const T,
         then: Option<OnFinished<'_>>,
     ) -> Result<(), AllocError> {
         let lanes = self.loops.lanes;
         let (room, weights) = (self.room + lanes, self.taps * lanes);
-        let shared = Shared((out, source.cast_mut(), weight.cast_mut()));
+        let held = room + weights + self.results * lanes;
+        let wide = M::room(lanes * self.results.max(self.places.len()));
+        let shared = Shared((out, source, weight.cast_mut()));
         // An item takes about as many steps as the taps of its results.
         let grain = GRAIN.div_ceil((self.results * self.taps * lanes).max(1));
-        self.each(
-            self.blocks() * self.images,
-            grain,
-            room + weights + self.results * lanes,
-            |begin, end, at| {
-                let (out, source, weight) = shared.get();
-                let (kernels, results) = (at.wrapping_add(room), at.wrapping_add(room + weights));
-                let mut last = None;
-                for item in begin..end {
-                    let (block, image) = (item / self.images, item % self.images);
-                    let (first, count) = (block * lanes, self.lanes(block));
-                    let plane = image * self.channels + first;
-                    // SAFETY: a block of an image's planes, its kernels, and room for their pixels.
-                    unsafe {
-                        if last != Some(block) {
-                            let planes = weight.wrapping_add(first * self.taps);
-                            let places = &self.dense[..self.taps];
-                            (self.loops.read)(&Turn { planes, count, pixels: kernels, places });
-                            last = Some(block);
-                        }
-                        let planes = source.wrapping_add(plane * self.places.len());
-                        (self.loops.read)(&Turn { planes, count, pixels: at, places: &self.places });
-                        for part in &self.parts {
-                            for some in part.results.chunks(self.loops.tiles.len()) {
-                                let (taps, out) = (&part.taps, results);
-                                let tile = Tile { source: at, weights: kernels, taps, results: some, out };
-                                (self.loops.tiles[some.len() - 1])(&tile);
-                            }
-                        }
-                        let planes = out.wrapping_add(plane * self.results);
-                        let places = &self.dense[..self.results];
-                        (self.loops.write)(&Turn { planes, count, pixels: results, places });
+        self.each(self.blocks() * self.images, grain, held + wide, |begin, end, at| {
+            let (out, source, weight) = shared.get();
+            let (kernels, results) = (at.wrapping_add(room), at.wrapping_add(room + weights));
+            let wide = at.wrapping_add(held);
+            let mut last = None;
+            for item in begin..end {
+                let (block, image) = (item / self.images, item % self.images);
+                let (first, count) = (block * lanes, self.lanes(block));
+                let plane = image * self.channels + first;
+                // SAFETY: a block of an image's planes, its kernels, and room for their pixels.
+                unsafe {
+                    if last != Some(block) {
+                        let planes = weight.wrapping_add(first * self.taps);
+                        let places = &self.dense[..self.taps];
+                        (self.loops.read)(&Turn { planes, count, pixels: kernels, places });
+                        last = Some(block);
                     }
-                    if let Some(then) = then {
-                        then(Finished { planes: plane..plane + count, pixels: 0..self.results });
+                    let area = self.places.len();
+                    let planes = source.read(plane * area, count * area, wide).cast_mut();
+                    (self.loops.read)(&Turn { planes, count, pixels: at, places: &self.places });
+                    for part in &self.parts {
+                        for some in part.results.chunks(self.loops.tiles.len()) {
+                            let (taps, out) = (&part.taps, results);
+                            let tile = Tile { source: at, weights: kernels, taps, results: some, out };
+                            (self.loops.tiles[some.len() - 1])(&tile);
+                        }
                     }
+                    let planes = out.place(plane * self.results, wide);
+                    let places = &self.dense[..self.results];
+                    (self.loops.write)(&Turn { planes, count, pixels: results, places });
+                    out.write(plane * self.results, count * self.results, wide);
                 }
-            },
-        )
+                if let Some(then) = then {
+                    then(Finished { planes: plane..plane + count, pixels: 0..self.results });
+                }
+            }
+        })
     }
 
     /// The kernels' gradient of a convolution that the task was made for.
     ///
     /// # Safety
     /// The operands are those of the convolution.
-    pub unsafe fn weight_gradient(&self, out: *mut T, x: *const T, grad: *const T) -> Result<(), AllocError> {
+    pub unsafe fn weight_gradient<M: Memory<Number = T>>(
+        &self,
+        out: *mut T,
+        x: M,
+        grad: M,
+    ) -> Result<(), AllocError> {
         let (lanes, blocks) = (self.loops.lanes, self.blocks());
         let (room, sum) = (self.room + lanes, self.taps * lanes);
         let parts = ITEMS.div_ceil(blocks.max(1)).min(self.images).max(1);
         let sums = Buffer::alloc((blocks * parts * sum * size_of::<T>()).max(1))?;
-        let shared = Shared((sums.as_ptr().cast::<T>(), x.cast_mut(), grad.cast_mut()));
-        self.each(blocks * parts, 1, room + self.results * lanes, |begin, end, at| {
+        let held = room + self.results * lanes;
+        let wide = M::room(lanes * self.results.max(self.places.len()));
+        let shared = Shared((sums.as_ptr().cast::<T>(), x, grad));
+        self.each(blocks * parts, 1, held + wide, |begin, end, at| {
             let (sums, x, grad) = shared.get();
-            let grads = at.wrapping_add(room);
+            let (grads, wide) = (at.wrapping_add(room), at.wrapping_add(held));
             for item in begin..end {
                 let (block, part) = (item / parts, item % parts);
                 let (first, count) = (block * lanes, self.lanes(block));
@@ -187,9 +195,11 @@ impl<T: Direct> Task<T> {
                     std::slice::from_raw_parts_mut(sums, sum).fill(T::ZERO);
                     for image in even(self.images, parts, part)..even(self.images, parts, part + 1) {
                         let plane = image * self.channels + first;
-                        let planes = x.wrapping_add(plane * self.places.len());
+                        let area = self.places.len();
+                        let planes = x.read(plane * area, count * area, wide).cast_mut();
                         (self.loops.read)(&Turn { planes, count, pixels: at, places: &self.places });
-                        let planes = grad.wrapping_add(plane * self.results);
+                        let area = self.results;
+                        let planes = grad.read(plane * area, count * area, wide).cast_mut();
                         let places = &self.dense[..self.results];
                         (self.loops.read)(&Turn { planes, count, pixels: grads, places });
                         for Part { taps, results } in &self.parts {
