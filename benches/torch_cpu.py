@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch on the CPU for Kiln's benchmark cases. Prints one JSON object per case:
 {"case", "eager_us", "compiled_us", "first_call_s"}, for Adam and AdamW also "fused_us" (fused=True, eager);
-compiled_us and first_call_s are null where only eager is compared. For gpt_train and resnet18_train also
+compiled_us and first_call_s are null where only eager is compared. For gpt_train and networks over pictures also
 "rss_bytes_eager" and "rss_bytes_compiled": the most resident memory during steps, above the process with its model,
 in processes of their own. Usage: torch_cpu.py [case ...]"""
 import json, statistics, subprocess, sys, time
@@ -24,7 +24,7 @@ def run(case, make, n, fused=None, compiled=True):
         step = make(torch.compile)
         t = time.perf_counter(); step(); row["first_call_s"] = time.perf_counter() - t
         row["compiled_us"] = median_us(step, n)
-    if case in ("gpt_train", "resnet18_train"):
+    if case == "gpt_train" or CASES[case][0].__qualname__.startswith("network"):
         for how in ("eager", "compiled"):
             row[f"rss_bytes_{how}"] = int(subprocess.check_output([sys.executable, __file__, "--memory", case, how]).split()[-1])
     print(json.dumps(row), flush=True)
@@ -107,12 +107,14 @@ def transformer(comp):
     def step(): opt.zero_grad(); cm(words, following).backward(); opt.step()
     return step
 
-def resnet(comp):
-    import torchvision
-    m = torchvision.models.resnet18(); opt, cm = O.SGD(m.parameters(), lr=0.01), comp(m)
-    x = torch.randn(8, 3, 112, 112)
-    def step(): opt.zero_grad(); cm(x).sum().backward(); opt.step()
-    return step
+def network(name, batch, pixels):
+    def make(comp):
+        import torchvision
+        m = getattr(torchvision.models, name)(); opt, cm = O.SGD(m.parameters(), lr=0.01), comp(m)
+        x = torch.randn(batch, 3, pixels, pixels)
+        def step(): opt.zero_grad(); cm(x).sum().backward(); opt.step()
+        return step
+    return make
 
 def resnet_latency(comp):
     import torchvision
@@ -195,7 +197,10 @@ CASES = {
     "sum0_4096x1024": (micro(lambda x: (x * x).sum(0)), 20),
     "gpt_train": (gpt, 10),
     "transformer_train": (transformer, 10),
-    "resnet18_train": (resnet, 10),
+    "resnet18_train": (network("resnet18", 8, 112), 10),
+    "mobilenet_v2_train": (network("mobilenet_v2", 16, 112), 10),
+    "efficientnet_b0_train": (network("efficientnet_b0", 16, 112), 10),
+    "convnext_tiny_train": (network("convnext_tiny", 8, 64), 10),
     "resnet18_latency": (resnet_latency, 50),
     "gpt_latency": (gpt_latency, 300),
     "gpt_growing": (gpt_growing, 224),

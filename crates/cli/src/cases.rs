@@ -5,10 +5,11 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use kiln::Result;
-use kiln::models::{Gpt2, Gpt2Config, resnet18};
+use kiln::models::{Gpt2, Gpt2Config};
 use kiln::prelude::*;
 
 use crate::measure::EQUAL_STEPS;
+use crate::networks::Network;
 use crate::{latency, transformer};
 
 /// Ops in one call of the overhead case.
@@ -35,8 +36,8 @@ pub enum Case {
     MlpTrain,
     /// A training step of a small GPT-2.
     GptTrain,
-    /// A training step of ResNet18, batch 8, 112×112.
-    Resnet18Train,
+    /// A training step of a network over pictures.
+    NetworkTrain(Network),
     /// A training step of a transformer.
     TransformerTrain {
         /// How many blocks.
@@ -105,7 +106,10 @@ impl Case {
         optimizer(OptimizerKind::Adam, 1000, 128),
         Case::MlpTrain,
         Case::GptTrain,
-        Case::Resnet18Train,
+        Case::NetworkTrain(Network::Resnet18),
+        Case::NetworkTrain(Network::MobilenetV2),
+        Case::NetworkTrain(Network::EfficientnetB0),
+        Case::NetworkTrain(Network::ConvnextTiny),
         Case::TransformerTrain { layers: TRANSFORMER_LAYERS },
         Case::LstmTrain { steps: 50 },
         Case::LstmTrain { steps: 200 },
@@ -128,10 +132,10 @@ impl Case {
 
     /// After how many equal steps compiled results are compared with eager's.
     ///
-    /// The sum of ResNet18's logits has no minimum, and its gradients are small differences of large numbers:
+    /// The sum of a network's logits has no minimum, and its gradients are small differences of large numbers:
     /// after three steps f32 and f64 have nothing in common any more, in PyTorch neither.
     pub fn equal_steps(self) -> usize {
-        if self == Case::Resnet18Train { 1 } else { EQUAL_STEPS }
+        if matches!(self, Case::NetworkTrain(_)) { 1 } else { EQUAL_STEPS }
     }
 
     /// The workload, from seed 0: two of them start from the same state.
@@ -141,7 +145,7 @@ impl Case {
             Case::Optimizer { kind, layers, size } => optimizer_step(kind, layers, size, device),
             Case::MlpTrain => mlp_train(256, 64, device),
             Case::GptTrain => gpt_train(device),
-            Case::Resnet18Train => resnet18_train(device),
+            Case::NetworkTrain(network) => network.train(device),
             Case::TransformerTrain { layers } => transformer::train(layers, device),
             Case::LstmTrain { steps } => lstm_train(steps, device),
             Case::Resnet18Latency => latency::resnet18_latency(device),
@@ -180,7 +184,7 @@ impl fmt::Display for Case {
             }
             Case::MlpTrain => f.write_str("mlp_train"),
             Case::GptTrain => f.write_str("gpt_train"),
-            Case::Resnet18Train => f.write_str("resnet18_train"),
+            Case::NetworkTrain(network) => network.fmt(f),
             Case::TransformerTrain { layers: TRANSFORMER_LAYERS } => f.write_str("transformer_train"),
             Case::TransformerTrain { layers } => write!(f, "transformer_train_{layers}"),
             Case::LstmTrain { steps } => write!(f, "lstm_train_{steps}"),
@@ -359,22 +363,6 @@ fn gpt_train(device: &Device) -> Result<Workload> {
     let step = move || {
         opt.zero_grad();
         model.loss(&ids, &ids)?.backward()?;
-        opt.step()?;
-        Ok(None)
-    };
-    Ok(Workload::new(step, state).reading(reads))
-}
-
-/// Forward, the sum's backward and SGD of ResNet18.
-fn resnet18_train(device: &Device) -> Result<Workload> {
-    let model = resnet18(1000)?;
-    let state = model.parameters();
-    let opt = optim::SGD::new(model.parameters(), 0.01)?;
-    let x = Tensor::randn([8, 3, 112, 112], device)?;
-    let reads = [model.buffers(), vec![x.clone()]].concat();
-    let step = move || {
-        opt.zero_grad();
-        model.forward(&x)?.sum()?.backward()?;
         opt.step()?;
         Ok(None)
     };

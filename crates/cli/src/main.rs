@@ -17,6 +17,7 @@ mod info;
 mod latency;
 mod measure;
 mod memory;
+mod networks;
 mod ops;
 mod output;
 mod overhead;

@@ -52,7 +52,7 @@ fn status(name: &str) -> Option<u64> {
 
 /// The parent's side, for the cases that it makes sense for.
 pub fn measure(case: Case, how: &How) -> Result<Option<Resident>, Failure> {
-    if !matches!(case, Case::GptTrain | Case::Resnet18Train) {
+    if !matches!(case, Case::GptTrain | Case::NetworkTrain(_)) {
         return Ok(None);
     }
     let both = child(case, how, true)?.zip(child(case, how, false)?);

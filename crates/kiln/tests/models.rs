@@ -6,8 +6,12 @@
 use std::collections::BTreeMap;
 
 use kiln::models::bert::{BertConfig, BertForMaskedLm, BertForSequenceClassification, BertInput};
+use kiln::models::convnext::{CNBlockConfig, ConvNeXt, ConvNeXtConfig};
+use kiln::models::efficientnet::{EfficientNet, EfficientNetConfig, MBConvConfig};
+use kiln::models::mobilenet::{InvertedResidualSetting, MobileNetV2, MobileNetV2Config};
 use kiln::models::resnet::{Bottleneck, ResNet};
-use kiln::models::{Bert, Gpt2, Gpt2Config, KvCache, ViT, ViTConfig, resnet18, resnet34, resnet50, vit_b_16};
+use kiln::models::{Bert, Gpt2, Gpt2Config, KvCache, ViT, ViTConfig};
+use kiln::models::{convnext_tiny, efficientnet_b0, mobilenet_v2, resnet18, resnet34, resnet50, vit_b_16};
 use kiln::prelude::*;
 use kiln::{Region, Result};
 use serde::Deserialize;
@@ -211,6 +215,59 @@ fn resnets_of_bottlenecks_are_torchvisions() -> Result<()> {
 }
 
 #[test]
+fn mobilenet_is_torchvisions() -> Result<()> {
+    let setting = |expand_ratio, channels, num_blocks, stride| InvertedResidualSetting {
+        expand_ratio,
+        channels,
+        num_blocks,
+        stride,
+    };
+    let config = MobileNetV2Config {
+        width_mult: 0.5,
+        inverted_residual_setting: vec![setting(1, 16, 1, 1), setting(6, 24, 2, 2), setting(4, 40, 1, 2)],
+        dropout: 0.0,
+        num_classes: 10,
+    };
+    check("mobilenet_v2", || MobileNetV2::new(&config), CONVOLUTIONS, sgd, classify)
+}
+
+#[test]
+fn efficientnet_is_torchvisions() -> Result<()> {
+    let stage = |expand_ratio, kernel, stride, input_channels, out_channels, num_layers| MBConvConfig {
+        expand_ratio,
+        kernel,
+        stride,
+        input_channels,
+        out_channels,
+        num_layers,
+    };
+    let config = EfficientNetConfig {
+        inverted_residual_setting: vec![
+            stage(1, 3, 1, 16, 8, 1),
+            stage(6, 5, 2, 8, 12, 2),
+            stage(4, 3, 2, 12, 20, 1),
+        ],
+        dropout: 0.0,
+        stochastic_depth_prob: 0.0,
+        num_classes: 10,
+    };
+    check("efficientnet", || EfficientNet::new(&config), CONVOLUTIONS, sgd, classify)
+}
+
+#[test]
+fn convnext_is_torchvisions() -> Result<()> {
+    let stage =
+        |input_channels, out_channels, num_layers| CNBlockConfig { input_channels, out_channels, num_layers };
+    let config = ConvNeXtConfig {
+        block_setting: vec![stage(8, Some(12), 1), stage(12, Some(20), 2), stage(20, None, 1)],
+        stochastic_depth_prob: 0.0,
+        layer_scale: 1e-6,
+        num_classes: 10,
+    };
+    check("convnext", || ConvNeXt::new(&config), TRANSFORMERS, adamw, classify)
+}
+
+#[test]
 fn vit_is_torchvisions() -> Result<()> {
     let config = ViTConfig {
         image_size: 48,
@@ -371,6 +428,14 @@ fn states_of_whole_resnets_are_torchvisions() -> Result<()> {
     same_state("resnet18", &resnet18(1000)?);
     same_state("resnet34", &resnet34(1000)?);
     same_state("resnet50", &resnet50(1000)?);
+    Ok(())
+}
+
+#[test]
+fn states_of_whole_depthwise_networks_are_torchvisions() -> Result<()> {
+    same_state("mobilenet_v2", &mobilenet_v2(1000)?);
+    same_state("efficientnet_b0", &efficientnet_b0(1000)?);
+    same_state("convnext_tiny", &convnext_tiny(1000)?);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
-//! Models everybody knows, written as users write them: ResNet, GPT-2, BERT, ViT.
+//! Models everybody knows, written as users write them: ResNet, MobileNetV2, EfficientNet, ConvNeXt, GPT-2, BERT, ViT.
 //!
-//! Parameters have the names of torchvision's (`resnet`, `vit`) and of Hugging Face transformers' models (`gpt2`,
-//! `bert`), so their state dicts load as they are:
+//! Parameters have the names of torchvision's (`resnet`, `mobilenet`, `efficientnet`, `convnext`, `vit`) and of Hugging
+//! Face transformers' models (`gpt2`, `bert`), so their state dicts load as they are:
 //!
 //! ```no_run
 //! use kiln_models::{Gpt2, Gpt2Config, resnet18};
@@ -21,11 +21,18 @@
 //! user's.
 
 pub mod bert;
+pub mod convnext;
+pub mod efficientnet;
 pub mod gpt2;
+mod inverted;
+pub mod mobilenet;
 pub mod resnet;
 pub mod vit;
 
 pub use bert::{Bert, BertConfig, BertForMaskedLm, BertForSequenceClassification, BertInput, BertOutput};
+pub use convnext::{ConvNeXt, ConvNeXtConfig, convnext_tiny};
+pub use efficientnet::{EfficientNet, EfficientNetConfig, efficientnet_b0};
 pub use gpt2::{Gpt2, Gpt2Config, Gpt2Model, KvCache};
+pub use mobilenet::{MobileNetV2, MobileNetV2Config, mobilenet_v2};
 pub use resnet::{BasicBlock, Bottleneck, ResNet, ResNetBlock, resnet18, resnet34, resnet50};
 pub use vit::{ViT, ViTConfig, vit_b_16};

@@ -7,7 +7,7 @@ use crate::display::python_float;
 use crate::{Forward, Module, Training};
 
 macro_rules! dropout {
-    ($(#[$doc:meta])* $Dropout:ident, |$x:ident, $p:ident| $body:expr) => {
+    ($(#[$doc:meta])* $Dropout:ident, $description:literal, |$x:ident, $p:ident| $body:expr) => {
         $(#[$doc])*
         #[derive(Module, Debug)]
         #[module(extra_repr = Self::describe)]
@@ -29,7 +29,7 @@ macro_rules! dropout {
             }
 
             fn describe(&self) -> String {
-                format!("p={}, inplace=False", python_float(self.p))
+                format!($description, python_float(self.p))
             }
         }
 
@@ -68,12 +68,12 @@ dropout! {
     /// assert_eq!(layer.forward(&x)?.to_vec::<f32>()?, [1.0; 8]);
     /// # Ok(()) }
     /// ```
-    Dropout, |x, p| x.dropout(p, true)
+    Dropout, "p={}, inplace=False", |x, p| x.dropout(p, true)
 }
 
 dropout! {
     /// Dropout of whole channels of `[n, c, height, width]` or `[c, height, width]`.
-    Dropout2d, |x, p| {
+    Dropout2d, "p={}, inplace=False", |x, p| {
         let shape = x.shape();
         match shape.rank() {
             3 | 4 => channels(x, &[&shape[..shape.rank() - 2], &[1, 1]].concat(), p),
@@ -84,12 +84,33 @@ dropout! {
 
 dropout! {
     /// Dropout of whole channels of `[n, c, length]` or `[c, length]`.
-    Dropout1d, |x, p| {
+    Dropout1d, "p={}, inplace=False", |x, p| {
         let shape = x.shape();
         match shape.rank() {
             2 | 3 => channels(x, &[&shape[..shape.rank() - 1], &[1]].concat(), p),
             got => rank_error("Dropout1d", "2 or 3", got),
         }
+    }
+}
+
+dropout! {
+    /// Dropout of whole samples, the rows of dim 0: in a residual branch, whether the branch counts.
+    ///
+    /// ```
+    /// use kiln_nn::{Forward, StochasticDepth};
+    /// use kiln_tensor::{Device, Tensor};
+    /// # fn main() -> kiln_tensor::Result<()> {
+    /// let y = StochasticDepth::new(0.5)?.forward(&Tensor::ones([8, 3], &Device::Cpu)?)?;
+    /// assert!(y.to_vec::<f32>()?.chunks(3).all(|row| row == [0.0; 3] || row == [2.0; 3]));
+    /// # Ok(()) }
+    /// ```
+    StochasticDepth, "p={}, mode=row", |x, p| {
+        let mut shape = x.shape().to_vec();
+        let Some((_, rest)) = shape.split_first_mut() else {
+            return rank_error("StochasticDepth", "1 or more", 0);
+        };
+        rest.fill(1);
+        channels(x, &shape, p)
     }
 }
 

@@ -64,6 +64,7 @@ mod conv;
 mod display;
 mod dropout;
 mod embedding;
+mod excitation;
 mod field;
 mod files;
 mod forward;
@@ -102,8 +103,9 @@ pub use conv::{
     Conv1d, Conv2d, ConvOptions, ConvTranspose1d, ConvTranspose2d, ConvTransposeOptions, PaddingMode,
 };
 pub use display::fmt_module;
-pub use dropout::{Dropout, Dropout1d, Dropout2d};
+pub use dropout::{Dropout, Dropout1d, Dropout2d, StochasticDepth};
 pub use embedding::{Embedding, EmbeddingOptions};
+pub use excitation::SqueezeExcitation;
 pub use field::Field;
 pub use forward::{Forward, Layer};
 pub use hooks::{ForwardHook, Hooked, Hooks};
@@ -118,7 +120,7 @@ pub use loss::{
 pub use module::{Module, Visitor};
 pub use norm::{
     BatchNorm1d, BatchNorm1dOptions, BatchNorm2d, BatchNorm2dOptions, GroupNorm, GroupNormOptions, LayerNorm,
-    LayerNormOptions, RMSNorm, RMSNormOptions,
+    LayerNorm2d, LayerNorm2dOptions, LayerNormOptions, RMSNorm, RMSNormOptions,
 };
 pub use packed::{PackedSequence, pack_padded_sequence, pad_packed_sequence};
 pub use parameter::{Buffer, Parameter, Training};
@@ -127,7 +129,7 @@ pub use pooling::{
 };
 pub use recurrent::{GRU, LSTM, Nonlinearity, RNN, RecurrentOptions};
 pub use sequential::{IntoLayer, Sequential};
-pub use shaping::{CosineSimilarity, Flatten, PixelShuffle, PixelUnshuffle, Unflatten, Upsample};
+pub use shaping::{CosineSimilarity, Flatten, Permute, PixelShuffle, PixelUnshuffle, Unflatten, Upsample};
 pub use state::{LoadReport, Mismatch, StateDict};
 pub use transformer::{
     Masks, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,

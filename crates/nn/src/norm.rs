@@ -227,6 +227,62 @@ impl LayerNorm {
     }
 }
 
+/// [`LayerNorm`] over the channels of each pixel of `[n, c, height, width]`.
+#[derive(Module)]
+#[module(extra_repr = Self::describe)]
+pub struct LayerNorm2d {
+    /// Scale of each channel.
+    pub weight: Option<Parameter>,
+    /// Shift of each channel.
+    pub bias: Option<Parameter>,
+    training: Training,
+    hooks: Hooks,
+    #[module(skip)]
+    num_channels: usize,
+    #[module(skip)]
+    eps: f64,
+}
+
+options! {
+    /// The options of [`LayerNorm2d`], with the names and defaults of [`LayerNorm`]'s.
+    LayerNorm2dOptions for LayerNorm2d(num_channels: usize) {
+        /// What is added to the variance, 1e-5 by default.
+        eps: f64 = 1e-5,
+        /// Whether there are a scale and a shift; there are by default.
+        elementwise_affine: bool = true,
+        /// Whether there is a bias in addition to the scale; true by default.
+        bias: bool = true,
+    }
+}
+
+impl LayerNorm2dOptions {
+    /// A layer for this many channels.
+    #[track_caller]
+    pub fn build(&self, num_channels: usize) -> Result<LayerNorm2d> {
+        let (affine, shape) = (self.elementwise_affine, [num_channels]);
+        Ok(LayerNorm2d {
+            weight: affine.then(|| ones(&shape, self.dtype, &self.device)).transpose()?,
+            bias: (affine && self.bias).then(|| zeros(&shape, self.dtype, &self.device)).transpose()?,
+            training: Training::default(),
+            hooks: Hooks::default(),
+            num_channels,
+            eps: self.eps,
+        })
+    }
+}
+
+impl LayerNorm2d {
+    fn describe(&self) -> String {
+        format!(
+            "{}, eps={}, elementwise_affine={}, bias={}",
+            python_tuple(&[self.num_channels]),
+            python_float(self.eps),
+            python_bool(self.weight.is_some()),
+            python_bool(self.bias.is_some())
+        )
+    }
+}
+
 /// (x − mean) / √(variance + eps) over groups of channels of each sample, scaled and shifted.
 #[derive(Module)]
 #[module(extra_repr = Self::describe)]
@@ -346,6 +402,11 @@ impl RMSNorm {
 forward_with_hooks! {
     LayerNorm: |this, x| {
         x.layer_norm(&this.normalized_shape, this.weight.as_deref(), this.bias.as_deref(), this.eps)
+    };
+    LayerNorm2d: |this, x| {
+        let pixels = x.permute([0, 2, 3, 1])?;
+        let (weight, bias) = (this.weight.as_deref(), this.bias.as_deref());
+        pixels.layer_norm(&[this.num_channels], weight, bias, this.eps)?.permute([0, 3, 1, 2])
     };
     GroupNorm: |this, x| {
         x.group_norm(this.num_groups, this.weight.as_deref(), this.bias.as_deref(), this.eps)

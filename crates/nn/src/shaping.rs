@@ -56,6 +56,20 @@ impl Unflatten {
     }
 }
 
+/// The dims in another order, as a view.
+#[derive(Module, Clone, Debug)]
+pub struct Permute {
+    #[module(skip)]
+    dims: Vec<i64>,
+}
+
+impl Permute {
+    /// Dim `i` of the result is dim `dims[i]` of the input; negative dims count from the end.
+    pub fn new(dims: &[i64]) -> Permute {
+        Permute { dims: dims.to_vec() }
+    }
+}
+
 /// Images `[n, c, height, width]` resized to a size or by a factor.
 ///
 /// ```
@@ -157,6 +171,7 @@ impl Forward<(Tensor, Tensor)> for CosineSimilarity {
 forward! {
     Flatten: |this, x| x.flatten_dims(this.start_dim, this.end_dim);
     Unflatten: |this, x| x.unflatten(this.dim, &this.sizes[..]);
+    Permute: |this, x| x.permute(&this.dims[..]);
     Upsample: |this, x| x.interpolate(this.to, this.mode);
     PixelShuffle: |this, x| x.pixel_shuffle(this.upscale_factor);
     PixelUnshuffle: |this, x| x.pixel_unshuffle(this.downscale_factor);

@@ -191,6 +191,14 @@ pub fn build(name: &str, dtype: DType) -> Result<Built> {
         "adaptive_avg_pool1d" => layer(AdaptiveAvgPool1d::new(3)),
         "adaptive_avg_pool2d" => layer(AdaptiveAvgPool2d::new([3, 2])),
         "flatten" => layer(Flatten::default()),
+        "permute" => layer(Permute::new(&[0, 2, -1, 1])),
+        "stochastic_depth" => layer(StochasticDepth::new(1.0)?),
+        "layer_norm2d" => layer(LayerNorm2d::options().eps(0.01).dtype(dtype).build(4)?),
+        "squeeze_excitation" => {
+            let squeezed = SqueezeExcitation::with(4, 2, SiLU, Sigmoid)?;
+            squeezed.to(dtype)?;
+            layer(squeezed)
+        }
         "unflatten" => layer(Unflatten::new(1, &[2, 2])),
         "upsample_nearest" => layer(Upsample::new(2.0, Interpolation::Nearest)),
         "upsample_bilinear" => layer(Upsample::new([5, 4], Interpolation::Bilinear { align_corners: true })),

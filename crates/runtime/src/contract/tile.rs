@@ -6,7 +6,7 @@ use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
 use super::pack::{Run, pack_runs};
 use crate::cpu::{self, Isa, prefetch};
 use crate::gemm::Matrix;
-use crate::lanes::Plain;
+use crate::lanes::{Lanes, Plain, Sums};
 use crate::panel::Float;
 
 /// Rows of the operand that is read in place, times a stretch of one panel.
@@ -49,32 +49,30 @@ pub trait Real: Copy + Send + Sync + PartialOrd + std::ops::Add<Output = Self> +
     /// # Safety
     /// The elements `base + row + column` are readable, and `to` has room for rows of `width`.
     unsafe fn pack_runs(base: *const Self, rows: &[isize], runs: &[Run], to: *mut Self, width: usize);
-    /// `a · b + c`, rounded once if `FUSED`.
-    fn multiply_add<const FUSED: bool>(a: Self, b: Self, c: Self) -> Self;
 }
 
 /// # Safety
-/// That of [`block`](super::block): all elements of the stripe are valid.
+/// That of [`block`](super::block), and the instruction set of `V`: all elements of the stripe are valid.
 #[inline(always)]
-unsafe fn stripe<T: Real, const R: usize, const W: usize, const FUSED: bool>(stripe: &Stripe<'_, T>) {
+unsafe fn stripe<V: Sums, const R: usize, const N: usize>(stripe: &Stripe<'_, V::Element>) {
     let count = stripe.rows.len();
     let mut i = 0;
     // SAFETY: as many rows as are left.
     unsafe {
         while i + R <= count {
-            tile::<T, R, W, FUSED>(stripe, i);
+            tile::<V, R, N>(stripe, i);
             i += R;
         }
         if i + 4 <= count {
-            tile::<T, 4, W, FUSED>(stripe, i);
+            tile::<V, 4, N>(stripe, i);
             i += 4;
         }
         if i + 2 <= count {
-            tile::<T, 2, W, FUSED>(stripe, i);
+            tile::<V, 2, N>(stripe, i);
             i += 2;
         }
         if i < count {
-            tile::<T, 1, W, FUSED>(stripe, i);
+            tile::<V, 1, N>(stripe, i);
         }
     }
 }
@@ -82,81 +80,89 @@ unsafe fn stripe<T: Real, const R: usize, const W: usize, const FUSED: bool>(str
 /// Steps of the inner dim between two times that memory is asked for.
 const LINE: usize = 16;
 
+/// Rows `i..i + R` times `N` vectors of the panel.
+///
 /// # Safety
-/// That of [`stripe`]; it has rows `i..i + R`.
+/// That of [`stripe`]; it has these rows.
 #[inline(always)]
-unsafe fn tile<T: Real, const R: usize, const W: usize, const FUSED: bool>(stripe: &Stripe<'_, T>, i: usize) {
-    let mut sums = [[T::ZERO; W]; R];
-    let rows: [*const T; R] = std::array::from_fn(|r| stripe.base.wrapping_offset(stripe.rows[i + r]));
+unsafe fn tile<V: Sums, const R: usize, const N: usize>(stripe: &Stripe<'_, V::Element>, i: usize) {
+    let rows: [*const V::Element; R] =
+        std::array::from_fn(|r| stripe.base.wrapping_offset(stripe.rows[i + r]));
     let next = match stripe.rows.get(i + R) {
         Some(next) if stripe.ahead => next - stripe.rows[i],
         _ => 0,
     };
-    for (chunk, inner) in stripe.inner.chunks(LINE).enumerate() {
-        if next != 0 {
-            rows.iter().for_each(|row| prefetch(row.wrapping_offset(next + inner[0])));
-        }
-        for (p, &inner) in inner.iter().enumerate() {
-            // SAFETY: a row of the panel's stretch, and an element of each row.
-            unsafe {
-                let line = &*stripe.panel.add((chunk * LINE + p) * W).cast::<[T; W]>();
-                for (sums, row) in sums.iter_mut().zip(rows) {
-                    let factor = *row.offset(inner);
-                    for (sum, &x) in sums.iter_mut().zip(line) {
-                        *sum = T::multiply_add::<FUSED>(factor, x, *sum);
+    // SAFETY: the instruction set; a row of the panel's stretch, and an element of each row; a row of the result,
+    // which is written before it is read.
+    unsafe {
+        let mut sums = [[V::splat(V::Element::default()); N]; R];
+        let mut panel = stripe.panel;
+        for inner in stripe.inner.chunks(LINE) {
+            if next != 0 {
+                rows.iter().for_each(|row| prefetch(row.wrapping_offset(next + inner[0])));
+            }
+            for &inner in inner {
+                let mut line = [V::splat(V::Element::default()); N];
+                for (n, line) in line.iter_mut().enumerate() {
+                    *line = V::load(panel.add(n * V::LANES));
+                }
+                panel = panel.wrapping_add(N * V::LANES);
+                for r in 0..R {
+                    let factor = V::splat(*rows[r].offset(inner));
+                    for n in 0..N {
+                        sums[r][n] = sums[r][n].add_product(factor, line[n]);
                     }
                 }
             }
         }
-    }
-    for (r, sums) in sums.iter().enumerate() {
-        // SAFETY: a row of the result, which is written before it is read.
-        unsafe {
-            let place = stripe.result.add((i + r) * stripe.pitch).cast::<[T; W]>();
-            if stripe.accumulate {
-                for (place, &sum) in (*place).iter_mut().zip(sums) {
-                    *place = *place + sum;
-                }
-            } else {
-                *place = *sums;
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (n, sum) in sums.into_iter().enumerate() {
+                let place = stripe.result.add((i + r) * stripe.pitch + n * V::LANES);
+                let sum = if stripe.accumulate { V::load(place).plus(sum) } else { sum };
+                sum.store(place);
             }
         }
     }
 }
 
 macro_rules! real {
-    ($ty:ty, [$avx512_lanes:ty, $avx2_lanes:ty, $plain_lanes:ty], $avx512:literal / $avx512_half:literal, $avx2:literal / $avx2_half:literal, $plain:literal) => {
+    ($ty:ty, $avx512:ty, $avx2:ty, $plain:ty) => {
         impl Real for $ty {
             const ZERO: $ty = 0.0;
 
             fn tile(columns: usize) -> Tile<$ty> {
+                // A result that one vector holds has no use for two.
+                macro_rules! tiles {
+                    ($vector:ty, $rows:literal, $run:ident) => {{
+                        let lanes = <$vector as Lanes>::LANES;
+                        if columns <= lanes {
+                            Tile { rows: $rows, width: lanes, run: $run::<1> }
+                        } else {
+                            Tile { rows: $rows, width: 2 * lanes, run: $run::<2> }
+                        }
+                    }};
+                }
                 #[cfg(target_arch = "x86_64")]
                 {
                     #[target_feature(enable = "avx512f,avx512vl,fma")]
-                    unsafe fn avx512<const W: usize>(task: &Stripe<'_, $ty>) {
+                    unsafe fn avx512<const N: usize>(task: &Stripe<'_, $ty>) {
                         // SAFETY: the caller's promise is passed on.
-                        unsafe { stripe::<$ty, 8, W, true>(task) }
+                        unsafe { stripe::<$avx512, 8, N>(task) }
                     }
                     #[target_feature(enable = "avx2,fma")]
-                    unsafe fn avx2<const W: usize>(task: &Stripe<'_, $ty>) {
+                    unsafe fn avx2<const N: usize>(task: &Stripe<'_, $ty>) {
                         // SAFETY: the caller's promise is passed on.
-                        unsafe { stripe::<$ty, 4, W, true>(task) }
+                        unsafe { stripe::<$avx2, 4, N>(task) }
                     }
                     // `isa` never names more than the machine has.
                     match cpu::isa() {
-                        Isa::Avx512 if columns <= $avx512_half => {
-                            return Tile { rows: 8, width: $avx512_half, run: avx512::<$avx512_half> };
-                        }
-                        Isa::Avx512 => return Tile { rows: 8, width: $avx512, run: avx512::<$avx512> },
-                        Isa::Avx2 if columns <= $avx2_half => {
-                            return Tile { rows: 4, width: $avx2_half, run: avx2::<$avx2_half> };
-                        }
-                        Isa::Avx2 => return Tile { rows: 4, width: $avx2, run: avx2::<$avx2> },
+                        Isa::Avx512 => return tiles!($avx512, 8, avx512),
+                        Isa::Avx2 => return tiles!($avx2, 4, avx2),
                         Isa::Plain => {}
                     }
                 }
                 let _ = columns;
-                Tile { rows: 4, width: $plain, run: stripe::<$ty, 4, $plain, false> }
+                Tile { rows: 4, width: 2 * <$plain as Lanes>::LANES, run: stripe::<$plain, 4, 2> }
             }
 
             unsafe fn turn(
@@ -177,12 +183,12 @@ macro_rules! real {
                     #[target_feature(enable = "avx512f,avx512vl,bmi2")]
                     unsafe fn avx512(b: *const $ty, r: &[isize], runs: &[Run], to: *mut $ty, width: usize) {
                         // SAFETY: the caller's promise is passed on.
-                        unsafe { pack_runs::<$avx512_lanes>(b, r, runs, to, width) }
+                        unsafe { pack_runs::<$avx512>(b, r, runs, to, width) }
                     }
                     #[target_feature(enable = "avx2,bmi2")]
                     unsafe fn avx2(b: *const $ty, r: &[isize], runs: &[Run], to: *mut $ty, width: usize) {
                         // SAFETY: the caller's promise is passed on.
-                        unsafe { pack_runs::<$avx2_lanes>(b, r, runs, to, width) }
+                        unsafe { pack_runs::<$avx2>(b, r, runs, to, width) }
                     }
                     match cpu::isa() {
                         // SAFETY: `isa` never names more than the machine has.
@@ -193,16 +199,11 @@ macro_rules! real {
                     }
                 }
                 // SAFETY: the caller's promise is passed on.
-                unsafe { pack_runs::<$plain_lanes>(base, rows, runs, to, width) }
-            }
-
-            #[inline(always)]
-            fn multiply_add<const FUSED: bool>(a: $ty, b: $ty, c: $ty) -> $ty {
-                if FUSED { a.mul_add(b, c) } else { a * b + c }
+                unsafe { pack_runs::<$plain>(base, rows, runs, to, width) }
             }
         }
     };
 }
 
-real!(f32, [__m512, __m256, Plain<f32, 4>], 32 / 16, 16 / 8, 8);
-real!(f64, [__m512d, __m256d, Plain<f64, 2>], 16 / 8, 8 / 4, 4);
+real!(f32, __m512, __m256, Plain<f32, 4>);
+real!(f64, __m512d, __m256d, Plain<f64, 2>);

@@ -8,6 +8,9 @@
 
 mod direct;
 mod geometry;
+mod halves;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 use std::any::TypeId;
@@ -22,6 +25,7 @@ use crate::winograd::{self, Kernels, Task};
 
 pub use direct::Direct;
 pub use geometry::{Geometry, pair};
+pub use halves::{Operands, is_for_halves, of_halves};
 
 /// Elements of a result that are there: those of these planes (counted through all images) from pixel to pixel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,6 +205,31 @@ pub unsafe fn forward<T: Direct>(
     unsafe { forward_with(g, out, x, weight, None, None) }
 }
 
+/// [`forward`] plus a number for each filter, which is added to results as they are finished.
+///
+/// # Safety
+/// That of [`forward`]; `bias` has a number for each filter.
+pub unsafe fn forward_biased<T: Direct>(
+    g: &Geometry,
+    out: *mut T,
+    x: *const T,
+    weight: *const T,
+    bias: *const T,
+) -> Result<(), AllocError> {
+    let area = g.output[0] * g.output[1];
+    let shared = Shared((out, bias.cast_mut()));
+    let add = |part: Finished| {
+        let (out, bias) = shared.get();
+        for plane in part.planes {
+            let at = out.wrapping_add(plane * area + part.pixels.start);
+            // SAFETY: a filter's number, and a finished part of its plane, which is told of to nobody else.
+            unsafe { (T::loops().wide.add)(at, *bias.add(plane % g.filters), part.pixels.len()) };
+        }
+    };
+    // SAFETY: the caller's promise is passed on.
+    unsafe { forward_with(g, out, x, weight, None, Some(&add)) }
+}
+
 /// [`forward`] with kernels that are constant, perhaps, and somebody to be told of what is finished. That the
 /// kernels are constant may decide how results are computed, and so their last bits; whether they were
 /// transformed before does not.
@@ -217,7 +246,7 @@ pub unsafe fn forward_with<T: Direct>(
 ) -> Result<(), AllocError> {
     if g.is_direct() {
         // SAFETY: the caller's promise is passed on.
-        return unsafe { direct::forward(g, out, x, weight, then) };
+        return unsafe { direct::forward(g, out, x.cast_mut(), weight, then) };
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(task) = minimal::<T>(g, Kernels::Straight, constant.is_some()) {
@@ -278,7 +307,7 @@ pub unsafe fn input_gradient<T: Direct>(
 ) -> Result<(), AllocError> {
     if g.is_direct() {
         // SAFETY: the caller's promise is passed on.
-        return unsafe { direct::input_gradient(g, out, grad, weight) };
+        return unsafe { direct::input_gradient(g, out, grad.cast_mut(), weight) };
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(task) = minimal::<T>(g, Kernels::Turned, false) {
@@ -357,7 +386,7 @@ pub unsafe fn weight_gradient<T: Direct>(
 ) -> Result<(), AllocError> {
     if g.is_direct() {
         // SAFETY: the caller's promise is passed on.
-        return unsafe { direct::weight_gradient(g, out, x, grad) };
+        return unsafe { direct::weight_gradient(g, out, x.cast_mut(), grad.cast_mut()) };
     }
     // SAFETY: the input's planes.
     let image = unsafe { Planes::padded(x.cast_mut(), g.batch * g.channels, g.input, g.padding, g.padding)? };
@@ -380,190 +409,4 @@ pub unsafe fn weight_gradient<T: Direct>(
         // SAFETY: every position with every tap lies inside the padded image; groups' results are disjoint.
         unsafe { contract(dst, lhs, Lattice { base, rows: &grads, columns: &planes }, None) }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use parking_lot::Mutex;
-
-    use super::*;
-
-    fn values(seed: u64, count: usize) -> Vec<f64> {
-        (0..count as u64).map(|i| f64::from(crate::random::philox(i, seed)[0] % 15) - 7.0).collect()
-    }
-
-    /// Every tap of every position: indices of out, x and weight.
-    fn each(g: &Geometry, mut body: impl FnMut(usize, usize, usize)) {
-        let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
-        for n in 0..g.batch {
-            for o in 0..g.filters {
-                for p in 0..g.output[0] * g.output[1] {
-                    for c in 0..channels {
-                        for t in 0..g.taps() {
-                            let at = |d: usize, p: usize, t: usize| {
-                                (p * g.stride[d] + t * g.dilation[d]).checked_sub(g.padding[d])
-                            };
-                            let (row, column) = (
-                                at(0, p / g.output[1], t / g.kernel[1]),
-                                at(1, p % g.output[1], t % g.kernel[1]),
-                            );
-                            let (Some(row), Some(column)) = (row, column) else { continue };
-                            if row >= g.input[0] || column >= g.input[1] {
-                                continue;
-                            }
-                            let channel = n * g.channels + o / filters * channels + c;
-                            body(
-                                (n * g.filters + o) * g.output[0] * g.output[1] + p,
-                                (channel * g.input[0] + row) * g.input[1] + column,
-                                (o * channels + c) * g.taps() + t,
-                            );
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn more_zeros_than_memory_are_refused() {
-        let many = 1usize << 31;
-        let g = Geometry {
-            batch: 1,
-            channels: 1,
-            filters: 1,
-            input: [1, 1],
-            output: [3, 3],
-            kernel: [1, 1],
-            stride: [many, many],
-            padding: [many, many],
-            dilation: [1, 1],
-            groups: 1,
-        };
-        let (mut out, x, weight) = ([0.0f32; 9], [1.0f32], [1.0f32]);
-        // SAFETY: arrays of the sizes named.
-        let done = unsafe { forward(&g, out.as_mut_ptr(), x.as_ptr(), weight.as_ptr()) };
-        assert!(matches!(done, Err(AllocError::TooLarge { .. })));
-    }
-
-    #[test]
-    fn what_a_tap_does_not_meet_may_be_infinite() {
-        // The last column of the first plane, next to which vectors may end.
-        let mut g = Geometry {
-            batch: 1,
-            channels: 2,
-            filters: 2,
-            input: [5, 9],
-            output: [5, 9],
-            kernel: [3, 3],
-            stride: [1, 1],
-            padding: [1, 1],
-            dilation: [1, 1],
-            groups: 2,
-        };
-        for width in 1..40 {
-            (g.input[1], g.output[1]) = (width, width);
-            let mut x = vec![1.0f32; 10 * width];
-            x[width - 1..5 * width].iter_mut().step_by(width).for_each(|x| *x = f32::INFINITY);
-            let grad = vec![1.0f32; 10 * width];
-            let (mut out, mut sums) = (vec![f32::NAN; 10 * width], [f32::NAN; 18]);
-            // SAFETY: dense vectors of the sizes the geometry says.
-            unsafe {
-                forward(&g, out.as_mut_ptr(), x.as_ptr(), [1.0f32; 18].as_ptr()).unwrap();
-                weight_gradient(&g, sums.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
-            }
-            for (i, out) in out.iter().enumerate() {
-                let is_near = i < 5 * width && i % width + 2 >= width;
-                assert!(if is_near { *out == f32::INFINITY } else { out.is_finite() }, "{i} of {width}");
-            }
-            // No result meets the last column with a tap of the first.
-            for (tap, sum) in sums.iter().enumerate() {
-                let is_near = tap < 9 && tap % 3 > 0 && (width > 1 || tap % 3 == 1);
-                assert_eq!(sum.is_finite(), !is_near, "tap {tap} of width {width}");
-            }
-        }
-    }
-
-    #[test]
-    fn all_three_against_plain_loops() {
-        let cases: &[[usize; 13]] = &[
-            // batch, channels, filters, groups, input, kernel, stride, padding, dilation (vertical) + width
-            [2, 3, 5, 1, 9, 3, 1, 1, 1, 7, 3, 1, 1],
-            [1, 4, 6, 2, 8, 3, 2, 1, 1, 9, 2, 3, 0],
-            [2, 2, 3, 1, 11, 3, 1, 2, 2, 12, 3, 2, 2],
-            [1, 1, 1, 1, 5, 1, 1, 0, 1, 5, 1, 1, 0],
-            [3, 6, 6, 6, 7, 3, 2, 1, 1, 6, 3, 1, 1],
-            [2, 4, 8, 4, 5, 3, 3, 2, 2, 9, 2, 2, 1],
-            [1, 3, 40, 1, 1, 1, 1, 0, 1, 64, 5, 2, 2],
-            [2, 33, 17, 1, 6, 2, 3, 0, 1, 6, 2, 3, 0],
-            [1, 8, 16, 4, 6, 3, 1, 1, 1, 6, 3, 1, 1],
-            [2, 6, 6, 6, 14, 7, 1, 3, 1, 14, 7, 1, 3],
-            [1, 4, 12, 4, 9, 5, 2, 2, 1, 33, 5, 2, 2],
-            [1, 2, 2, 2, 25, 3, 2, 3, 3, 37, 3, 3, 1],
-            [1, 6, 4, 2, 13, 9, 1, 8, 2, 23, 10, 2, 9],
-            [1, 20, 20, 2, 7, 3, 1, 1, 1, 7, 3, 2, 1],
-            // More than a block, in either dim.
-            [1, 2, 2, 2, 150, 3, 1, 1, 1, 130, 3, 1, 1],
-            [1, 2, 2, 2, 150, 3, 2, 2, 2, 130, 3, 2, 1],
-            [1, 2, 2, 2, 1, 1, 1, 0, 1, 5000, 3, 2, 1],
-            [1, 2, 2, 2, 3, 3, 1, 1, 1, 2100, 4, 1, 2],
-        ];
-        for case in cases {
-            let [batch, channels, filters, groups, h, kh, sh, ph, dilation, w, kw, sw, pw] = *case;
-            let size = |i: usize, k: usize, s: usize, p: usize| (i + 2 * p - dilation * (k - 1) - 1) / s + 1;
-            let g = Geometry {
-                batch,
-                channels,
-                filters,
-                input: [h, w],
-                output: [size(h, kh, sh, ph), size(w, kw, sw, pw)],
-                kernel: [kh, kw],
-                stride: [sh, sw],
-                padding: [ph, pw],
-                dilation: [dilation; 2],
-                groups,
-            };
-            let x = values(1, batch * channels * h * w);
-            let weight = values(2, filters * channels / groups * g.taps());
-            let grad = values(3, batch * filters * g.output[0] * g.output[1]);
-            let mut want = (vec![0.0; grad.len()], vec![0.0; x.len()], vec![0.0; weight.len()]);
-            each(&g, |o, i, w| {
-                want.0[o] += x[i] * weight[w];
-                want.1[i] += grad[o] * weight[w];
-                want.2[w] += grad[o] * x[i];
-            });
-            let nan = |n: usize| vec![f64::NAN; n];
-            let mut got = (nan(grad.len()), nan(x.len()), nan(weight.len()));
-            let (area, finished) = (g.output[0] * g.output[1], Mutex::new(vec![0; grad.len()]));
-            let count = |part: Finished| {
-                for plane in part.planes {
-                    let places = plane * area + part.pixels.start..plane * area + part.pixels.end;
-                    finished.lock()[places].iter_mut().for_each(|times| *times += 1);
-                }
-            };
-            // SAFETY: dense vectors of the sizes the geometry says.
-            unsafe {
-                forward_with(&g, got.0.as_mut_ptr(), x.as_ptr(), weight.as_ptr(), None, Some(&count))
-                    .unwrap();
-                input_gradient(&g, got.1.as_mut_ptr(), grad.as_ptr(), weight.as_ptr()).unwrap();
-                weight_gradient(&g, got.2.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
-            }
-            assert!(finished.into_inner().iter().all(|times| *times == 1), "{g:?}: each is finished once");
-            // All numbers are small integers: f32 is as exact.
-            let narrow = |list: &[f64]| -> Vec<f32> { list.iter().map(|&x| x as f32).collect() };
-            let (x, weight, grad) = (narrow(&x), narrow(&weight), narrow(&grad));
-            let unknown = |count: usize| vec![f32::NAN; count];
-            let mut single = (unknown(grad.len()), unknown(x.len()), unknown(weight.len()));
-            // SAFETY: as above.
-            unsafe {
-                forward(&g, single.0.as_mut_ptr(), x.as_ptr(), weight.as_ptr()).unwrap();
-                input_gradient(&g, single.1.as_mut_ptr(), grad.as_ptr(), weight.as_ptr()).unwrap();
-                weight_gradient(&g, single.2.as_mut_ptr(), x.as_ptr(), grad.as_ptr()).unwrap();
-            }
-            let all = (narrow(&want.0), narrow(&want.1), narrow(&want.2));
-            assert!(single == all, "f32 {g:?}");
-            assert_eq!(got.0, want.0, "forward {g:?}");
-            assert_eq!(got.1, want.1, "input {g:?}");
-            assert_eq!(got.2, want.2, "weight {g:?}");
-        }
-    }
 }

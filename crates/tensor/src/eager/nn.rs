@@ -3,7 +3,8 @@
 use kiln_ir::table::resample;
 use kiln_ir::{DType, Op, Result, Shape, Why};
 use kiln_runtime::AllocError;
-use kiln_runtime::convolution::{self, Geometry, pair};
+use kiln_runtime::convolution::{self, Geometry, Operands, pair};
+use kiln_runtime::halves::Half;
 
 use super::{Input, Job, operand};
 use crate::kernels::norm::{self, Affine, Groups, Normalisation};
@@ -45,43 +46,77 @@ impl Job<'_> {
         })
     }
 
-    /// A convolution or one of its gradients.
-    pub(super) fn convolution(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
-        let (first, second) = (self.dense(self.tensor(inputs, 0)?)?, self.dense(self.tensor(inputs, 1)?)?);
+    /// The sizes of a convolution, or of one of its gradients, of these operands.
+    fn geometry(&self, out: &Ready, first: &Ready, second: &Ready) -> Option<Geometry> {
         let (a, b, c) = (&first.layout.shape, &second.layout.shape, &out.layout.shape);
         let (input, weight, output) = match self.op {
             Op::ConvolutionInputGradient { .. } => (c, b, a),
             Op::ConvolutionWeightGradient { .. } => (a, c, b),
             _ => (a, b, c),
         };
-        let Some(geometry) = Geometry::of(self.op, input, weight, output) else { return Ok(()) };
+        Geometry::of(self.op, input, weight, output)
+    }
+
+    /// A convolution of halves or one of its gradients, if it reads them as they are.
+    pub(super) fn convolution_of_halves(
+        &self,
+        half: Half,
+        out: &Ready,
+        [first, second]: [&Ready; 2],
+        bias: Option<&Ready>,
+    ) -> Option<Result<()>> {
+        let geometry = self.geometry(out, first, second).filter(convolution::is_for_halves)?;
+        let run = || {
+            let (first, second) = (self.dense(first)?, self.dense(second)?);
+            let bias = bias.map(|bias| self.dense(bias)).transpose()?;
+            let [to, left, right] = [out, &first, &second].map(|t| t.pointer().cast::<u16>());
+            let operands = match self.op {
+                Op::ConvolutionInputGradient { .. } => Operands::InputGradient(left, right),
+                Op::ConvolutionWeightGradient { .. } => Operands::WeightGradient(left, right),
+                _ => {
+                    let bias = bias.as_ref().map(|bias| bias.pointer().cast::<u16>().cast_const());
+                    Operands::Forward(left, right, bias)
+                }
+            };
+            // SAFETY: all are dense, `out` is fresh, the others are locked for reading or fresh; the type rule checked
+            // that the sizes fit together.
+            let done = unsafe { convolution::of_halves(&geometry, half, to, operands) };
+            done.map_err(|error| self.memory(error))
+        };
+        Some(run())
+    }
+
+    /// A convolution or one of its gradients.
+    pub(super) fn convolution(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let (first, second) = (self.dense(self.tensor(inputs, 0)?)?, self.dense(self.tensor(inputs, 1)?)?);
+        let Some(geometry) = self.geometry(out, &first, &second) else { return Ok(()) };
+        let bias = match inputs.get(2) {
+            Some(Input::Tensor(bias)) => Some(self.dense(bias)?),
+            _ => None,
+        };
         with_float!(self, out.dtype, T => {
             let (to, left, right) =
                 (out.pointer().cast::<T>(), first.pointer().cast::<T>(), second.pointer().cast::<T>());
             // SAFETY: all are dense, `out` is fresh, the others are locked for reading or fresh; the type rule
             // checked that the sizes fit together.
             let done = unsafe {
-                match self.op {
-                    Op::ConvolutionInputGradient { .. } => {
+                match (self.op, &bias) {
+                    (Op::ConvolutionInputGradient { .. }, _) => {
                         convolution::input_gradient(&geometry, to, left, right)
                     }
-                    Op::ConvolutionWeightGradient { .. } => {
+                    (Op::ConvolutionWeightGradient { .. }, _) => {
                         convolution::weight_gradient(&geometry, to, left, right)
                     }
-                    _ => convolution::forward(&geometry, to, left, right),
+                    (_, Some(bias)) => {
+                        let bias = bias.pointer().cast::<T>();
+                        convolution::forward_biased(&geometry, to, left, right, bias)
+                    }
+                    (_, None) => convolution::forward(&geometry, to, left, right),
                 }
             };
             done.map_err(|error| self.memory(error))?;
         });
-        match inputs.get(2) {
-            Some(Input::Tensor(bias)) => {
-                let mut shape = Shape::from([weight[0]]);
-                (2..output.rank()).for_each(|_| shape.push(1));
-                let bias = self.as_shape(bias, shape)?;
-                self.function(kiln_ir::math::Function::Add, out, &[Input::Tensor(out), Input::Tensor(&bias)])
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     pub(super) fn max_pool(&self, out: &Ready, inputs: &[Input]) -> Result<()> {

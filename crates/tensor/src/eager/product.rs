@@ -20,7 +20,7 @@ fn half(dtype: DType) -> Option<Half> {
 }
 
 impl Job<'_> {
-    /// A product of halves, all of one format; `None` if it is anything else.
+    /// A product or a convolution of halves, all of one format; `None` if it is anything else.
     pub(super) fn halves(&self, out: &Ready, inputs: &[Input]) -> Option<Result<()>> {
         let half = half(out.dtype)?;
         let mut tensors: SmallVec<[&Ready; 3]> = SmallVec::new();
@@ -42,6 +42,12 @@ impl Job<'_> {
             (Op::Linear {}, &[x, weight, bias]) => {
                 self.linear_of(out, x, weight, |out, x, y| product(out, x, y, Some(bias)))
             }
+            (
+                Op::Convolution { .. }
+                | Op::ConvolutionInputGradient { .. }
+                | Op::ConvolutionWeightGradient { .. },
+                &[first, second, ref bias @ ..],
+            ) => return self.convolution_of_halves(half, out, [first, second], bias.first().copied()),
             _ => return None,
         })
     }

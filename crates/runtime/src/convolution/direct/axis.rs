@@ -88,6 +88,30 @@ impl Axis {
         Axis::new(g.output[d], before, [1, g.stride[d]], phases.collect())
     }
 
+    /// How many positions are met, or lie before one that is.
+    pub fn met(&self) -> usize {
+        let last = |phase: &Phase| {
+            let first = phase.taps.last().map_or(0, |tap| tap.at.saturating_add(1));
+            first.saturating_add(phase.count.saturating_sub(1).saturating_mul(self.split))
+        };
+        self.phases.iter().map(last).max().unwrap_or(0)
+    }
+
+    /// The position of an element of the source.
+    pub fn position(&self, element: usize) -> usize {
+        self.before.saturating_add(element)
+    }
+
+    /// Positions from one result of a phase to the next.
+    pub fn split(&self) -> usize {
+        self.split
+    }
+
+    /// The positions that the first result of a phase meets, and the numbers of the taps.
+    pub fn meets(&self, phase: &Phase) -> impl Iterator<Item = (usize, usize)> {
+        phase.taps.iter().map(|tap| (tap.at, tap.number))
+    }
+
     /// The most results of a phase: the first's.
     pub fn results(&self) -> usize {
         self.phases.first().map_or(0, |phase| phase.count)

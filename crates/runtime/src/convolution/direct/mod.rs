@@ -12,7 +12,10 @@
 //! computed side by side and joined. No bit depends on how positions are cut into blocks and tiles.
 
 mod axis;
+mod channels;
+mod memory;
 mod moments;
+mod pixel;
 mod stored;
 mod tile;
 
@@ -24,9 +27,11 @@ use crate::scratch;
 use crate::threads::{GRAIN, Shared, parallel_for};
 use crate::tile::even;
 use axis::{Axis, Phase};
+use memory::Memory;
 use stored::{Copier, Stored};
 use tile::{Chain, Column, Loops, Strip, Vectors};
 
+pub(super) use memory::{Halves, narrow, widen};
 pub(super) use moments::weight_gradient;
 pub use tile::Direct;
 
@@ -56,14 +61,18 @@ struct Task<'a, T: 'static> {
 
 /// # Safety
 /// That of the outer function of this name.
-pub(super) unsafe fn forward<T: Direct>(
+pub(super) unsafe fn forward<M: Memory>(
     g: &Geometry,
-    out: *mut T,
-    x: *const T,
-    weight: *const T,
+    out: M,
+    x: M,
+    weight: *const M::Number,
     then: Option<OnFinished<'_>>,
 ) -> Result<(), AllocError> {
     let axes = [0, 1].map(|d| Axis::forward(g, d));
+    if let Some(task) = channels::Task::new(g, &axes, [g.input, g.output]) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { task.run(out, x, weight, then) };
+    }
     let planes = [g.channels / g.groups, g.filters / g.groups];
     let task = Task {
         then,
@@ -77,13 +86,17 @@ pub(super) unsafe fn forward<T: Direct>(
 
 /// # Safety
 /// That of the outer function of this name.
-pub(super) unsafe fn input_gradient<T: Direct>(
+pub(super) unsafe fn input_gradient<M: Memory>(
     g: &Geometry,
-    out: *mut T,
-    grad: *const T,
-    weight: *const T,
+    out: M,
+    grad: M,
+    weight: *const M::Number,
 ) -> Result<(), AllocError> {
     let axes = [0, 1].map(|d| Axis::backward(g, d));
+    if let Some(task) = channels::Task::new(g, &axes, [g.output, g.input]) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { task.run(out, grad, weight, None) };
+    }
     let planes = [g.filters / g.groups, g.channels / g.groups];
     let task = Task {
         weights: [planes[1] * g.taps(), g.taps()],
@@ -148,7 +161,12 @@ impl<T: Direct> Task<'_, T> {
 
     /// # Safety
     /// The operands are those of the convolution that the task was made for.
-    unsafe fn run(&self, out: *mut T, source: *const T, weight: *const T) -> Result<(), AllocError> {
+    unsafe fn run<M: Memory<Number = T>>(
+        &self,
+        out: M,
+        source: M,
+        weight: *const T,
+    ) -> Result<(), AllocError> {
         let Task { axes, stored, taps, .. } = self;
         let mut phases = Vec::new();
         for rows in &axes[0].phases {
@@ -176,21 +194,37 @@ impl<T: Direct> Task<'_, T> {
         let work =
             self.planes[0] * self.planes[1] * stored.size[0] * stored.size[1] * axes[0].step * axes[1].step;
         let grain = GRAIN.div_ceil((work * phases.first().map_or(1, |taps| taps.columns.len())).max(1));
-        let shared = Shared((out, source.cast_mut(), weight.cast_mut()));
+        let area = self.size.map(|[height, width]| height.saturating_mul(width));
+        let [before, after] = [0, 1].map(|i| self.planes[i].saturating_mul(area[i]));
+        let (wide, wide_out) = (M::room(before), M::room(after));
+        let elements = held.saturating_add(wide).saturating_add(wide_out);
+        // What takes memory of its own is whole planes.
+        let (parts, inner) = if elements > held { (1, each) } else { (each, 1) };
+        let shared = Shared((out, source, weight.cast_mut()));
         let failure = Mutex::new(None);
-        parallel_for(self.images * self.groups * each, grain, |begin, end| {
+        parallel_for(self.images * self.groups * parts, grain, |begin, end| {
             let (out, source, weight) = shared.get();
-            let done = scratch::with(held.saturating_mul(size_of::<T>()), |room| {
-                let mut copier = Copier::new(room.cast(), self.planes[0]);
+            let done = scratch::with(elements.saturating_mul(size_of::<T>()), |room| {
+                let room = room.cast::<T>();
+                let [wide, wide_out] = [held, held + wide].map(|at| room.wrapping_add(at));
+                let mut copier = Copier::new(room, self.planes[0]);
                 let mut script = self.script(&phases, [0, 0]);
                 for item in begin..end {
-                    let (group, block) = if each == 1 { (item, 0) } else { (item / each, item % each) };
-                    if each > 1 {
-                        let first = [block / blocks[1] * stored.size[0], block % blocks[1] * stored.size[1]];
-                        script = self.script(&phases, first);
+                    let (group, part) = if parts == 1 { (item, 0) } else { (item / parts, item % parts) };
+                    // SAFETY: blocks of one group of one image; the scratch has room for them.
+                    unsafe {
+                        let source = source.read(group * before, before, wide);
+                        let results = out.place(group * after, wide_out);
+                        for block in part..part + inner {
+                            if each > 1 {
+                                let [row, column] = [block / blocks[1], block % blocks[1]];
+                                script =
+                                    self.script(&phases, [row * stored.size[0], column * stored.size[1]]);
+                            }
+                            self.block(&script, (results, source, weight), group, &mut copier);
+                        }
+                        out.write(group * after, after, wide_out);
                     }
-                    // SAFETY: a block of one group of one image; the scratch has room for it.
-                    unsafe { self.block(&script, (out, source, weight), group, &mut copier) };
                 }
             });
             if let Err(error) = done {
@@ -291,7 +325,8 @@ impl<T: Direct> Task<'_, T> {
     }
 
     /// # Safety
-    /// That of [`Task::run`], for group `group` of all images; behind the copies is room for results of phases.
+    /// That of [`Task::run`], for the planes of group `group` of all images; behind the copies is room for results of
+    /// phases.
     unsafe fn block(
         &self,
         script: &Script<'_, T>,
@@ -303,14 +338,15 @@ impl<T: Direct> Task<'_, T> {
         let first = script.first;
         let kernels = group % self.groups;
         let weight = weight.wrapping_add(kernels * planes[0] * planes[1] * self.kernel);
-        let source = source.wrapping_add(group * planes[0] * from[0] * from[1]);
         // SAFETY: the group's planes of the source.
         unsafe { copier.copy(axes, stored, source, *from, first) };
+        let times = script.tiles[0].len() * planes[1].div_ceil(2);
+        let mut asked = copier.following(source, *from, times);
         let side = copier.room.wrapping_add(planes[0] * stored.plane);
         let mut next = 0;
         while next < planes[1] {
             let count = (planes[1] - next).min(2);
-            let out = out.wrapping_add((group * planes[1] + next) * to[0] * to[1]);
+            let out = out.wrapping_add(next * to[0] * to[1]);
             let (results, apart) = if self.is_joined() { (side, self.side) } else { (out, to[0] * to[1]) };
             for tile in &script.tiles[count - 1] {
                 let strip = Strip {
@@ -329,6 +365,7 @@ impl<T: Direct> Task<'_, T> {
                 };
                 // SAFETY: a part of the block; the copy has what its taps meet.
                 unsafe { (tile.run)(&strip) };
+                asked.go_on();
             }
             for plane in 0..count {
                 for &(from, at) in &script.joins {

@@ -6,6 +6,7 @@
 
 use parking_lot::Mutex;
 
+use super::memory::Memory;
 use super::tile::{ABREAST, Direct, Moments, SUM, TAPS};
 use super::{Axis, Copier, Geometry, Stored, within};
 use crate::pool::AllocError;
@@ -18,32 +19,43 @@ const BALANCE: usize = 4;
 
 /// # Safety
 /// That of the outer function of this name.
-pub(crate) unsafe fn weight_gradient<T: Direct>(
+pub(crate) unsafe fn weight_gradient<M: Memory>(
     g: &Geometry,
-    out: *mut T,
-    x: *const T,
-    grad: *const T,
+    out: *mut M::Number,
+    x: M,
+    grad: M,
 ) -> Result<(), AllocError> {
     let axes = [0, 1].map(|d| Axis::forward(g, d));
+    if let Some(task) = super::channels::Task::new(g, &axes, [g.input, g.output]) {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { task.weight_gradient(out, x, grad) };
+    }
     let (channels, filters) = (g.channels / g.groups, g.filters / g.groups);
-    let task = Task { g, stored: Stored::new::<T>(&axes, channels), axes, channels };
+    let task = Task { g, stored: Stored::new::<M::Number>(&axes, channels), axes, channels };
     // Filters of a group share the copies of its channels, as long as there are enough items.
     let parts = (BALANCE * threads::count()).div_ceil(g.groups).min(filters).max(1);
     let most = filters.div_ceil(parts);
     let held = task.stored.plane.saturating_mul(channels);
     let sums = most.saturating_mul(channels).saturating_mul(g.taps()).saturating_mul(SUM);
-    let shared = Shared((out, x.cast_mut(), grad.cast_mut()));
+    let wide = M::room(channels.saturating_mul(g.input[0] * g.input[1]));
+    let wide_grad = M::room(most.saturating_mul(g.output[0] * g.output[1]));
+    let elements = [held, sums, wide, wide_grad].into_iter().fold(0, usize::saturating_add);
+    let shared = Shared((out, x, grad));
     let failure = Mutex::new(None);
     parallel_for(g.groups * parts, 1, |begin, end| {
         let (out, x, grad) = shared.get();
-        let done = scratch::with(held.saturating_add(sums).saturating_mul(size_of::<T>()), |room| {
-            let mut copier = Copier::new(room.cast(), channels);
+        let done = scratch::with(elements.saturating_mul(size_of::<M::Number>()), |room| {
+            let room = room.cast::<M::Number>();
+            let [sums, wide, wide_grad] =
+                [held, held + sums, held + sums + wide].map(|at| room.wrapping_add(at));
+            let mut copier = Copier::new(room, channels);
             for item in begin..end {
                 let (group, part) = (item / parts, item % parts);
                 let range = even(filters, parts, part)..even(filters, parts, part + 1);
-                let sums = room.cast::<T>().wrapping_add(held);
-                // SAFETY: some filters of one group; the scratch has room for copies and sums.
-                unsafe { task.filters(group, range, (out, x, grad), &mut copier, sums) };
+                // SAFETY: some filters of one group; the scratch has room for copies, sums and planes.
+                unsafe {
+                    task.filters(group, range, (out, x, grad), &mut copier, (sums, [wide, wide_grad]));
+                }
             }
         });
         if let Err(error) = done {
@@ -64,34 +76,40 @@ struct Task<'a> {
 impl Task<'_> {
     /// # Safety
     /// That of [`weight_gradient`], for these filters of a group; there is room for the copies and the sums.
-    unsafe fn filters<T: Direct>(
+    unsafe fn filters<T: Direct, M: Memory<Number = T>>(
         &self,
         group: usize,
         range: std::ops::Range<usize>,
-        (out, x, grad): (*mut T, *const T, *const T),
+        (out, x, grad): (*mut T, M, M),
         copier: &mut Copier<T>,
-        sums: *mut T,
+        (sums, wide): (*mut T, [*mut T; 2]),
     ) {
         let Task { g, axes, stored, channels } = self;
         let (area, pixels, filters) =
             (g.input[0] * g.input[1], g.output[0] * g.output[1], g.filters / g.groups);
-        let count = range.len() * channels * g.taps();
+        let all = range.len() * channels * g.taps();
         // SAFETY: the sums; so below.
-        unsafe { std::slice::from_raw_parts_mut(sums, count * SUM).fill(T::ZERO) };
+        unsafe { std::slice::from_raw_parts_mut(sums, all * SUM).fill(T::ZERO) };
         let blocks = stored.blocks(axes);
         let mut script = Vec::new();
         for image in 0..g.batch {
+            let plane = image * g.groups + group;
+            let (first, count) = (plane * filters + range.start, range.len());
+            // SAFETY: the group's planes of the input, and those of the filters.
+            let (x, grad) = unsafe {
+                let x = x.read(plane * channels * area, channels * area, wide[0]);
+                (x, grad.read(first * pixels, count * pixels, wide[1]))
+            };
             for block in 0..blocks[0] * blocks[1] {
                 let first = [block / blocks[1] * stored.size[0], block % blocks[1] * stored.size[1]];
-                let x = x.wrapping_add((image * g.groups + group) * channels * area);
                 // SAFETY: the group's planes of the input.
                 unsafe { copier.copy(axes, stored, x, g.input, first) };
                 if blocks != [1, 1] || script.is_empty() {
                     script = self.script(first);
                 }
-                for (i, filter) in range.clone().enumerate() {
-                    let plane = (image * g.groups + group) * filters + filter;
-                    let grad = grad.wrapping_add(plane * pixels + first[0] * g.output[1] + first[1]);
+                let mut asked = copier.following(x, g.input, script.len() * channels * count);
+                for i in 0..count {
+                    let grad = grad.wrapping_add(i * pixels + first[0] * g.output[1] + first[1]);
                     for channel in 0..*channels {
                         let source = copier.room.wrapping_add(channel * stored.plane).cast_const();
                         let sums = sums.wrapping_add((i * channels + channel) * g.taps() * SUM);
@@ -104,13 +122,14 @@ impl Task<'_> {
                             };
                             // SAFETY: a block of two planes, and its taps' sums.
                             unsafe { run(&moments) };
+                            asked.go_on();
                         }
                     }
                 }
             }
         }
         let first = (group * filters + range.start) * channels * g.taps();
-        for i in 0..count {
+        for i in 0..all {
             // SAFETY: a tap and its sums.
             unsafe {
                 let lanes = &*sums.add(i * SUM).cast::<[T; SUM]>();

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use super::axis::{Axis, Run};
 use super::tile::{Copied, Direct};
+use crate::cpu::prefetch;
 
 /// Bytes of the source that a block keeps at hand. The order of sums follows it, so it is the same everywhere.
 const BLOCK: usize = 64 << 10;
@@ -13,6 +14,9 @@ const WIDEST: usize = 2048;
 const LOWEST: usize = 16;
 /// The most lanes of a vector: rows have room for whole ones.
 const LANES: usize = 16;
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
 /// How a block's source lies in memory: rows of slots, which follow each other without gaps in both dims.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stored {
@@ -94,10 +98,46 @@ impl<T: Direct> Copier<T> {
             let from = from.wrapping_add(plane * size[0] * size[1]);
             let to = self.room.wrapping_add(plane * stored.plane);
             let pitches = [size[1], stored.pitch];
-            let plane = Copied { from, to, pitches, rows, columns, ahead: self.planes * size[0] * size[1] };
+            let plane = Copied { from, to, pitches, rows, columns };
             // SAFETY: a plane of the source, and its place.
             unsafe { (self.copy)(&plane) };
         }
+    }
+
+    /// What follows the copied part of planes `from` in memory, which is likely to be copied next, to be asked for in so
+    /// many times.
+    pub fn following(&self, from: *const T, size: [usize; 2], times: usize) -> Asked<T> {
+        let rows = || self.runs[0].iter().filter(|run| run.count > 0);
+        let end = rows().map(|run| run.from + (run.count - 1) * run.step + 1).max().unwrap_or(0);
+        let begin = rows().map(|run| run.from).min().unwrap_or(0);
+        let next = from.wrapping_add(((self.planes - 1) * size[0] + end) * size[1]);
+        Asked::new(next, self.planes * (end - begin) * size[1], times)
+    }
+}
+
+/// Memory that is asked for a little at a time, while something else is computed.
+pub(super) struct Asked<T> {
+    next: *const T,
+    /// Lines of the cache: in all, at a time.
+    left: usize,
+    each: usize,
+}
+
+impl<T> Asked<T> {
+    /// Elements behind what was copied last, as many as those, in so many times.
+    fn new(next: *const T, elements: usize, times: usize) -> Asked<T> {
+        let left = (elements * size_of::<T>()).div_ceil(LINE);
+        Asked { next, left, each: left.div_ceil(times.max(1)) }
+    }
+
+    /// Asks for a part of it.
+    #[inline(always)]
+    pub fn go_on(&mut self) {
+        for _ in 0..self.each.min(self.left) {
+            prefetch(self.next);
+            self.next = self.next.wrapping_byte_add(LINE);
+        }
+        self.left -= self.each.min(self.left);
     }
 }
 

@@ -15,8 +15,9 @@
 use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
 
 use super::axis::Run;
+use super::pixel::{Pixels, pixels};
 use crate::contract::Real;
-use crate::cpu::{self, Isa, prefetch};
+use crate::cpu::{self, Isa};
 use crate::lanes::{Lanes, Plain, Sums};
 
 /// Taps below each other.
@@ -131,8 +132,6 @@ pub struct Copied<'a, T> {
     pub pitches: [usize; 2],
     pub rows: &'a [Run],
     pub columns: &'a [Run],
-    /// How far behind what is copied next lies: it is asked for.
-    pub ahead: usize,
 }
 
 /// # Safety
@@ -169,18 +168,16 @@ unsafe fn copy<V: Sums>(plane: &Copied<'_, V::Element>) {
 }
 
 impl<'a, T> Copied<'a, T> {
-    /// The first element of a run in each row: there, here. What comes next is asked for.
+    /// The first element of a run in each row: there, here.
     #[inline(always)]
     fn rows(&self, columns: &Run) -> impl Iterator<Item = (*const T, *mut T)> + use<'a, T> {
-        let Copied { from, to, pitches, ahead, .. } = *self;
+        let Copied { from, to, pitches, .. } = *self;
         let (from, to) = (from.wrapping_add(columns.from), to.wrapping_add(columns.to));
         self.rows.iter().flat_map(move |rows| {
             let from = from.wrapping_add(rows.from * pitches[0]);
             let to = to.wrapping_add(rows.to * pitches[1]);
             (0..rows.count).map(move |i| {
-                let from = from.wrapping_add(i * rows.step * pitches[0]);
-                prefetch(from.wrapping_add(ahead));
-                (from, to.wrapping_add(i * pitches[1]))
+                (from.wrapping_add(i * rows.step * pitches[0]), to.wrapping_add(i * pitches[1]))
             })
         })
     }
@@ -237,6 +234,27 @@ unsafe fn join<V: Sums>([even, odd]: [*const V::Element; 2], to: *mut V::Element
             let (low, high) = V::join(even, odd);
             low.store_part(to.add(at), left.min(V::LANES));
             high.store_part(to.wrapping_add(at + V::LANES), left.saturating_sub(V::LANES));
+        }
+    }
+}
+
+/// Adds a number to `count` elements.
+///
+/// # Safety
+/// The instruction set of `V`; the elements are there.
+#[inline(always)]
+unsafe fn add<V: Sums>(to: *mut V::Element, number: V::Element, count: usize) {
+    // SAFETY: the elements named.
+    unsafe {
+        let number = V::splat(number);
+        for at in (0..count).step_by(V::LANES) {
+            let left = (count - at).min(V::LANES);
+            let to = to.add(at);
+            if left == V::LANES {
+                V::load(to).plus(number).store(to);
+            } else {
+                V::load_part(to, left).plus(number).store_part(to, left);
+            }
         }
     }
 }
@@ -354,6 +372,7 @@ pub struct Vectors<T: 'static> {
     pub still: [Tiles<T>; 2],
     pub copy: unsafe fn(&Copied<'_, T>),
     pub join: unsafe fn([*const T; 2], *mut T, usize),
+    pub add: unsafe fn(*mut T, T, usize),
     /// By taps of a chain minus one: for one column, two, ….
     pub moments: [&'static [unsafe fn(&Moments<T>)]; TAPS],
 }
@@ -367,6 +386,7 @@ pub struct Loops<T: 'static> {
     pub wide: Vectors<T>,
     /// For what is at most half a wide vector.
     pub narrow: Option<Vectors<T>>,
+    pub pixels: Pixels<T>,
 }
 
 impl<T> Loops<T> {
@@ -403,6 +423,11 @@ macro_rules! vectors {
             unsafe { join::<$vector>(from, to, count) }
         }
         $(#[target_feature(enable = $feature)])?
+        unsafe fn add_number(to: *mut $element, number: $element, count: usize) {
+            // SAFETY: as above.
+            unsafe { add::<$vector>(to, number, count) }
+        }
+        $(#[target_feature(enable = $feature)])?
         unsafe fn sum<const K: usize, const S: usize>(task: &Moments<$element>) {
             // SAFETY: as above.
             unsafe { moments::<$vector, K, S>(task) }
@@ -413,6 +438,7 @@ macro_rules! vectors {
             still: [&[$(run::<$height, 1, false>),*], &[$(run::<$low, 2, false>),*]],
             copy: copy_plane,
             join: join_rows,
+            add: add_number,
             moments: [
                 &[$(sum::<1, $columns>),*],
                 &[$(sum::<2, $columns>),*],
@@ -437,10 +463,12 @@ macro_rules! direct {
                         narrow: Some(
                             vectors!($element, $avx2, [1 2 3 4 5 6 7 8] [1 2 3 4 5 6 7 8], [1 2 3], "avx512f,avx512vl,fma,bmi2")
                         ),
+                        pixels: pixels!($element, $avx512, "avx512f,avx512vl,fma,bmi2"),
                     };
                     static AVX2: Loops<$element> = Loops {
                         wide: vectors!($element, $avx2, [1 2 3 4 5 6] [1 2 3 4], [1 2], "avx2,fma,bmi2"),
                         narrow: None,
+                        pixels: pixels!($element, $avx2, "avx2,fma,bmi2"),
                     };
                     // `isa` never names more than the machine has.
                     match cpu::isa() {
@@ -449,8 +477,11 @@ macro_rules! direct {
                         Isa::Plain => {}
                     }
                 }
-                static PLAIN: Loops<$element> =
-                    Loops { wide: vectors!($element, $plain, [1 2 3 4] [1 2], [1 2]), narrow: None };
+                static PLAIN: Loops<$element> = Loops {
+                    wide: vectors!($element, $plain, [1 2 3 4] [1 2], [1 2]),
+                    narrow: None,
+                    pixels: pixels!($element, $plain),
+                };
                 &PLAIN
             }
         }
