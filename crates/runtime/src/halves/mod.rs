@@ -11,23 +11,27 @@
 //!       for each tile of rows                       accumulators in registers
 //! ```
 //!
+//! A few rows are multiplied with columns that are read where they lie (`few.rs`).
+//!
 //! A result is one chain of fused additions along the inner dim, whatever the sizes, tiles and threads are. Instructions
 //! for bf16 take subnormal numbers for zeros, so blocks in which there could be some, as operands or as sums, are
 //! computed without them: this changes no other bit.
 
+mod few;
 mod pack;
 mod tile;
 
 use half::f16;
 use parking_lot::Mutex;
 
-use crate::cpu::{self, Isa, machine};
+use crate::cpu::{Isa, machine};
 use crate::gemm::{Matrix, Shape};
 use crate::pool::AllocError;
 use crate::scratch;
 use crate::threads::{self, parallel_for};
+use few::{ABREAST, FEW};
 use pack::{Lines, least_exponent, pack, words};
-use tile::{Kernel, Task, WIDEST};
+use tile::{Kernel, Set, Task, WIDEST};
 
 /// The format of a half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -162,6 +166,7 @@ const BALANCED: usize = 1 << 26;
 #[derive(Clone, Copy)]
 struct Plan {
     half: Half,
+    set: Set,
     kernel: Kernel,
     shape: Shape,
     /// Whether the transposed products are computed.
@@ -177,11 +182,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(half: Half, count: usize, shape: Shape) -> Plan {
-        let kernel = Kernel::of(half);
+    fn new(half: Half, set: Set, count: usize, shape: Shape) -> Plan {
+        let kernel = Kernel::of(half, set);
         // All tiles, full or not, and the packing.
         let cost = |m: usize, n: usize| m * n.next_multiple_of(kernel.width);
-        let is_turned = cost(shape.n, shape.m) < cost(shape.m, shape.n);
+        let is_turned = match shape.m.min(shape.n) {
+            ..=FEW => shape.n < shape.m,
+            _ => cost(shape.n, shape.m) < cost(shape.m, shape.n),
+        };
         let Shape { m, n, k } = shape;
         let (m, n) = if is_turned { (n, m) } else { (m, n) };
         let depth = words(k, kernel.is_paired).max(1);
@@ -204,7 +212,18 @@ impl Plan {
         let group = panels.div_ceil(wanted.div_ceil(count * row_blocks).min(panels));
         let stretch = (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1);
         let (row_blocks, groups) = (m.div_ceil(height), panels.div_ceil(group));
-        Plan { half, kernel, shape: Shape { m, n, k }, is_turned, height, group, row_blocks, groups, stretch }
+        Plan {
+            half,
+            set,
+            kernel,
+            shape: Shape { m, n, k },
+            is_turned,
+            height,
+            group,
+            row_blocks,
+            groups,
+            stretch,
+        }
     }
 
     /// Bytes of a block's packed rows, of a panel, and of a panel's sums.
@@ -212,7 +231,11 @@ impl Plan {
         let Plan { kernel, height, shape, .. } = self;
         let (height, depth) =
             (height.min(&shape.m).next_multiple_of(kernel.rows()), words(shape.k, kernel.is_paired));
-        let words = [height * depth, depth * kernel.width, height * kernel.width];
+        let mut words = [height * depth, depth * kernel.width, height * kernel.width];
+        if shape.m <= FEW {
+            words[0] = words[0].max(shape.m * few_pitch(shape.k));
+            words[2] = words[2].max(shape.m * ABREAST * kernel.width);
+        }
         // Each begins with a cache line.
         words.map(|words| (words * size_of::<u32>()).next_multiple_of(64))
     }
@@ -234,7 +257,7 @@ impl Plan {
                 // SAFETY: the caller's promise is passed on.
                 unsafe { plan.block::<true>(product, blocks, scratch) }
             }
-            match cpu::isa() {
+            match self.set.isa {
                 // SAFETY: `isa` never names more than the machine has.
                 Isa::Avx512 => return unsafe { avx512(self, product, blocks, scratch) },
                 // SAFETY: as above.
@@ -266,6 +289,44 @@ impl Plan {
         let sums = scratch.wrapping_add(rows_bytes + panel_bytes).cast::<f32>();
         let first = row_block * height;
         let count = height.min(m - first);
+        let panels = group * self.group..((group + 1) * self.group).min(n.div_ceil(width));
+        if m <= FEW && (rhs.row == 1 || rhs.column == 1) {
+            let columns = |number: usize| width.min(n - number * width);
+            // SAFETY: rows of the product; the scratch has room for their numbers.
+            unsafe { few_rows::<FAST>(half, lhs, [m, k], packed) };
+            let (loops, abreast) = match rhs.column == 1 {
+                true => (kernel.few.across, ABREAST),
+                false => (kernel.few.along, 1),
+            };
+            for leading in panels.clone().step_by(abreast) {
+                let together = leading..(leading + abreast).min(panels.end);
+                let at = |number: usize| sums.wrapping_add((number - leading) * m * width);
+                // SAFETY: columns of the product; the scratch has room for the sums of these panels. The task is as
+                // described, and `of` chose what the machine has.
+                unsafe {
+                    for number in together.clone() {
+                        let to = std::slice::from_raw_parts_mut(at(number), m * width);
+                        let start = start.map(|start| (start.at(0, number * width), m));
+                        begin(half, start, columns(number), width, to);
+                    }
+                    let task = few::Task {
+                        rows: packed.cast(),
+                        pitch: few_pitch(k),
+                        from: rhs.at(0, leading * width),
+                        columns: (together.end * width).min(n) - leading * width,
+                        length: k,
+                        is_paired,
+                        sums,
+                    };
+                    loops[m - 1](&task);
+                    for number in together {
+                        let rows = std::slice::from_raw_parts(at(number), m * width).chunks_exact(width);
+                        finish::<FAST>(half, rows, columns(number), results, [0, number * width]);
+                    }
+                }
+            }
+            return;
+        }
         let tiles = || (0..count).step_by(kernel.rows()).map(move |i| (i, kernel.height(count - i)));
         // SAFETY: rows of the product; the scratch has room for tiles of them.
         let least_row = unsafe {
@@ -281,26 +342,16 @@ impl Plan {
                 false => 0,
             }
         };
-        let panels = group * self.group..((group + 1) * self.group).min(n.div_ceil(width));
         for j in panels.map(|number| number * width) {
             let columns = width.min(n - j);
             // SAFETY: columns of the product; the scratch has room for a panel and its sums.
             unsafe {
                 let lines = Lines { from: rhs.at(0, j), half, count: columns, length: k };
                 pack::<FAST>(lines, is_paired, panel, width);
-                let all = std::slice::from_raw_parts_mut(sums, count.next_multiple_of(kernel.rows()) * width);
-                all.fill(0.0);
-                let mut least_start = f32::INFINITY;
-                if let Some(start) = start.map(|start| start.at(first, j)) {
-                    for (i, row) in all.chunks_exact_mut(width).enumerate().take(count) {
-                        for (j, sum) in row[..columns].iter_mut().enumerate() {
-                            *sum = f32::from_bits(half.widen(*start.at(i, j).pointer));
-                            if *sum != 0.0 {
-                                least_start = least_start.min(sum.abs());
-                            }
-                        }
-                    }
-                }
+                let all = count.next_multiple_of(kernel.rows()) * width;
+                let all = std::slice::from_raw_parts_mut(sums, all);
+                let least_start =
+                    begin(half, start.map(|start| (start.at(first, j), count)), columns, width, all);
                 let is_exact = is_paired && {
                     let panel = least_exponent(std::slice::from_raw_parts(panel, depth * width));
                     !is_normal(least_row, panel, least_start)
@@ -317,23 +368,94 @@ impl Plan {
                         kernel.run(rows, is_exact, &task);
                     }
                 }
-                let rows = all.chunks_exact(width).take(count);
-                match results {
-                    Results::Sums(to) => put(rows, columns, to.at(first, j)),
-                    Results::Rounded(to) => {
-                        let mut rounded = [0; WIDEST];
-                        for (i, row) in rows.enumerate() {
-                            let to = to.at(first + i, j);
-                            if to.column == 1 && columns == width {
-                                // Not by way of the copy: it is read in larger parts than it is written.
-                                let to = std::slice::from_raw_parts_mut(to.pointer, width);
-                                half.narrow_all::<FAST>(row, to);
-                                continue;
-                            }
-                            half.narrow_all::<FAST>(row, &mut rounded);
-                            put(std::iter::once(&rounded[..]), columns, to);
-                        }
+                let rows = std::slice::from_raw_parts(sums, count * width).chunks_exact(width);
+                finish::<FAST>(half, rows, columns, results, [first, j]);
+            }
+        }
+    }
+}
+
+/// Numbers of a row, and one more where they are odd.
+fn few_pitch(k: usize) -> usize {
+    k.next_multiple_of(2)
+}
+
+/// The numbers of a few rows, one row after the other.
+///
+/// # Safety
+/// The elements are readable, and `to` has room for rows of [`few_pitch`]. `FAST` needs AVX2 and F16C.
+#[inline(always)]
+unsafe fn few_rows<const FAST: bool>(half: Half, from: Matrix<u16>, [rows, k]: [usize; 2], to: *mut u32) {
+    for i in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let row = std::slice::from_raw_parts_mut(to.add(i * few_pitch(k)), few_pitch(k));
+            let (row, rest) = row.split_at_mut(k);
+            rest.fill(0);
+            if from.column == 1 {
+                half.widen_all::<FAST>(from.at(i, 0).pointer, row);
+            } else {
+                row.iter_mut().enumerate().for_each(|(p, x)| *x = half.widen(*from.at(i, p).pointer));
+            }
+        }
+    }
+}
+
+/// What a panel's sums begin with; returns the least of it that is not zero.
+///
+/// # Safety
+/// The start is readable for so many columns of so many rows, at most those of `to`.
+#[inline(always)]
+unsafe fn begin(
+    half: Half,
+    start: Option<(Matrix<u16>, usize)>,
+    columns: usize,
+    width: usize,
+    to: &mut [f32],
+) -> f32 {
+    to.fill(0.0);
+    let mut least = f32::INFINITY;
+    let Some((start, rows)) = start else { return least };
+    for (i, row) in to.chunks_exact_mut(width).enumerate().take(rows) {
+        for (j, sum) in row[..columns].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *sum = f32::from_bits(half.widen(unsafe { *start.at(i, j).pointer }));
+            if *sum != 0.0 {
+                least = least.min(sum.abs());
+            }
+        }
+    }
+    least
+}
+
+/// Puts rows of sums where results from this place on go.
+///
+/// # Safety
+/// The results are writable. `FAST` needs AVX2 and F16C.
+#[inline(always)]
+unsafe fn finish<'a, const FAST: bool>(
+    half: Half,
+    rows: impl Iterator<Item = &'a [f32]>,
+    columns: usize,
+    results: Results,
+    [first, j]: [usize; 2],
+) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match results {
+            Results::Sums(to) => put(rows, columns, to.at(first, j)),
+            Results::Rounded(to) => {
+                let mut rounded = [0; WIDEST];
+                for (i, row) in rows.enumerate() {
+                    let to = to.at(first + i, j);
+                    if to.column == 1 && columns == row.len() {
+                        // Not by way of the copy: it is read in larger parts than it is written.
+                        let to = std::slice::from_raw_parts_mut(to.pointer, columns);
+                        half.narrow_all::<FAST>(row, to);
+                        continue;
                     }
+                    half.narrow_all::<FAST>(row, &mut rounded);
+                    put(std::iter::once(&rounded[..]), columns, to);
                 }
             }
         }
@@ -382,10 +504,23 @@ pub unsafe fn products(
     shape: Shape,
     product: &(dyn Fn(usize) -> Product + Sync),
 ) -> Result<(), AllocError> {
+    // SAFETY: the caller's promise is passed on; the machine has its instructions.
+    unsafe { products_with(Set::of_machine(), half, count, shape, product) }
+}
+
+/// # Safety
+/// That of [`products`]; the machine has the instructions.
+unsafe fn products_with(
+    set: Set,
+    half: Half,
+    count: usize,
+    shape: Shape,
+    product: &(dyn Fn(usize) -> Product + Sync),
+) -> Result<(), AllocError> {
     if count == 0 || shape.m == 0 || shape.n == 0 {
         return Ok(());
     }
-    let plan = Plan::new(half, count, shape);
+    let plan = Plan::new(half, set, count, shape);
     let blocks = plan.row_blocks * plan.groups;
     let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k) / blocks;
     let failure = Mutex::new(None);
