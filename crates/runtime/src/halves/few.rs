@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::Half;
-use crate::cpu::prefetch;
+use crate::cpu::{prefetch, prefetch_near};
 use crate::gemm::Matrix;
 use crate::lanes::{Plain, Sums};
 
@@ -16,10 +16,10 @@ use crate::lanes::{Plain, Sums};
 pub(super) const FEW: usize = 4;
 /// Panels that are computed together where columns lie side by side: so much of a row of memory is read at once.
 pub(super) const ABREAST: usize = 16;
+/// Halves of a cache line.
+const LINE: usize = 32;
 /// Steps between two visits of the sums there.
 const STEPS: usize = 8;
-/// How many halves ahead lines are asked for, of which more are read side by side than the processor foresees.
-const AHEAD: usize = 256;
 
 /// A few rows times some columns.
 pub(super) struct Task {
@@ -70,36 +70,24 @@ impl Pairs for __m512 {
     unsafe fn turned(lines: &[*const u16], at: usize) -> [__m512; MOST] {
         // SAFETY: the instruction set is there, and so are the elements; so below.
         unsafe {
-            let mut x = [_mm512_setzero_ps(); MOST];
-            for (x, line) in x.iter_mut().zip(lines) {
-                *x = _mm512_loadu_ps(line.add(at).cast());
-                prefetch(line.wrapping_add(at + AHEAD));
-            }
-            let mut pairs = x;
-            for i in (0..MOST).step_by(2) {
-                pairs[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
-                pairs[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
-            }
-            let mut fours = x;
-            let (low, high) = (
-                |a, b| _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))),
-                |a, b| _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b))),
-            );
-            for i in (0..MOST).step_by(4) {
-                fours[i] = low(pairs[i], pairs[i + 2]);
-                fours[i + 1] = high(pairs[i], pairs[i + 2]);
-                fours[i + 2] = low(pairs[i + 1], pairs[i + 3]);
-                fours[i + 3] = high(pairs[i + 1], pairs[i + 3]);
-            }
-            let mut out = x;
+            let mut out = [_mm512_setzero_ps(); MOST];
             for c in 0..4 {
-                // Even quarters of the first eight lines, and of the others; and odd ones.
-                let even = [0, 8].map(|i| _mm512_shuffle_f32x4::<0x88>(fours[i + c], fours[i + 4 + c]));
-                let odd = [0, 8].map(|i| _mm512_shuffle_f32x4::<0xdd>(fours[i + c], fours[i + 4 + c]));
-                out[c] = _mm512_shuffle_f32x4::<0x88>(even[0], even[1]);
-                out[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd[0], odd[1]);
-                out[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even[0], even[1]);
-                out[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd[0], odd[1]);
+                // Four words of every fourth line: what crosses quarters of a register is left to the loads.
+                let x: [__m512; 4] = std::array::from_fn(|i| {
+                    let line = |l: usize| _mm_loadu_ps(lines[l].add(at + 8 * c).cast());
+                    let x = _mm512_castps128_ps512(line(i));
+                    let x = _mm512_insertf32x4::<1>(x, line(4 + i));
+                    let x = _mm512_insertf32x4::<2>(x, line(8 + i));
+                    _mm512_insertf32x4::<3>(x, line(12 + i))
+                });
+                let low = |a, b| _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+                let high = |a, b| _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+                let (a, b) = (low(x[0], x[1]), low(x[2], x[3]));
+                out[4 * c] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                out[4 * c + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+                let (a, b) = (high(x[0], x[1]), high(x[2], x[3]));
+                out[4 * c + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+                out[4 * c + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
             }
             out
         }
@@ -138,7 +126,6 @@ impl Pairs for __m256 {
             let mut x = [_mm256_setzero_ps(); 8];
             for (x, line) in x.iter_mut().zip(lines) {
                 *x = _mm256_loadu_ps(line.add(at).cast());
-                prefetch(line.wrapping_add(at + AHEAD));
             }
             let mut pairs = x;
             for i in (0..8).step_by(2) {
@@ -246,7 +233,13 @@ unsafe fn along<V: Pairs, const F16: bool, const R: usize>(task: &Task) {
             }
         }
         let whole = length / step * step;
+        // More lines are read side by side than the processor foresees: the next panel's are asked for in order. (If they
+        // lie apart, what is between them is asked for.)
+        let next = from.at(0, 2 * V::LANES).pointer;
         for p in (0..whole).step_by(step) {
+            for place in (p * step..(p + step) * step).step_by(LINE) {
+                prefetch_near(next.wrapping_add(place));
+            }
             for v in 0..2 {
                 let words = V::turned(&lines[v * V::LANES..][..V::LANES], p);
                 for (w, word) in words.into_iter().enumerate().take(V::LANES) {

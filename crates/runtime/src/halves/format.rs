@@ -4,6 +4,8 @@ use half::f16;
 
 /// Elements that are rounded together; panels are as wide as some of them.
 const STEP: usize = 8;
+/// As many as fill the widest vectors.
+const WIDE: usize = 32;
 
 /// The format of a half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,7 +85,12 @@ impl Half {
         match self {
             Half::F16 => to.iter_mut().zip(from).skip(done).for_each(|(to, x)| *to = Half::F16.narrow(*x)),
             Half::Bf16 => {
-                let ((to, _), (from, _)) = (to.as_chunks_mut::<STEP>(), from.as_chunks::<STEP>());
+                let count = from.len().min(to.len());
+                let (to, from) = (to[..count].as_chunks_mut::<WIDE>(), from[..count].as_chunks::<WIDE>());
+                for (to, from) in to.0.iter_mut().zip(from.0) {
+                    to.iter_mut().zip(from).for_each(|(to, x)| *to = Half::Bf16.narrow(*x));
+                }
+                let ((to, _), (from, _)) = (to.1.as_chunks_mut::<STEP>(), from.1.as_chunks::<STEP>());
                 for (to, from) in to.iter_mut().zip(from) {
                     to.iter_mut().zip(from).for_each(|(to, x)| *to = Half::Bf16.narrow(*x));
                 }

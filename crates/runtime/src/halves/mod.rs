@@ -150,6 +150,9 @@ impl Plan {
         let row_blocks = m.div_ceil(height);
         let height = m.div_ceil(row_blocks).next_multiple_of(rows);
         let group = panels.div_ceil(wanted.div_ceil(count * row_blocks).min(panels));
+        // Two groups at a time stay in the last cache, where they are packed once for all blocks of rows.
+        let panel_bytes = depth * kernel.width * size_of::<u32>();
+        let group = if row_blocks == 1 { group } else { group.min((machine().l3 / 8 / panel_bytes).max(1)) };
         let stretch = (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1);
         let (row_blocks, groups) = (m.div_ceil(height), panels.div_ceil(group));
         Plan {
@@ -417,14 +420,20 @@ unsafe fn finish<'a, const FAST: bool>(
     unsafe {
         match results {
             Results::Sums(to) => put(rows, columns, to.at(first, j)),
+            Results::Rounded(to) if to.column == 1 && columns == WIDEST => {
+                for (i, row) in rows.enumerate() {
+                    let Some(row) = row.first_chunk::<WIDEST>() else { continue };
+                    // Not by way of a copy, which would be read in larger parts than it is written.
+                    let to = to.at(first + i, j).pointer.cast::<[u16; WIDEST]>();
+                    half.narrow_all::<FAST>(row, &mut *to);
+                }
+            }
             Results::Rounded(to) => {
                 let mut rounded = [0; WIDEST];
                 for (i, row) in rows.enumerate() {
                     let to = to.at(first + i, j);
                     if to.column == 1 && columns == row.len() {
-                        // Not by way of the copy: it is read in larger parts than it is written.
-                        let to = std::slice::from_raw_parts_mut(to.pointer, columns);
-                        half.narrow_all::<FAST>(row, to);
+                        half.narrow_all::<FAST>(row, std::slice::from_raw_parts_mut(to.pointer, columns));
                         continue;
                     }
                     half.narrow_all::<FAST>(row, &mut rounded);
@@ -498,7 +507,7 @@ unsafe fn products_with(
         let plan = Plan::new(half, set, 1, shape);
         if plan.row_blocks > 1 {
             // SAFETY: the caller's promise is passed on.
-            return (0..count).try_for_each(|number| unsafe { plan.one(product(number)) });
+            return (0..count).try_for_each(|number| unsafe { plan.one(product(number), machine().l3 / 4) });
         }
     }
     let plan = Plan::new(half, set, count, shape);
@@ -530,15 +539,14 @@ fn each(
 }
 
 impl Plan {
-    /// A large product: several blocks of rows go through panels that are packed once, as many at a time as stay in the
-    /// last cache.
+    /// A large product: several blocks of rows go through panels that are packed once, about so many bytes at a time.
     ///
     /// # Safety
     /// That of [`products`].
-    unsafe fn one(&self, product: Product) -> Result<(), AllocError> {
+    unsafe fn one(&self, product: Product, bytes: usize) -> Result<(), AllocError> {
         let Plan { kernel, shape: Shape { n, k, .. }, group, row_blocks, groups, .. } = *self;
         let size = words(k, kernel.is_paired) * kernel.width;
-        let together = (machine().l3 / 4 / (group * size * size_of::<u32>()).max(1)).clamp(1, groups);
+        let together = (bytes / (group * size * size_of::<u32>()).max(1)).clamp(1, groups);
         let room = Buffer::alloc((together * group * size * size_of::<u32>()).max(1))?;
         let mut least = vec![0_u16; together * group];
         let product = Shared(product);

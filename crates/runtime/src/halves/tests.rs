@@ -232,3 +232,40 @@ fn bits_do_not_depend_on_tiles() {
         }
     }
 }
+
+/// Neither does it if panels are packed for all blocks of rows, however many at a time.
+#[test]
+fn bits_do_not_depend_on_shared_panels() {
+    let mut words = Words(11);
+    for (half, set) in Set::all().into_iter().flat_map(|set| [(Half::F16, set), (Half::Bf16, set)]) {
+        let (m, n, k) = (210, 170, 67);
+        let mut value = || half.narrow(words.next() as f32 / 2f32.powi(31) - 1.0);
+        let mut lhs: Vec<u16> = (0..m * k).map(|_| value()).collect();
+        let mut rhs: Vec<u16> = (0..k * n).map(|_| value()).collect();
+        let mut bits = |bytes: Option<usize>| -> Vec<u32> {
+            let mut dst = vec![f32::NAN; m * n];
+            let results = Results::Sums(Matrix::new(dst.as_mut_ptr(), n as isize, 1));
+            let lhs = Matrix::new(lhs.as_mut_ptr(), k as isize, 1);
+            let rhs = Matrix::new(rhs.as_mut_ptr(), n as isize, 1);
+            let product = Shared(Product { results, start: None, lhs, rhs });
+            let shape = Shape { m, n, k };
+            let plan = Plan::new(half, set, 1, shape);
+            let (height, group) = (24, 2);
+            let row_blocks = plan.shape.m.div_ceil(height);
+            let groups = plan.shape.n.div_ceil(plan.kernel.width).div_ceil(group);
+            let plan = Plan { height, group, row_blocks, groups, ..plan };
+            // SAFETY: matrices of these shapes in memory of their own.
+            match bytes {
+                Some(bytes) => unsafe { plan.one(product.get(), bytes) },
+                None => unsafe { products_with(set, half, 1, shape, &|_| product.get()) },
+            }
+            .unwrap();
+            dst.iter().map(|x| x.to_bits()).collect()
+        };
+        let whole = bits(None);
+        assert!(
+            [1, 100_000, 1 << 30].into_iter().all(|bytes| bits(Some(bytes)) == whole),
+            "{set:?} {half:?}"
+        );
+    }
+}
