@@ -30,14 +30,9 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         Case::MlpTrain => Ok(Some(mlp(256, 10, 64)?)),
         Case::Softmax | Case::Chain10 | Case::LnGelu => Ok(Some(copy(MATRIX.iter().product())?)),
         Case::Sum0 => Ok(Some(read(MATRIX.iter().product())?)),
-<<<<<<< HEAD
-        Case::GptTrain | Case::Resnet18Train => Ok(None),
+        Case::GptTrain | Case::NetworkTrain(_) => Ok(None),
         Case::LstmTrain { .. }
         | Case::TransformerTrain { .. }
-=======
-        Case::GptTrain | Case::NetworkTrain(_) => Ok(None),
-        Case::TransformerTrain { .. }
->>>>>>> depthwise
         | Case::Resnet18Latency
         | Case::GptLatency
         | Case::GptGrowing

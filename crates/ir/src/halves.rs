@@ -7,7 +7,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use crate::op::GradFn;
-use crate::{Class, DType, Emit, EmitExt, GradCall, Op, Result, Ty, Value, Values};
+use crate::{Class, DType, Emit, EmitExt, GradCall, Op, Result, TensorTy, Ty, Value, Values};
 
 /// The half that a value is made of: a tensor's dtype, or that of all elements of a list.
 fn half_of(ty: &Ty) -> Option<DType> {
@@ -70,12 +70,24 @@ impl Op {
         }
     }
 
+    /// Whether the steps are views and a product, which rounds its result once by itself, and so are the gradient's: dims
+    /// that are broadcast would be summed up after rounding.
+    fn is_one_product<'a>(&self, ty: &dyn Fn(usize) -> &'a Ty) -> bool {
+        let Op::Matmul {} = self else { return false };
+        let (Ty::Tensor(x), Ty::Tensor(y)) = (ty(0), ty(1)) else { return false };
+        let lead = |t: &TensorTy| t.shape[..t.shape.rank().saturating_sub(2)].to_vec();
+        y.shape.rank() <= 2 || lead(x) == lead(y)
+    }
+
     /// Emits the simpler ops that an op is made of; `None` if it is made of none.
     ///
     /// layer_norm(x, eps) : f16 → to(layer_norm's steps of to(x, f32) and eps, f16)
     pub fn decompose(&self, cx: &mut dyn Emit, args: &[Value]) -> Result<Option<Values>> {
         let Some(steps) = self.row().decompose else { return Ok(None) };
         let any = |what: fn(&Ty) -> bool| self.computes() && args.iter().any(|&v| what(cx.ty(v)));
+        if self.is_one_product(&|i| cx.ty(args[i])) {
+            return steps(cx, self, args).map(Some);
+        }
         // Steps look at one dtype: integers and floats, or several integers, of one list are taken one by one.
         if any(is_mixed) {
             return element_by_element(cx, self, args).map(Some);

@@ -17,6 +17,18 @@ pub fn prefetch<T>(place: *const T) {
     let _ = place;
 }
 
+/// The same for what will be read a little later: it need not be in the first-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_near<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that reads nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(place.cast())
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 /// This machine, found once; its instructions are the best it has, or those `KILN_ISA` (avx512, avx2, plain) asks for.
 ///
 /// Asking for more than the machine has gives what it has.

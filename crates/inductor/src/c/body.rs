@@ -240,7 +240,7 @@ impl Emitter<'_> {
                 list.push(format!("    kiln_store_{suffix}(r{id} + j, v{id});\n"));
             }
         }
-        list.extend(stores.iter().map(|&s| self.store(s, "    ")));
+        list.extend(stores.iter().map(|&s| self.store(s, &ids, "    ")));
         let mut more = Vec::new();
         for &(id, reduction, arg) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;

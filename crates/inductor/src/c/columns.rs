@@ -132,7 +132,7 @@ impl Emitter<'_> {
             let _ = writeln!(text, "    {} = v{id};", self.column_load(&format!("c{id}"), id));
         }
         for &s in &stores {
-            let line = self.store(s, "    ");
+            let line = self.store(s, &compute, "    ");
             text.push_str(&line);
         }
         let mut out = self.pointers(&compute, &stores, declared);
@@ -155,7 +155,7 @@ impl Emitter<'_> {
             }
         }
         list.extend(ids.iter().map(|&id| self.compute_one(id, "    ")));
-        list.extend(stores.iter().map(|&s| self.store(s, "    ")));
+        list.extend(stores.iter().map(|&s| self.store(s, &ids, "    ")));
         let mut more = Vec::new();
         for &(id, reduction, arg) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;

@@ -3,7 +3,7 @@
 use kiln_ir::math::{Function, Width, c};
 use kiln_ir::{DType, Fault, planted};
 
-use super::narrow::{memory_vector, narrowed};
+use super::narrow::{memory_vector, wrapped};
 use super::windows::has_second;
 use super::{Emitter, Level, memory_type, suffix, vector_type};
 use kiln_plan::index::{ExprId, Index, Term};
@@ -277,7 +277,10 @@ impl<'k> Emitter<'k> {
             },
             ExprKind::Literal(number) => self.splat(dtype, &number.to_string()),
             ExprKind::Load { buffer, index } => self.load(id, *buffer, index, before, indent),
-            ExprKind::Narrow(dtype, arg) => narrowed(*dtype, &format!("v{arg}")),
+            ExprKind::Narrow(dtype @ (DType::F16 | DType::BF16), arg) => {
+                self.half(id, *dtype, &format!("kiln_shorten_{dtype}(v{arg})"), before, indent)
+            }
+            ExprKind::Narrow(dtype, arg) => wrapped(*dtype, &format!("v{arg}")),
             ExprKind::Position(index) => self.position(id, index, before, indent),
             ExprKind::Apply(op, args) => {
                 let operands = match op {
@@ -375,7 +378,11 @@ impl<'k> Emitter<'k> {
             Class::Next => {
                 let read = if self.streams { "stream" } else { "read" };
                 self.read.push(id);
-                self.as_value(dtype, &format!("kiln_{read}_{}({pointer} + {text}, count)", suffix(dtype)))
+                let vector = format!("kiln_{read}_{}({pointer} + {text}, count)", suffix(dtype));
+                match dtype {
+                    DType::F16 | DType::BF16 => self.half(id, dtype, &vector, before, indent),
+                    _ => self.as_value(dtype, &vector),
+                }
             }
             Class::Scattered | Class::Second => {
                 let text = self.lane_text(id, index);
@@ -387,6 +394,13 @@ impl<'k> Emitter<'k> {
                 self.as_value(dtype, &name)
             }
         }
+    }
+
+    /// A half as it is in memory, under a name of its own, and its value: where it is stored, nothing is rounded again.
+    fn half(&mut self, id: ExprId, dtype: DType, vector: &str, before: &mut String, indent: &str) -> String {
+        self.halves.insert(id, dtype);
+        before.push_str(&format!("{indent}const {} x{id}_ = {vector};\n", memory_vector(dtype)));
+        format!("kiln_widen_{dtype}(x{id}_)")
     }
 
     /// The part of an index that changes inside an item, and how it changes along lanes.
@@ -425,13 +439,15 @@ impl<'k> Emitter<'k> {
         format!("        {ty} *{name} = b{buffer} + {text};\n")
     }
 
-    /// The store of a value inside a body.
-    pub(super) fn store(&mut self, store: usize, indent: &str) -> String {
+    /// The store of a value inside a body that computes these.
+    pub(super) fn store(&mut self, store: usize, computed: &[ExprId], indent: &str) -> String {
         let s = &self.kernel.stores[store];
         let (dtype, access) = (self.kernel.buffers[s.buffer], self.store_access(store));
         let (text, class) = self.moving(access, &s.index, true);
         let name = format!("v{}", s.value);
-        let (value, suffix) = (self.as_memory(dtype, &name), suffix(dtype));
+        let is_there = self.halves.get(&s.value) == Some(&dtype) && computed.contains(&s.value);
+        let value = if is_there { format!("x{}_", s.value) } else { self.as_memory(dtype, &name) };
+        let suffix = suffix(dtype);
         match class {
             Class::Next if s.adds => {
                 let old = self.as_value(dtype, &format!("kiln_read_{suffix}(q{store} + {text}, count)"));

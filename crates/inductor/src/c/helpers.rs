@@ -175,12 +175,14 @@ pub(super) fn partial(vector: &str, scalar: &str, suffix: &str, isa: Isa, lanes:
     let bytes = lanes
         * match suffix {
             "f32" => 4,
+            "f16" | "bf16" => 2,
             "bool" => 1,
             _ => 8,
         };
     let masked = match (isa, suffix) {
         (Isa::Avx512, "f32") if bytes >= 16 => Some("vmovups"),
         (Isa::Avx512, "f64" | "i64") if bytes <= 64 => Some("vmovupd"),
+        (Isa::Avx512, "f16" | "bf16") if bytes >= 16 => Some("vmovdqu16"),
         (Isa::Avx512, "bool") if bytes >= 16 => Some("vmovdqu8"),
         _ => None,
     };

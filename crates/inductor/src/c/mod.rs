@@ -94,6 +94,8 @@ struct Emitter<'k> {
     uses_status: bool,
     /// Whether what is being written reads its operands from memory for the first time, front to back.
     streams: bool,
+    /// Halves whose form in memory has a name where they are computed.
+    halves: BTreeMap<ExprId, DType>,
     /// Loads of neighbouring elements written so far.
     read: Vec<ExprId>,
     /// Those of the first pass over a row that the second pass asks for ahead of the next row.
@@ -175,6 +177,7 @@ fn emit<'k>(kernel: &'k Kernel, target: &'k C) -> KernelSource {
         bodies: String::new(),
         uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { code: 1.., .. })),
         streams: false,
+        halves: BTreeMap::new(),
         read: Vec::new(),
         ahead: Vec::new(),
     };

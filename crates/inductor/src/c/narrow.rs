@@ -27,12 +27,11 @@ pub(super) const fn memory_vector(dtype: DType) -> &'static str {
     }
 }
 
-/// A computed value as a narrow dtype holds it.
-pub(super) fn narrowed(dtype: DType, value: &str) -> String {
+/// A computed integer as a narrow dtype holds it.
+pub(super) fn wrapped(dtype: DType, value: &str) -> String {
     match dtype {
-        DType::F16 | DType::BF16 => format!("kiln_widen_{dtype}(kiln_shorten_{dtype}({value}))"),
         DType::U8 | DType::I8 | DType::I16 | DType::I32 => format!("kiln_wrap_{dtype}({value})"),
-        DType::Bool | DType::I64 | DType::F32 | DType::F64 => value.into(),
+        _ => value.into(),
     }
 }
 
@@ -71,7 +70,12 @@ fn conversions(dtype: DType, isa: Isa, lanes: usize) -> String {
     match dtype {
         DType::F16 if has_instructions => format!("{HALF_INSTRUCTIONS}{}", one(dtype)),
         DType::F16 => format!("{HALF}{}", one(dtype)),
-        DType::BF16 => format!("{BRAIN}{}", one(dtype)),
+        DType::BF16 => {
+            let widen = if has_instructions { BRAIN_WIDEN_INSTRUCTION } else { BRAIN_WIDEN };
+            let masks = isa == Isa::Avx512 && has_instructions;
+            let shorten = if masks { BRAIN_SHORTEN_INSTRUCTIONS } else { BRAIN_SHORTEN };
+            format!("{widen}{shorten}{}", one(dtype))
+        }
         _ => {
             let wrapped = match dtype {
                 DType::U8 => "x & 255".to_string(),
@@ -92,9 +96,7 @@ fn one(dtype: DType) -> String {
     let vector = memory_vector(dtype);
     format!(
         "KILN_INLINE f32v kiln_one_{dtype}(unsigned short x) {{
-    {vector} v;
-    for (int i = 0; i < KILN_LANES; i++) v[i] = x;
-    return kiln_widen_{dtype}(v);
+    return kiln_widen_{dtype}(({vector}){{0}} + x);
 }}
 "
     )
@@ -133,12 +135,39 @@ KILN_INLINE f16m kiln_shorten_f16(f32v x) {
 }
 ";
 
-/// To nearest even; a NaN keeps its upper bits and becomes quiet.
-const BRAIN: &str = "\
+const BRAIN_WIDEN: &str = "\
 KILN_INLINE f32v kiln_widen_bf16(bf16m v) { return (f32v)(__builtin_convertvector(v, u32v) << 16); }
+";
+
+/// GCC 12 converts vectors of 512 bits in halves.
+const BRAIN_WIDEN_INSTRUCTION: &str = "\
+KILN_INLINE f32v kiln_widen_bf16(bf16m v) {
+    u32v x;
+    __asm__(\"vpmovzxwd %1, %0\" : \"=v\"(x) : \"v\"(v));
+    return (f32v)(x << 16);
+}
+";
+
+/// To nearest even; a NaN keeps its upper bits and becomes quiet.
+const BRAIN_SHORTEN: &str = "\
 KILN_INLINE bf16m kiln_shorten_bf16(f32v x) {
     const u32v u = (u32v)x, nan = (u32v)(x != x);
     const u32v rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     return __builtin_convertvector((nan & ((u >> 16) | 0x40u)) | (~nan & rounded), bf16m);
+}
+";
+
+/// The same. The machine's own conversion takes subnormal numbers for zeros.
+const BRAIN_SHORTEN_INSTRUCTIONS: &str = "\
+KILN_INLINE bf16m kiln_shorten_bf16(f32v x) {
+    const u32v u = (u32v)x, quiet = (u32v){0} + 0x400000u;
+    u32v y = u + 0x7fffu + ((u >> 16) & 1u);
+    unsigned short nan;
+    bf16m v;
+    __asm__(\"vcmpunordps %1, %1, %0\" : \"=Yk\"(nan) : \"v\"(x));
+    __asm__(\"vpord %1, %2, %0%{%3%}\" : \"+v\"(y) : \"v\"(u), \"v\"(quiet), \"Yk\"(nan));
+    y >>= 16;
+    __asm__(\"vpmovdw %1, %0\" : \"=v\"(v) : \"v\"(y));
+    return v;
 }
 ";

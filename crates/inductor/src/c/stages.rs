@@ -70,7 +70,7 @@ impl Emitter<'_> {
                 list.push(format!("    kiln_store_{suffix}(r{id} + (j - block), v{id});\n"));
             }
             let stores = if is_last { stores.as_slice() } else { &[] };
-            list.extend(stores.iter().map(|&s| self.store(s, "    ")));
+            list.extend(stores.iter().map(|&s| self.store(s, &ids, "    ")));
             out.push_str(&self.pointers(&ids, stores, &mut declared));
             let name = if stages == 1 { "body".to_string() } else { format!("stage{stage}") };
             let statements = Statements { ids, list, locals };

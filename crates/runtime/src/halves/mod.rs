@@ -11,110 +11,28 @@
 //!       for each tile of rows                       accumulators in registers
 //! ```
 //!
+//! A few rows are multiplied with columns that are read where they lie (`few.rs`).
+//!
 //! A result is one chain of fused additions along the inner dim, whatever the sizes, tiles and threads are. Instructions
 //! for bf16 take subnormal numbers for zeros, so blocks in which there could be some, as operands or as sums, are
 //! computed without them: this changes no other bit.
 
+mod few;
+mod format;
 mod pack;
 mod tile;
 
-use half::f16;
 use parking_lot::Mutex;
 
-use crate::cpu::{self, Isa, machine};
+use crate::cpu::{Isa, machine};
 use crate::gemm::{Matrix, Shape};
-use crate::pool::AllocError;
+use crate::pool::{AllocError, Buffer};
 use crate::scratch;
-use crate::threads::{self, parallel_for};
+use crate::threads::{self, Shared, parallel_for};
+use few::{ABREAST, FEW};
+pub use format::Half;
 use pack::{Lines, least_exponent, pack, words};
-use tile::{Kernel, Task, WIDEST};
-
-/// The format of a half.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Half {
-    /// IEEE's.
-    F16,
-    /// The upper half of an f32.
-    Bf16,
-}
-
-impl Half {
-    #[inline(always)]
-    fn widen(self, bits: u16) -> u32 {
-        match self {
-            Half::F16 => f16::from_bits(bits).to_f32().to_bits(),
-            Half::Bf16 => u32::from(bits) << 16,
-        }
-    }
-
-    /// Neighbours, as bits of f32.
-    ///
-    /// # Safety
-    /// As many are readable as there are places; `FAST` needs AVX2 and F16C.
-    #[inline(always)]
-    unsafe fn widen_all<const FAST: bool>(self, from: *const u16, to: &mut [u32]) {
-        let mut done = 0;
-        #[cfg(target_arch = "x86_64")]
-        if FAST && self == Half::F16 {
-            use std::arch::x86_64::*;
-            while done + 8 <= to.len() {
-                // SAFETY: eight halves, and eight places.
-                unsafe {
-                    let wide = _mm256_cvtph_ps(_mm_loadu_si128(from.add(done).cast()));
-                    _mm256_storeu_ps(to.as_mut_ptr().add(done).cast(), wide);
-                }
-                done += 8;
-            }
-        }
-        for (i, to) in to.iter_mut().enumerate().skip(done) {
-            // SAFETY: the caller's promise.
-            *to = self.widen(unsafe { *from.add(i) });
-        }
-    }
-
-    /// Rounded to nearest even.
-    #[inline(always)]
-    fn narrow(self, x: f32) -> u16 {
-        let bits = x.to_bits();
-        match self {
-            Half::F16 => f16::from_f32(x).to_bits(),
-            // A NaN could be carried into an infinity: it keeps its upper bits and becomes quiet.
-            Half::Bf16 if x.is_nan() => (bits >> 16 | 0x40) as u16,
-            Half::Bf16 => (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16,
-        }
-    }
-
-    /// The same for neighbours, a multiple of [`STEP`].
-    ///
-    /// # Safety
-    /// `FAST` needs AVX2 and F16C.
-    #[inline(always)]
-    unsafe fn narrow_all<const FAST: bool>(self, from: &[f32], to: &mut [u16]) {
-        let mut done = 0;
-        #[cfg(target_arch = "x86_64")]
-        if FAST && self == Half::F16 {
-            use std::arch::x86_64::*;
-            while done + 8 <= from.len().min(to.len()) {
-                // SAFETY: eight floats, and eight places.
-                unsafe {
-                    let wide = _mm256_loadu_ps(from.as_ptr().add(done));
-                    let narrow = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(wide);
-                    _mm_storeu_si128(to.as_mut_ptr().add(done).cast(), narrow);
-                }
-                done += 8;
-            }
-        }
-        match self {
-            Half::F16 => to.iter_mut().zip(from).skip(done).for_each(|(to, x)| *to = Half::F16.narrow(*x)),
-            Half::Bf16 => {
-                let ((to, _), (from, _)) = (to.as_chunks_mut::<STEP>(), from.as_chunks::<STEP>());
-                for (to, from) in to.iter_mut().zip(from) {
-                    to.iter_mut().zip(from).for_each(|(to, x)| *to = Half::Bf16.narrow(*x));
-                }
-            }
-        }
-    }
-}
+use tile::{Kernel, Set, Task, WIDEST};
 
 /// Where results go.
 #[derive(Debug, Clone, Copy)]
@@ -149,19 +67,46 @@ impl Product {
     }
 }
 
-/// Elements that are rounded together; panels are as wide as some of them.
-const STEP: usize = 8;
-
 /// Work below which a second thread costs more than it brings, in multiply-adds.
 const TASK: usize = 1 << 17;
+/// What packing a word costs, in multiply-adds.
+const PACKING: usize = 8;
 /// Blocks for each thread, so that a slower core gets fewer, and work from which there are so many.
 const BALANCE: usize = 4;
 const BALANCED: usize = 1 << 26;
+
+/// Panels of a right operand that serve all blocks of rows.
+#[derive(Clone, Copy)]
+struct Packed<'a> {
+    /// Number of the first.
+    first: usize,
+    /// Words of the first, and of each.
+    words: *mut u32,
+    size: usize,
+    /// Their least exponents.
+    least: &'a [u16],
+}
+
+impl Packed<'_> {
+    fn panel(&self, number: usize) -> (*mut u32, u16) {
+        let at = number - self.first;
+        (self.words.wrapping_add(at * self.size), self.least[at])
+    }
+}
+
+/// What a thread does at a time.
+enum Part<'a> {
+    /// Packs a panel where there is room for it and for its least exponent.
+    Panel { number: usize, to: (*mut u32, &'a mut u16) },
+    /// Computes the results of a block of rows and a group of panels, packed or not, in scratch memory of the plan's size.
+    Block { at: [usize; 2], packed: Option<Packed<'a>>, scratch: *mut u8 },
+}
 
 /// How products of one shape are cut into blocks.
 #[derive(Clone, Copy)]
 struct Plan {
     half: Half,
+    set: Set,
     kernel: Kernel,
     shape: Shape,
     /// Whether the transposed products are computed.
@@ -177,11 +122,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(half: Half, count: usize, shape: Shape) -> Plan {
-        let kernel = Kernel::of(half);
+    fn new(half: Half, set: Set, count: usize, shape: Shape) -> Plan {
+        let kernel = Kernel::of(half, set);
         // All tiles, full or not, and the packing.
         let cost = |m: usize, n: usize| m * n.next_multiple_of(kernel.width);
-        let is_turned = cost(shape.n, shape.m) < cost(shape.m, shape.n);
+        let is_turned = match shape.m.min(shape.n) {
+            ..=FEW => shape.n < shape.m,
+            _ => cost(shape.n, shape.m) < cost(shape.m, shape.n),
+        };
         let Shape { m, n, k } = shape;
         let (m, n) = if is_turned { (n, m) } else { (m, n) };
         let depth = words(k, kernel.is_paired).max(1);
@@ -202,9 +150,23 @@ impl Plan {
         let row_blocks = m.div_ceil(height);
         let height = m.div_ceil(row_blocks).next_multiple_of(rows);
         let group = panels.div_ceil(wanted.div_ceil(count * row_blocks).min(panels));
+        // Two groups at a time stay in the last cache, where they are packed once for all blocks of rows.
+        let panel_bytes = depth * kernel.width * size_of::<u32>();
+        let group = if row_blocks == 1 { group } else { group.min((machine().l3 / 8 / panel_bytes).max(1)) };
         let stretch = (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1);
         let (row_blocks, groups) = (m.div_ceil(height), panels.div_ceil(group));
-        Plan { half, kernel, shape: Shape { m, n, k }, is_turned, height, group, row_blocks, groups, stretch }
+        Plan {
+            half,
+            set,
+            kernel,
+            shape: Shape { m, n, k },
+            is_turned,
+            height,
+            group,
+            row_blocks,
+            groups,
+            stretch,
+        }
     }
 
     /// Bytes of a block's packed rows, of a panel, and of a panel's sums.
@@ -212,38 +174,75 @@ impl Plan {
         let Plan { kernel, height, shape, .. } = self;
         let (height, depth) =
             (height.min(&shape.m).next_multiple_of(kernel.rows()), words(shape.k, kernel.is_paired));
-        let words = [height * depth, depth * kernel.width, height * kernel.width];
+        let mut words = [height * depth, depth * kernel.width, height * kernel.width];
+        if shape.m <= FEW {
+            words[0] = words[0].max(shape.m * few_pitch(shape.k));
+            words[2] = words[2].max(shape.m * ABREAST * kernel.width);
+        }
         // Each begins with a cache line.
         words.map(|words| (words * size_of::<u32>()).next_multiple_of(64))
     }
 
-    /// One block on this thread, with the machine's instructions.
+    /// A part of the work on this thread, with the set's instructions.
     ///
     /// # Safety
-    /// That of [`products`]; `scratch` has the [`room`](Self::room).
-    unsafe fn run(&self, product: Product, blocks: [usize; 2], scratch: *mut u8) {
+    /// That of [`products`] and of the part.
+    unsafe fn run(&self, product: Product, part: Part<'_>) {
         #[cfg(target_arch = "x86_64")]
         {
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c,bmi2")]
-            unsafe fn avx512(plan: &Plan, product: Product, blocks: [usize; 2], scratch: *mut u8) {
+            unsafe fn avx512(plan: &Plan, product: Product, part: Part<'_>) {
                 // SAFETY: the caller's promise is passed on.
-                unsafe { plan.block::<true>(product, blocks, scratch) }
+                unsafe { plan.part::<true>(product, part) }
             }
             #[target_feature(enable = "avx2,f16c,bmi2")]
-            unsafe fn avx2(plan: &Plan, product: Product, blocks: [usize; 2], scratch: *mut u8) {
+            unsafe fn avx2(plan: &Plan, product: Product, part: Part<'_>) {
                 // SAFETY: the caller's promise is passed on.
-                unsafe { plan.block::<true>(product, blocks, scratch) }
+                unsafe { plan.part::<true>(product, part) }
             }
-            match cpu::isa() {
+            match self.set.isa {
                 // SAFETY: `isa` never names more than the machine has.
-                Isa::Avx512 => return unsafe { avx512(self, product, blocks, scratch) },
+                Isa::Avx512 => return unsafe { avx512(self, product, part) },
                 // SAFETY: as above.
-                Isa::Avx2 => return unsafe { avx2(self, product, blocks, scratch) },
+                Isa::Avx2 => return unsafe { avx2(self, product, part) },
                 Isa::Plain => {}
             }
         }
         // SAFETY: the caller's promise is passed on.
-        unsafe { self.block::<false>(product, blocks, scratch) }
+        unsafe { self.part::<false>(product, part) }
+    }
+
+    /// # Safety
+    /// That of [`run`](Self::run); `FAST` needs AVX2 and F16C.
+    #[inline(always)]
+    unsafe fn part<const FAST: bool>(&self, product: Product, part: Part<'_>) {
+        let product = if self.is_turned { product.transposed() } else { product };
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            match part {
+                Part::Panel { number, to } => *to.1 = self.panel::<FAST>(product.rhs, number, to.0),
+                Part::Block { at, packed, scratch } => self.block::<FAST>(product, at, packed, scratch),
+            }
+        }
+    }
+
+    /// Packs a panel; returns its least exponent, if its words are pairs.
+    ///
+    /// # Safety
+    /// The operand's elements are readable; there is room for the panel. `FAST` needs AVX2 and F16C.
+    #[inline(always)]
+    unsafe fn panel<const FAST: bool>(&self, rhs: Matrix<u16>, number: usize, to: *mut u32) -> u16 {
+        let Plan { half, kernel: Kernel { width, is_paired, .. }, shape: Shape { n, k, .. }, .. } = *self;
+        let j = number * width;
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            let lines = Lines { from: rhs.at(0, j), half, count: width.min(n - j), length: k };
+            pack::<FAST>(lines, is_paired, to, width);
+            match is_paired {
+                true => least_exponent(std::slice::from_raw_parts(to, words(k, true) * width)),
+                false => 0,
+            }
+        }
     }
 
     /// # Safety
@@ -253,12 +252,12 @@ impl Plan {
         &self,
         product: Product,
         [row_block, group]: [usize; 2],
+        shared: Option<Packed<'_>>,
         scratch: *mut u8,
     ) {
         let Plan { half, kernel, shape: Shape { m, n, k }, height, .. } = *self;
         let Kernel { width, is_paired, .. } = kernel;
-        let Product { results, start, lhs, rhs } =
-            if self.is_turned { product.transposed() } else { product };
+        let Product { results, start, lhs, rhs } = product;
         let depth = words(k, is_paired);
         let [rows_bytes, panel_bytes, _] = self.room();
         let packed = scratch.cast::<u32>();
@@ -266,6 +265,44 @@ impl Plan {
         let sums = scratch.wrapping_add(rows_bytes + panel_bytes).cast::<f32>();
         let first = row_block * height;
         let count = height.min(m - first);
+        let panels = group * self.group..((group + 1) * self.group).min(n.div_ceil(width));
+        if m <= FEW && (rhs.row == 1 || rhs.column == 1) {
+            let columns = |number: usize| width.min(n - number * width);
+            // SAFETY: rows of the product; the scratch has room for their numbers.
+            unsafe { few_rows::<FAST>(half, lhs, [m, k], packed) };
+            let (loops, abreast) = match rhs.column == 1 {
+                true => (kernel.few.across, ABREAST),
+                false => (kernel.few.along, 1),
+            };
+            for leading in panels.clone().step_by(abreast) {
+                let together = leading..(leading + abreast).min(panels.end);
+                let at = |number: usize| sums.wrapping_add((number - leading) * m * width);
+                // SAFETY: columns of the product; the scratch has room for the sums of these panels. The task is as
+                // described, and `of` chose what the machine has.
+                unsafe {
+                    for number in together.clone() {
+                        let to = std::slice::from_raw_parts_mut(at(number), m * width);
+                        let start = start.map(|start| (start.at(0, number * width), m));
+                        begin(half, start, columns(number), width, to);
+                    }
+                    let task = few::Task {
+                        rows: packed.cast(),
+                        pitch: few_pitch(k),
+                        from: rhs.at(0, leading * width),
+                        columns: (together.end * width).min(n) - leading * width,
+                        length: k,
+                        is_paired,
+                        sums,
+                    };
+                    loops[m - 1](&task);
+                    for number in together {
+                        let rows = std::slice::from_raw_parts(at(number), m * width).chunks_exact(width);
+                        finish::<FAST>(half, rows, columns(number), results, [0, number * width]);
+                    }
+                }
+            }
+            return;
+        }
         let tiles = || (0..count).step_by(kernel.rows()).map(move |i| (i, kernel.height(count - i)));
         // SAFETY: rows of the product; the scratch has room for tiles of them.
         let least_row = unsafe {
@@ -281,30 +318,20 @@ impl Plan {
                 false => 0,
             }
         };
-        let panels = group * self.group..((group + 1) * self.group).min(n.div_ceil(width));
-        for j in panels.map(|number| number * width) {
+        for number in panels {
+            let j = number * width;
             let columns = width.min(n - j);
             // SAFETY: columns of the product; the scratch has room for a panel and its sums.
             unsafe {
-                let lines = Lines { from: rhs.at(0, j), half, count: columns, length: k };
-                pack::<FAST>(lines, is_paired, panel, width);
-                let all = std::slice::from_raw_parts_mut(sums, count.next_multiple_of(kernel.rows()) * width);
-                all.fill(0.0);
-                let mut least_start = f32::INFINITY;
-                if let Some(start) = start.map(|start| start.at(first, j)) {
-                    for (i, row) in all.chunks_exact_mut(width).enumerate().take(count) {
-                        for (j, sum) in row[..columns].iter_mut().enumerate() {
-                            *sum = f32::from_bits(half.widen(*start.at(i, j).pointer));
-                            if *sum != 0.0 {
-                                least_start = least_start.min(sum.abs());
-                            }
-                        }
-                    }
-                }
-                let is_exact = is_paired && {
-                    let panel = least_exponent(std::slice::from_raw_parts(panel, depth * width));
-                    !is_normal(least_row, panel, least_start)
+                let (panel, least_panel) = match shared {
+                    Some(packed) => packed.panel(number),
+                    None => (panel, self.panel::<FAST>(rhs, number, panel)),
                 };
+                let all = count.next_multiple_of(kernel.rows()) * width;
+                let all = std::slice::from_raw_parts_mut(sums, all);
+                let least_start =
+                    begin(half, start.map(|start| (start.at(first, j), count)), columns, width, all);
+                let is_exact = is_paired && !is_normal(least_row, least_panel, least_start);
                 for from in (0..depth).step_by(self.stretch) {
                     let part = self.stretch.min(depth - from);
                     for (i, rows) in tiles() {
@@ -317,23 +344,100 @@ impl Plan {
                         kernel.run(rows, is_exact, &task);
                     }
                 }
-                let rows = all.chunks_exact(width).take(count);
-                match results {
-                    Results::Sums(to) => put(rows, columns, to.at(first, j)),
-                    Results::Rounded(to) => {
-                        let mut rounded = [0; WIDEST];
-                        for (i, row) in rows.enumerate() {
-                            let to = to.at(first + i, j);
-                            if to.column == 1 && columns == width {
-                                // Not by way of the copy: it is read in larger parts than it is written.
-                                let to = std::slice::from_raw_parts_mut(to.pointer, width);
-                                half.narrow_all::<FAST>(row, to);
-                                continue;
-                            }
-                            half.narrow_all::<FAST>(row, &mut rounded);
-                            put(std::iter::once(&rounded[..]), columns, to);
-                        }
+                let rows = std::slice::from_raw_parts(sums, count * width).chunks_exact(width);
+                finish::<FAST>(half, rows, columns, results, [first, j]);
+            }
+        }
+    }
+}
+
+/// Numbers of a row, and one more where they are odd.
+fn few_pitch(k: usize) -> usize {
+    k.next_multiple_of(2)
+}
+
+/// The numbers of a few rows, one row after the other.
+///
+/// # Safety
+/// The elements are readable, and `to` has room for rows of [`few_pitch`]. `FAST` needs AVX2 and F16C.
+#[inline(always)]
+unsafe fn few_rows<const FAST: bool>(half: Half, from: Matrix<u16>, [rows, k]: [usize; 2], to: *mut u32) {
+    for i in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let row = std::slice::from_raw_parts_mut(to.add(i * few_pitch(k)), few_pitch(k));
+            let (row, rest) = row.split_at_mut(k);
+            rest.fill(0);
+            if from.column == 1 {
+                half.widen_all::<FAST>(from.at(i, 0).pointer, row);
+            } else {
+                row.iter_mut().enumerate().for_each(|(p, x)| *x = half.widen(*from.at(i, p).pointer));
+            }
+        }
+    }
+}
+
+/// What a panel's sums begin with; returns the least of it that is not zero.
+///
+/// # Safety
+/// The start is readable for so many columns of so many rows, at most those of `to`.
+#[inline(always)]
+unsafe fn begin(
+    half: Half,
+    start: Option<(Matrix<u16>, usize)>,
+    columns: usize,
+    width: usize,
+    to: &mut [f32],
+) -> f32 {
+    to.fill(0.0);
+    let mut least = f32::INFINITY;
+    let Some((start, rows)) = start else { return least };
+    for (i, row) in to.chunks_exact_mut(width).enumerate().take(rows) {
+        for (j, sum) in row[..columns].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *sum = f32::from_bits(half.widen(unsafe { *start.at(i, j).pointer }));
+            if *sum != 0.0 {
+                least = least.min(sum.abs());
+            }
+        }
+    }
+    least
+}
+
+/// Puts rows of sums where results from this place on go.
+///
+/// # Safety
+/// The results are writable. `FAST` needs AVX2 and F16C.
+#[inline(always)]
+unsafe fn finish<'a, const FAST: bool>(
+    half: Half,
+    rows: impl Iterator<Item = &'a [f32]>,
+    columns: usize,
+    results: Results,
+    [first, j]: [usize; 2],
+) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match results {
+            Results::Sums(to) => put(rows, columns, to.at(first, j)),
+            Results::Rounded(to) if to.column == 1 && columns == WIDEST => {
+                for (i, row) in rows.enumerate() {
+                    let Some(row) = row.first_chunk::<WIDEST>() else { continue };
+                    // Not by way of a copy, which would be read in larger parts than it is written.
+                    let to = to.at(first + i, j).pointer.cast::<[u16; WIDEST]>();
+                    half.narrow_all::<FAST>(row, &mut *to);
+                }
+            }
+            Results::Rounded(to) => {
+                let mut rounded = [0; WIDEST];
+                for (i, row) in rows.enumerate() {
+                    let to = to.at(first + i, j);
+                    if to.column == 1 && columns == row.len() {
+                        half.narrow_all::<FAST>(row, std::slice::from_raw_parts_mut(to.pointer, columns));
+                        continue;
                     }
+                    half.narrow_all::<FAST>(row, &mut rounded);
+                    put(std::iter::once(&rounded[..]), columns, to);
                 }
             }
         }
@@ -382,28 +486,93 @@ pub unsafe fn products(
     shape: Shape,
     product: &(dyn Fn(usize) -> Product + Sync),
 ) -> Result<(), AllocError> {
+    // SAFETY: the caller's promise is passed on; the machine has its instructions.
+    unsafe { products_with(Set::of_machine(), half, count, shape, product) }
+}
+
+/// # Safety
+/// That of [`products`]; the machine has the instructions.
+unsafe fn products_with(
+    set: Set,
+    half: Half,
+    count: usize,
+    shape: Shape,
+    product: &(dyn Fn(usize) -> Product + Sync),
+) -> Result<(), AllocError> {
     if count == 0 || shape.m == 0 || shape.n == 0 {
         return Ok(());
     }
-    let plan = Plan::new(half, count, shape);
+    let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
+    if work >= threads::count() * BALANCED {
+        let plan = Plan::new(half, set, 1, shape);
+        if plan.row_blocks > 1 {
+            // SAFETY: the caller's promise is passed on.
+            return (0..count).try_for_each(|number| unsafe { plan.one(product(number), machine().l3 / 4) });
+        }
+    }
+    let plan = Plan::new(half, set, count, shape);
     let blocks = plan.row_blocks * plan.groups;
-    let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k) / blocks;
+    // SAFETY: the caller's promise is passed on; blocks are disjoint in the results.
+    each(&plan, count * blocks, TASK.div_ceil((work / blocks).max(1)), &|item, scratch| unsafe {
+        let (number, block) = (item / blocks, item % blocks);
+        let at = [block % plan.row_blocks, block / plan.row_blocks];
+        plan.run(product(number), Part::Block { at, packed: None, scratch });
+    })
+}
+
+/// Runs items on all threads, each with scratch memory of the plan's size.
+fn each(
+    plan: &Plan,
+    count: usize,
+    grain: usize,
+    run: &(dyn Fn(usize, *mut u8) + Sync),
+) -> Result<(), AllocError> {
+    let room = plan.room().iter().sum();
     let failure = Mutex::new(None);
-    parallel_for(count * blocks, TASK.div_ceil(work.max(1)), |begin, end| {
-        let room = plan.room().iter().sum();
-        let done = scratch::with(room, |scratch| {
-            for item in begin..end {
-                let (number, block) = (item / blocks, item % blocks);
-                let (row_block, group) = (block % plan.row_blocks, block / plan.row_blocks);
-                // SAFETY: the caller's promise is passed on; blocks are disjoint in the results.
-                unsafe { plan.run(product(number), [row_block, group], scratch) };
-            }
-        });
+    parallel_for(count, grain, |begin, end| {
+        let done = scratch::with(room, |scratch| (begin..end).for_each(|item| run(item, scratch)));
         if let Err(error) = done {
             *failure.lock() = Some(error);
         }
     });
     failure.into_inner().map_or(Ok(()), Err)
+}
+
+impl Plan {
+    /// A large product: several blocks of rows go through panels that are packed once, about so many bytes at a time.
+    ///
+    /// # Safety
+    /// That of [`products`].
+    unsafe fn one(&self, product: Product, bytes: usize) -> Result<(), AllocError> {
+        let Plan { kernel, shape: Shape { n, k, .. }, group, row_blocks, groups, .. } = *self;
+        let size = words(k, kernel.is_paired) * kernel.width;
+        let together = (bytes / (group * size * size_of::<u32>()).max(1)).clamp(1, groups);
+        let room = Buffer::alloc((together * group * size * size_of::<u32>()).max(1))?;
+        let mut least = vec![0_u16; together * group];
+        let product = Shared(product);
+        for from in (0..groups).step_by(together) {
+            let to = (from + together).min(groups);
+            let panels = from * group..(to * group).min(n.div_ceil(kernel.width));
+            let first = panels.start;
+            let words = Shared((room.as_ptr().cast::<u32>(), least.as_mut_ptr()));
+            parallel_for(panels.len(), (TASK / PACKING).div_ceil(size.max(1)), |begin, end| {
+                for at in begin..end {
+                    // SAFETY: the caller's promise is passed on; each panel has its own room.
+                    unsafe {
+                        let to = (words.get().0.add(at * size), &mut *words.get().1.add(at));
+                        self.run(product.get(), Part::Panel { number: first + at, to });
+                    }
+                }
+            });
+            let packed = Shared(Packed { first, words: room.as_ptr().cast(), size, least: &least });
+            // SAFETY: the caller's promise is passed on; blocks are disjoint in the results.
+            each(self, row_blocks * (to - from), 1, &|item, scratch| unsafe {
+                let at = [item % row_blocks, from + item / row_blocks];
+                self.run(product.get(), Part::Block { at, packed: Some(packed.get()), scratch });
+            })?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -54,13 +54,14 @@ impl Words {
 fn shapes(words: &mut Words) -> Vec<Shape> {
     let mut shapes =
         vec![(0, 3, 4), (3, 0, 4), (3, 4, 0), (1, 1, 1), (1, 300, 70), (300, 1, 71), (64, 256, 256)];
+    shapes.extend([(3, 600, 41), (4, 33, 64), (520, 2, 131), (2, 3, 77)]);
     shapes.extend([(16, 530, 601), (20, 130, 1031), (200, 10, 300), (9, 256, 64), (1, 1, 3001), (90, 33, 9)]);
     shapes.extend((0..25).map(|_| (1 + words.below(70), 1 + words.below(70), words.below(70))));
     shapes.into_iter().map(|(m, n, k)| Shape { m, n, k }).collect()
 }
 
 /// Against f64: an f32's roundings along the sum, and one to the half. `scale` makes numbers of any size.
-fn check(half: Half, scale: f32, step: usize, words: &mut Words) {
+fn check(set: Set, half: Half, scale: f32, step: usize, words: &mut Words) {
     let (half_ulp, least) = match half {
         Half::F16 => (2f64.powi(-11), 2f64.powi(-25)),
         Half::Bf16 => (2f64.powi(-8), 2f64.powi(-134)),
@@ -82,7 +83,7 @@ fn check(half: Half, scale: f32, step: usize, words: &mut Words) {
                 let product = Product { results, start, lhs: lhs.matrix(), rhs: rhs.matrix() };
                 let product = crate::threads::Shared(product);
                 // SAFETY: matrices of these shapes in memory of their own.
-                unsafe { products(half, 1, shape, &|_| product.get()) }.unwrap();
+                unsafe { products_with(set, half, 1, shape, &|_| product.get()) }.unwrap();
             }
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
                 let mut exact = if with_start { start.get(half, i, j) } else { 0.0 };
@@ -96,12 +97,12 @@ fn check(half: Half, scale: f32, step: usize, words: &mut Words) {
                 let (sum, got) = (f64::from(sums[i * n + j]), dst.get(half, i, j));
                 assert!(
                     (sum - exact).abs() <= bound,
-                    "{half:?} {shape:?} {layouts:?} {i} {j}: {sum} {exact}"
+                    "{set:?} {half:?} {shape:?} {layouts:?} {i} {j}: {sum} {exact}"
                 );
                 let bound = bound * 1.01 + exact.abs() * half_ulp + least;
                 assert!(
                     (got - exact).abs() <= bound,
-                    "{half:?} {shape:?} {layouts:?} {i} {j}: {got} {exact}"
+                    "{set:?} {half:?} {shape:?} {layouts:?} {i} {j}: {got} {exact}"
                 );
                 assert_eq!(
                     dst.get(half, i, j),
@@ -117,18 +118,22 @@ fn check(half: Half, scale: f32, step: usize, words: &mut Words) {
 
 #[test]
 fn beside_f64() {
-    let mut words = Words(1);
-    check(Half::F16, 1.0, 1, &mut words);
-    check(Half::Bf16, 1.0, 1, &mut words);
+    for set in Set::all() {
+        let mut words = Words(1);
+        check(set, Half::F16, 1.0, 1, &mut words);
+        check(set, Half::Bf16, 1.0, 1, &mut words);
+    }
 }
 
 /// Subnormal operands, products and sums count, as in f32.
 #[test]
 fn small_numbers_count() {
-    let mut words = Words(2);
-    check(Half::F16, 2f32.powi(-20), 4, &mut words);
-    for exponent in [-50, -58, -66, -72, -124, -128] {
-        check(Half::Bf16, 2f32.powi(exponent), 4, &mut words);
+    for set in Set::all() {
+        let mut words = Words(2);
+        check(set, Half::F16, 2f32.powi(-20), 4, &mut words);
+        for exponent in [-50, -58, -66, -72, -124, -128] {
+            check(set, Half::Bf16, 2f32.powi(exponent), 4, &mut words);
+        }
     }
     // A subnormal times a large number is neither.
     let [small, large] = [1_u16, 0x7e80];
@@ -148,7 +153,7 @@ fn small_numbers_count() {
 /// Infinities, NaN and overflow, at any place of a tile, are what they are in f32.
 #[test]
 fn special_numbers() {
-    for half in [Half::F16, Half::Bf16] {
+    for (set, half) in Set::all().into_iter().flat_map(|set| [(set, Half::F16), (set, Half::Bf16)]) {
         let [one, large] = [1.0, if half == Half::F16 { 6e4 } else { 3e38 }].map(|x| half.narrow(x));
         let infinity = half.narrow(f32::INFINITY);
         let nan = half.narrow(f32::NAN);
@@ -171,7 +176,7 @@ fn special_numbers() {
                 let rhs = Matrix::new(rhs.as_mut_ptr(), 37, 1);
                 let product = crate::threads::Shared(Product { results, start: None, lhs, rhs });
                 // SAFETY: matrices of these shapes in memory of their own.
-                unsafe { products(half, 1, shape, &|_| product.get()) }.unwrap();
+                unsafe { products_with(set, half, 1, shape, &|_| product.get()) }.unwrap();
                 let value = |i: usize, j: usize| f32::from_bits(half.widen(dst[i * 37 + j]));
                 assert!(is_expected(value(13, 35)), "{half:?} {k} {left:x} {right:x}: {}", value(13, 35));
                 assert_eq!(value(12, 34), k as f32);
@@ -180,12 +185,13 @@ fn special_numbers() {
     }
 }
 
-/// What a matrix's rows are next to, and how many products there are, changes no bit.
+/// What a matrix's rows are next to, how many products there are, how the right operand lies, and which instructions with
+/// fused additions there are, changes no bit.
 #[test]
 fn bits_do_not_depend_on_tiles() {
     let mut words = Words(7);
     for half in [Half::F16, Half::Bf16] {
-        for (m, n, k) in [(70, 90, 300), (300, 40, 65)] {
+        for (m, n, k) in [(70, 90, 300), (300, 40, 65), (60, 1100, 37)] {
             // Among ordinary numbers a few tiny ones, so that some blocks are computed in the other way.
             let mut value = |rare: u32| {
                 let tiny = words.next().is_multiple_of(rare);
@@ -193,24 +199,73 @@ fn bits_do_not_depend_on_tiles() {
             };
             let mut lhs: Vec<u16> = (0..m * k).map(|_| value(5000)).collect();
             let mut rhs: Vec<u16> = (0..k * n).map(|_| value(5000)).collect();
-            let (lhs, rhs) = (
-                crate::threads::Shared(Matrix::new(lhs.as_mut_ptr(), k as isize, 1)),
+            let mut turned: Vec<u16> = (0..k * n).map(|i| rhs[i % k * n + i / k]).collect();
+            let lhs = crate::threads::Shared(Matrix::new(lhs.as_mut_ptr(), k as isize, 1));
+            let sides = [
                 crate::threads::Shared(Matrix::new(rhs.as_mut_ptr(), n as isize, 1)),
-            );
-            let bits = |height: usize| -> Vec<u32> {
+                crate::threads::Shared(Matrix::new(turned.as_mut_ptr(), 1, k as isize)),
+            ];
+            let bits = |set: Set, height: usize, side: usize| -> Vec<u32> {
                 let mut dst = vec![f32::NAN; m * n];
                 let to = crate::threads::Shared(Matrix::new(dst.as_mut_ptr(), n as isize, 1));
                 let product = |number: usize| {
                     let from = number * height;
                     let results = Results::Sums(to.get().at(from, 0));
-                    Product { results, start: None, lhs: lhs.get().at(from, 0), rhs: rhs.get() }
+                    Product { results, start: None, lhs: lhs.get().at(from, 0), rhs: sides[side].get() }
                 };
+                let shape = Shape { m: height, n, k };
                 // SAFETY: bands of rows of matrices of these shapes.
-                unsafe { products(half, m / height, Shape { m: height, n, k }, &product) }.unwrap();
+                unsafe { products_with(set, half, m / height, shape, &product) }.unwrap();
                 dst.iter().map(|x| x.to_bits()).collect()
             };
-            let whole = bits(m);
-            assert!([1, 2, 5, 10].into_iter().all(|height| bits(height) == whole), "{half:?} {m} {n} {k}");
+            let mut fused = None;
+            for set in Set::all() {
+                let whole = bits(set, m, 0);
+                for (height, side) in [(m, 1), (1, 0), (1, 1), (2, 0), (2, 1), (4, 1), (5, 0), (10, 1)] {
+                    let is_same = !m.is_multiple_of(height) || bits(set, height, side) == whole;
+                    assert!(is_same, "{set:?} {half:?} {m} {n} {k}: {height} {side}");
+                }
+                if set.isa != Isa::Plain {
+                    assert!(fused.get_or_insert(whole.clone()) == &whole, "{set:?} {half:?} {m} {n} {k}");
+                }
+            }
         }
+    }
+}
+
+/// Neither does it if panels are packed for all blocks of rows, however many at a time.
+#[test]
+fn bits_do_not_depend_on_shared_panels() {
+    let mut words = Words(11);
+    for (half, set) in Set::all().into_iter().flat_map(|set| [(Half::F16, set), (Half::Bf16, set)]) {
+        let (m, n, k) = (210, 170, 67);
+        let mut value = || half.narrow(words.next() as f32 / 2f32.powi(31) - 1.0);
+        let mut lhs: Vec<u16> = (0..m * k).map(|_| value()).collect();
+        let mut rhs: Vec<u16> = (0..k * n).map(|_| value()).collect();
+        let mut bits = |bytes: Option<usize>| -> Vec<u32> {
+            let mut dst = vec![f32::NAN; m * n];
+            let results = Results::Sums(Matrix::new(dst.as_mut_ptr(), n as isize, 1));
+            let lhs = Matrix::new(lhs.as_mut_ptr(), k as isize, 1);
+            let rhs = Matrix::new(rhs.as_mut_ptr(), n as isize, 1);
+            let product = Shared(Product { results, start: None, lhs, rhs });
+            let shape = Shape { m, n, k };
+            let plan = Plan::new(half, set, 1, shape);
+            let (height, group) = (24, 2);
+            let row_blocks = plan.shape.m.div_ceil(height);
+            let groups = plan.shape.n.div_ceil(plan.kernel.width).div_ceil(group);
+            let plan = Plan { height, group, row_blocks, groups, ..plan };
+            // SAFETY: matrices of these shapes in memory of their own.
+            match bytes {
+                Some(bytes) => unsafe { plan.one(product.get(), bytes) },
+                None => unsafe { products_with(set, half, 1, shape, &|_| product.get()) },
+            }
+            .unwrap();
+            dst.iter().map(|x| x.to_bits()).collect()
+        };
+        let whole = bits(None);
+        assert!(
+            [1, 100_000, 1 << 30].into_iter().all(|bytes| bits(Some(bytes)) == whole),
+            "{set:?} {half:?}"
+        );
     }
 }

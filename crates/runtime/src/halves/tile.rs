@@ -12,6 +12,7 @@ use crate::cpu::{self, Isa};
 use crate::lanes::{Lanes, Plain, Sums};
 
 use super::Half;
+use super::few::{self, Few};
 
 /// A few rows times a panel: a stretch of both, and the sums so far.
 pub(super) struct Task {
@@ -42,22 +43,62 @@ pub(super) struct Kernel {
     loops: Loops,
     /// The same for numbers so small that the machine's own instruction takes them for zeros.
     exact: Loops,
+    /// Loops for a few rows, in panels of the same width.
+    pub(super) few: &'static Few,
+}
+
+/// Instructions that products are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Set {
+    pub(super) isa: Isa,
+    /// Whether pairs of bf16 are multiplied.
+    pub(super) has_pairs: bool,
+}
+
+impl Set {
+    /// The machine's.
+    pub(super) fn of_machine() -> Set {
+        Set { isa: cpu::isa(), has_pairs: cpu::multiplies_bf16() }
+    }
+
+    /// All that the machine has.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Set> {
+        let best = Set::of_machine();
+        let plain = Isa::ALL.into_iter().filter(|isa| *isa >= best.isa);
+        let mut all: Vec<Set> = plain.map(|isa| Set { isa, has_pairs: false }).collect();
+        all.extend(best.has_pairs.then_some(best));
+        all
+    }
 }
 
 impl Kernel {
-    /// The machine's.
-    pub(super) fn of(half: Half) -> Kernel {
+    /// The best of a set.
+    pub(super) fn of(half: Half, set: Set) -> Kernel {
         #[cfg(target_arch = "x86_64")]
-        match cpu::isa() {
-            Isa::Avx512 if half == Half::Bf16 && cpu::multiplies_bf16() => {
-                return Kernel { width: WIDEST, is_paired: true, loops: DOTS, exact: SPLIT };
+        {
+            let is_f16 = half == Half::F16;
+            let avx512 = if is_f16 { &few::AVX512_F16 } else { &few::AVX512_BF16 };
+            let avx2 = if is_f16 { &few::AVX2_F16 } else { &few::AVX2_BF16 };
+            let floats = |width: usize, loops: Loops, few: &'static Few| Kernel {
+                width,
+                is_paired: false,
+                loops,
+                exact: loops,
+                few,
+            };
+            match set.isa {
+                Isa::Avx512 if !is_f16 && set.has_pairs => {
+                    return Kernel { width: WIDEST, is_paired: true, loops: DOTS, exact: SPLIT, few: avx512 };
+                }
+                Isa::Avx512 => return floats(WIDEST, AVX512, avx512),
+                Isa::Avx2 => return floats(16, AVX2, avx2),
+                Isa::Plain => {}
             }
-            Isa::Avx512 => return Kernel { width: WIDEST, is_paired: false, loops: AVX512, exact: AVX512 },
-            Isa::Avx2 => return Kernel { width: 16, is_paired: false, loops: AVX2, exact: AVX2 },
-            Isa::Plain => {}
         }
-        let _ = half;
-        Kernel { width: 8, is_paired: false, loops: PLAIN, exact: PLAIN }
+        let _ = set;
+        let few = if half == Half::F16 { &few::PLAIN_F16 } else { &few::PLAIN_BF16 };
+        Kernel { width: 8, is_paired: false, loops: PLAIN, exact: PLAIN, few }
     }
 
     /// Rows of the highest tile.

@@ -247,6 +247,9 @@ vectorised! {
     }
 }
 
+/// Rows that are gathered or widened at a time: they stay in the first-level cache. They are added by fours.
+const GATHERED: usize = 16;
+
 /// One dim: size and stride of the input in elements.
 #[derive(Clone, Copy, Debug)]
 struct Dim {
@@ -546,27 +549,31 @@ unsafe fn column_totals<R: Reducer>(
     let mut gathered: Vec<R::In> = Vec::new();
     let mut natural: Vec<u32> = Vec::new();
     let width = lanes.len();
+    let is_direct = column_stride == 1 && base.widen.is_none();
+    let step = if is_direct { STRETCH } else { GATHERED };
+    gathered.reserve(if is_direct { 0 } else { step * width });
+    natural.reserve(if is_direct { 0 } else { width });
     let mut at = bounds.0;
     while at < bounds.1 {
         let n = STRETCH.min(bounds.1 - at);
-        rows.clear();
-        let sources = (at..at + n).map(|row| base.at(offset(reduced, row)));
-        if column_stride == 1 && base.widen.is_none() {
-            rows.extend(sources.map(|source| source.ptr.cast::<R::In>()));
-        } else {
-            gathered.clear();
-            gathered.reserve(n * width);
-            natural.reserve(width);
-            for (i, source) in sources.enumerate() {
-                let row = gathered.as_mut_ptr().wrapping_add(i * width);
-                // SAFETY: the columns of a row; both vectors have room for them.
-                unsafe { source.read(row, natural.as_mut_ptr().cast(), column_stride, width) };
-                rows.push(row);
-            }
-        }
         lanes.fill(R::LANE);
-        // SAFETY: each row has these columns.
-        unsafe { accumulate_rows::<R>(lanes, &rows) };
+        for from in (at..at + n).step_by(step) {
+            rows.clear();
+            for (i, row) in (from..(from + step).min(at + n)).enumerate() {
+                let source = base.at(offset(reduced, row));
+                rows.push(match source.direct::<R::In>() {
+                    Some(row) if is_direct => row,
+                    _ => {
+                        let row = gathered.as_mut_ptr().wrapping_add(i * width);
+                        // SAFETY: the columns of a row; both vectors have room for them.
+                        unsafe { source.read(row, natural.as_mut_ptr().cast(), column_stride, width) };
+                        row.cast_const()
+                    }
+                });
+            }
+            // SAFETY: each row has these columns.
+            unsafe { accumulate_rows::<R>(lanes, &rows) };
+        }
         for (total, &lane) in totals.iter_mut().zip(&*lanes) {
             *total = R::join(*total, R::widen(lane));
         }
