@@ -4,6 +4,7 @@ use std::fmt;
 
 use kiln_inductor::Lowered;
 use kiln_ir::Op;
+use kiln_ir::table::recurrent::Sequence;
 use kiln_plan::{Bands, Refusal, Step};
 
 use crate::explain::{Break, Explanation, GraphInfo, GuardInfo, SizesInfo, StepInfo};
@@ -372,17 +373,10 @@ impl Info {
                     | Op::Convolution { .. }
                     | Op::Rand { .. }
                     | Op::Randn { .. }
-                    | Op::Lstm { .. }
-                    | Op::LstmBackward { .. }
-                    | Op::LstmProjected { .. }
-                    | Op::LstmProjectedBackward { .. }
-                    | Op::Gru { .. }
-                    | Op::GruBackward { .. }
-                    | Op::Rnn { .. }
-                    | Op::RnnBackward { .. }
                     | Op::Clone {} => {
                         info.library_calls += 1;
                     }
+                    _ if Sequence::is_recurrent(&call.op) => info.library_calls += 1,
                     _ => info.fallbacks.push(format!("{} at {}", call.op.name(), call.loc)),
                 },
                 Step::OneByOne(_) => {

@@ -275,7 +275,9 @@ fn gradients_have_gradients() -> Result<()> {
                 let slopes = grad(&[&total(&results)?], &[&x], &[], options)?;
                 let slope = slopes[0].clone().unwrap();
                 slope.mul(&slope)?.sum()?.backward()?;
-                let grads: Vec<Tensor> = parameters.iter().filter_map(Tensor::grad).collect();
+                // None is a gradient of zeros.
+                let of = |p: &Tensor| p.grad().unwrap_or_else(|| p.zeros_like().unwrap());
+                let grads: Vec<Tensor> = parameters.iter().map(of).collect();
                 parameters.iter().for_each(|p| p.set_grad(None));
                 let flat: Vec<Tensor> = grads.iter().map(Tensor::flatten).collect::<Result<_>>()?;
                 Tensor::cat(&flat, 0)

@@ -73,13 +73,14 @@ impl Pairs for __m512 {
             let mut out = [_mm512_setzero_ps(); MOST];
             for c in 0..4 {
                 // Four words of every fourth line: what crosses quarters of a register is left to the loads.
-                let x: [__m512; 4] = std::array::from_fn(|i| {
-                    let line = |l: usize| _mm_loadu_ps(lines[l].add(at + 8 * c).cast());
-                    let x = _mm512_castps128_ps512(line(i));
-                    let x = _mm512_insertf32x4::<1>(x, line(4 + i));
-                    let x = _mm512_insertf32x4::<2>(x, line(8 + i));
-                    _mm512_insertf32x4::<3>(x, line(12 + i))
-                });
+                let mut x = [_mm512_setzero_ps(); 4];
+                for (i, x) in x.iter_mut().enumerate() {
+                    let quarter = |l: usize| lines[l].add(at + 8 * c).cast::<f32>();
+                    *x = _mm512_castps128_ps512(_mm_loadu_ps(quarter(i)));
+                    *x = _mm512_insertf32x4::<1>(*x, _mm_loadu_ps(quarter(4 + i)));
+                    *x = _mm512_insertf32x4::<2>(*x, _mm_loadu_ps(quarter(8 + i)));
+                    *x = _mm512_insertf32x4::<3>(*x, _mm_loadu_ps(quarter(12 + i)));
+                }
                 let low = |a, b| _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
                 let high = |a, b| _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
                 let (a, b) = (low(x[0], x[1]), low(x[2], x[3]));
@@ -209,6 +210,27 @@ impl Pairs for Any {
     unsafe fn line<const F16: bool>(from: *const u16) -> Any {
         // SAFETY: four halves.
         any(unsafe { from.cast::<[u16; 4]>().read_unaligned() }, F16)
+    }
+}
+
+/// Lines that [`turn_lines`] takes, and a divisor of the pairs of each.
+pub(super) const TURNED: usize = MOST;
+
+/// Pairs of neighbours of lines, turned: those of one step come side by side, in rows `width` apart.
+///
+/// # Safety
+/// Each of [`TURNED`] lines has so many pairs, a multiple of as many, and `to` has room for them; the machine has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma,f16c")]
+pub(super) unsafe fn turn_lines(lines: &[*const u16; TURNED], pairs: usize, to: *mut u32, width: usize) {
+    for at in (0..pairs).step_by(TURNED) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = __m512::turned(lines, 2 * at);
+            for (w, &words) in words.iter().enumerate() {
+                _mm512_storeu_ps(to.add((at + w) * width).cast(), words);
+            }
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Packing an operand into panels of words, as the register tiles read them.
 
 use super::Half;
+#[cfg(target_arch = "x86_64")]
+use super::few::{TURNED, turn_lines};
 use crate::gemm::Matrix;
 
 /// Words of one line that are packed at a time.
@@ -48,7 +50,24 @@ pub(super) unsafe fn pack<const FAST: bool>(lines: Lines, is_paired: bool, to: *
         let mut room = [[0; STRETCH]; 4];
         for w in (0..total).step_by(STRETCH) {
             let part = STRETCH.min(total - w);
-            for j in (0..width).step_by(4) {
+            // Pairs are there only on machines that turn so many of them in registers.
+            #[cfg(target_arch = "x86_64")]
+            let turned =
+                match is_paired && from.row == 1 && 2 * (w + part) <= length && part.is_multiple_of(TURNED) {
+                    true => count / TURNED * TURNED,
+                    false => 0,
+                };
+            #[cfg(not(target_arch = "x86_64"))]
+            let turned = 0;
+            #[cfg(target_arch = "x86_64")]
+            for j in (0..turned).step_by(TURNED) {
+                let mut sources = [std::ptr::null(); TURNED];
+                for (line, source) in sources.iter_mut().enumerate() {
+                    *source = from.at(2 * w, j + line).pointer.cast_const();
+                }
+                turn_lines(&sources, part, to.add(w * width + j), width);
+            }
+            for j in (turned..width).step_by(4) {
                 let mut sources = [std::ptr::null(); 4];
                 for (line, (room, source)) in room.iter_mut().zip(&mut sources).enumerate() {
                     let whole = 2 * (w + part) <= length;

@@ -254,9 +254,10 @@ fn bits_do_not_depend_on_shared_panels() {
             let row_blocks = plan.shape.m.div_ceil(height);
             let groups = plan.shape.n.div_ceil(plan.kernel.width).div_ceil(group);
             let plan = Plan { height, group, row_blocks, groups, ..plan };
-            // SAFETY: matrices of these shapes in memory of their own.
             match bytes {
+                // SAFETY: matrices of these shapes in memory of their own.
                 Some(bytes) => unsafe { plan.one(product.get(), bytes) },
+                // SAFETY: as above.
                 None => unsafe { products_with(set, half, 1, shape, &|_| product.get()) },
             }
             .unwrap();

@@ -16,6 +16,7 @@ mod scan;
 use smallvec::SmallVec;
 
 use kiln_ir::math::Function;
+use kiln_ir::table::recurrent::Sequence;
 use kiln_ir::{
     Approximate, Class, Custom, DType, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape,
     TensorTy, Ty, Why, result_dtype,
@@ -410,14 +411,7 @@ impl Job<'_> {
                 self.normalise_backward(out, inputs)
             }
             Op::BatchMoments {} => self.batch_moments(out, inputs),
-            Op::Lstm { .. }
-            | Op::LstmProjected { .. }
-            | Op::Gru { .. }
-            | Op::Rnn { .. }
-            | Op::LstmBackward { .. }
-            | Op::LstmProjectedBackward { .. }
-            | Op::GruBackward { .. }
-            | Op::RnnBackward { .. } => self.recurrent(out, inputs),
+            op if Sequence::is_recurrent(op) => self.recurrent(out, inputs),
             Op::SliceScatter { dim, start, end, step } => {
                 self.copy_into(out, inputs, 0)?;
                 let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };

@@ -161,6 +161,11 @@ impl Sequence {
         Some(Sequence { cell, reverse, keep, projected, steps, rows, units, outputs })
     }
 
+    /// Whether an op is one of this file.
+    pub fn is_recurrent(op: &Op) -> bool {
+        Sequence::form(op).is_some()
+    }
+
     /// Whether an op of this file is one of the gradients.
     pub fn is_gradient(op: &Op) -> bool {
         matches!(
