@@ -482,3 +482,15 @@ fn a_step_that_fails_is_the_error_of_its_op() {
     let x = x.to_dtype(DType::F32);
     assert!(x.is_err(), "no such memory");
 }
+
+/// Where one dim of a result is empty, nobody goes along the other one.
+#[test]
+fn gradients_of_empty_pictures() -> Result<()> {
+    for empty in [[0, 1 << 40], [1 << 40, 0]] {
+        let x = Tensor::ones([1, 2, 3, 4], &CPU)?;
+        x.requires_grad_(true)?;
+        x.adaptive_avg_pool2d(empty)?.sum()?.backward()?;
+        assert_eq!(x.grad().map(|grad| grad.to_vec::<f32>()).transpose()?, Some(vec![0.0; 24]));
+    }
+    Ok(())
+}
