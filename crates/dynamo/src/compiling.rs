@@ -74,7 +74,7 @@ pub(crate) fn compile(
     logs::write(Log::Timing, "timing", &|| {
         compiling.info.graph.stages.iter().map(|(n, t)| format!("{n:<16}{t:>12.3?}\n")).collect()
     });
-    Segment { execution, info: compiling.info }
+    Segment { execution, info: compiling.info, alike: Vec::new() }
 }
 
 pub(crate) fn variables(live: &LiveSet) -> Vec<Variable> {

@@ -13,6 +13,7 @@ use crate::difference::Recompile;
 use crate::event::Event;
 use crate::general::Generals;
 use crate::guard::Guard;
+use crate::loops::Loops;
 use crate::options::Compile;
 use crate::segment::{Execution, Segment};
 use crate::trie::{LiveSet, Trie};
@@ -290,11 +291,11 @@ impl GraphInfo {
 }
 
 /// Every graph of a trie, and of which sizes it is. `apart`: other sizes are other graphs.
-pub(crate) fn graphs(trie: &Trie, generals: &Generals, apart: bool) -> Vec<GraphInfo> {
+pub(crate) fn graphs(trie: &Trie, generals: &Generals, loops: &Loops, apart: bool) -> Vec<GraphInfo> {
     let mut forms: FxHashMap<(u64, LiveSet), usize> = FxHashMap::default();
     let mut all = Vec::new();
     for (at, live, segment) in trie.segments() {
-        let sizes = generals.describe(trie, at, &live);
+        let sizes = generals.describe(trie, at, &live).or_else(|| loops.describe(at, &live));
         let first = *forms.entry((trie.node(at).form, live)).or_insert(all.len());
         let resizes = (first < all.len() && !apart).then_some(first);
         all.push(GraphInfo { resizes, sizes, ..graph(trie, at, &segment) });

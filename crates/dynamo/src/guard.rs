@@ -120,6 +120,11 @@ impl Guard {
         Guard { variable: self.variable, shares_with: self.shares_with, wanted: Arc::new(wanted) }
     }
 
+    /// The same of another variable.
+    pub(crate) fn renamed(&self, variable: Variable, shares_with: Option<Variable>) -> Guard {
+        Guard { variable, shares_with, wanted: self.wanted.clone() }
+    }
+
     /// Whether an input is as it was; compares without copying.
     pub(crate) fn holds(&self, tensor: &Tensor, shares_with: Option<Variable>) -> bool {
         tensor.try_ready().is_some_and(|ready| self.holds_of(tensor, &ready, shares_with))

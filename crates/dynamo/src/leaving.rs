@@ -135,7 +135,7 @@ pub(crate) fn connect(
         let tape_of = |v: Variable| Tape::new(tape, tape.reach_as_far(&[v], Far::Makers(&ends)));
         let given = targets.iter().zip(facts.grads).filter_map(|(&v, result)| Some((v, result?)));
         parts.push(Arc::new(Backward {
-            code,
+            code: Arc::new(code),
             saved: facts.saved,
             partial: facts.partial,
             grads: given.collect(),

@@ -21,6 +21,7 @@
 //! | `leaving`     | what leaves a compiled function with gradients                         |
 //! | `why`         | why a graph runs op by op; `difference`: why a function is recompiled  |
 //! | `sizes`       | which recordings differ in sizes alone; `general`: one graph for all   |
+//! | `loops`       | which recordings differ in how often something repeats                 |
 //! | `kernels`     | a plan's kernels compiled, loaded and bound                            |
 //! | `device`      | devices other than the CPU, and their eager ops                        |
 //! | `scans`       | loops whose body is recorded once                                       |
@@ -50,6 +51,7 @@ mod interpret;
 mod kernels;
 mod leaving;
 mod logs;
+mod loops;
 mod options;
 mod pipeline;
 mod progress;

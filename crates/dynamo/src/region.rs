@@ -11,18 +11,21 @@ use kiln_tensor::hook::Scope;
 use kiln_tensor::no_grad;
 
 use crate::analysis;
+use crate::backend::Backend;
 use crate::counters::{self, Count, count};
 use crate::difference::{Difference, Forbidden, Recompile};
 use crate::event::Event;
 use crate::explain::{Break, Explanation};
 use crate::general::{Came, Generals, Resized};
 use crate::logs::{self, Log};
+use crate::loops::{Loops, Verdict};
 use crate::options::{Compile, Mode};
 use crate::run::Run;
 use crate::segment::Segment;
+use crate::settings::Numerics;
 use crate::sizes::{self, Parted, Sight, Sizes};
 use crate::stance::{Stance, is_compiling, stance};
-use crate::state::Leave;
+use crate::state::{Leave, State};
 use crate::trie::{LiveSet, ROOT, Trie};
 use crate::verify::{self, Checks};
 use crate::why::Reason;
@@ -35,6 +38,7 @@ pub(crate) struct Site {
     pub(crate) options: Compile,
     pub(crate) trie: Trie,
     generals: Mutex<Generals>,
+    loops: Mutex<Loops>,
     /// Whether some graph has a template.
     is_general: AtomicBool,
     /// Runs that the next calls use again; none once the region is gone or was reset. A run holds its site,
@@ -61,6 +65,7 @@ impl Site {
             options,
             trie: Trie::new(),
             generals: Mutex::default(),
+            loops: Mutex::default(),
             is_general: AtomicBool::new(false),
             runs: Mutex::new(Some(Vec::new())),
             breaks: Mutex::default(),
@@ -133,7 +138,8 @@ impl Site {
     /// recording ends.
     pub(crate) fn general(&self, at: u32, first: u32, live: &LiveSet, at_once: bool) -> Option<Arc<Segment>> {
         let _eager = Scope::suspend();
-        let made = self.generals.lock().segment(self, (&self.trie, at), first, live, at_once)?;
+        let made =
+            self.generals.lock().segment(self, (&self.trie, first), (&self.trie, at), live, at_once)?;
         if made.came != Came::First {
             self.is_general.store(true, Ordering::Relaxed);
         }
@@ -145,7 +151,7 @@ impl Site {
         let first = self.sizes.lock().first(trie.node(at).form, live)?;
         let at_once = self.options.dynamic == Some(true);
         let _eager = Scope::suspend();
-        let made = self.generals.lock().segment(self, (trie, at), first, live, at_once)?;
+        let made = self.generals.lock().segment(self, (&self.trie, first), (trie, at), live, at_once)?;
         if made.came == Came::New {
             self.sizes.lock().count += 1;
             counters::add(Count::Resize, 1);
@@ -176,6 +182,12 @@ impl Site {
         counters::note_new();
         let siblings = self.trie.children(at);
         if let Some(like) = self.same_but_for_sizes(&siblings, event) {
+            return Ok(Some(like));
+        }
+        // How often a loop goes round shows at the end.
+        if let Some(&like) = siblings.first()
+            && self.loops.lock().may_part(at)
+        {
             return Ok(Some(like));
         }
         // What is known stays compiled.
@@ -210,7 +222,36 @@ impl Site {
     /// Whether sizes that part from those recorded at a node are recorded aside: there may be a template for them,
     /// or there is no room for them.
     pub(crate) fn records_aside(&self, at: u32) -> bool {
-        self.is_general.load(Ordering::Relaxed) || self.is_full(at)
+        self.is_general.load(Ordering::Relaxed) || self.is_full(at) || self.loops.lock().may_part(at)
+    }
+
+    /// Whether loops of other numbers of steps are one graph here.
+    fn rolls(&self) -> bool {
+        self.options.dynamic != Some(false)
+            && self.options.settings.numerics == Numerics::Default
+            && self.options.backend.is(Backend::Inductor)
+            && self.options.mode != Mode::MaxAutotune
+    }
+
+    /// Takes note of a graph that is compiled for as many steps as its loops have.
+    pub(crate) fn note_loops(&self, state: &State) {
+        if self.rolls() {
+            self.loops.lock().note(self, state.at, state);
+        }
+    }
+
+    /// What to do with what is pending if it is a graph that came with another number of steps before.
+    pub(crate) fn verdict(&self, state: &State) -> Verdict {
+        if !self.rolls() {
+            return Verdict::Unknown;
+        }
+        let _eager = Scope::suspend();
+        let verdict = self.loops.lock().verdict(self, state.trie(self), state.at, state);
+        if matches!(verdict, Verdict::Segment(_, Came::New) | Verdict::Once) {
+            self.sizes.lock().count += 1;
+            counters::add(Count::Resize, 1);
+        }
+        verdict
     }
 
     /// Whether no other sizes are recorded behind a node.
@@ -267,6 +308,7 @@ impl Site {
             graphs: crate::explain::graphs(
                 &self.trie,
                 &self.generals.lock(),
+                &self.loops.lock(),
                 self.options.dynamic == Some(false),
             ),
             breaks: self.breaks.lock().clone(),

@@ -16,6 +16,7 @@ use crate::difference::Forbidden;
 use crate::event::{Event, Mark};
 use crate::general::{Came, Resized};
 use crate::gradients::Found;
+use crate::loops::Verdict;
 use crate::region::Site;
 use crate::segment::Segment;
 use crate::sizes::Sight;
@@ -131,6 +132,20 @@ impl Run {
         let segment = match self.site.trie.segment(state.at, &state.live) {
             Some(segment) => segment.clone(),
             None => {
+                let again = match self.site.verdict(state) {
+                    Verdict::Unknown => false,
+                    Verdict::Segment(segment, _) => {
+                        let segment = self.site.trie.add_segment(state.at, state.live.clone(), segment);
+                        return self.run_segment(&segment, state);
+                    }
+                    Verdict::Once => return self.flush_by_interpreter(state),
+                    Verdict::Again => true,
+                };
+                if again {
+                    state.parted = None;
+                } else {
+                    self.site.note_loops(state);
+                }
                 let sight = self.site.sight(state.at, &state.live, &mut state.parted);
                 let general = matches!(sight, Ok(Sight::Known { .. }));
                 let refusal = match sight {
@@ -170,7 +185,12 @@ impl Run {
         let trie = state.aside.as_ref()?.trie.clone();
         let parting = state.parted.map_or(ROOT, |parted| self.site.trie.node(parted.like).parent);
         let is_full = self.site.is_full(parting);
-        if let Some(Resized { segment, came }) = self.site.general_aside(&trie, state.at, &state.live) {
+        let resized = match self.site.verdict(state) {
+            Verdict::Segment(segment, came) => Some(Resized { segment, came }),
+            Verdict::Once => return Some(self.flush_by_interpreter(state)),
+            Verdict::Again | Verdict::Unknown => self.site.general_aside(&trie, state.at, &state.live),
+        };
+        if let Some(Resized { segment, came }) = resized {
             // Sizes that come again are worth a recording, which is followed much quicker than it is made.
             if came == Came::Again && !is_full {
                 state.come_back(&self.site);

@@ -22,6 +22,7 @@ use crate::explain::GraphInfo;
 use crate::graph_cache::Made;
 use crate::interpret;
 use crate::leaving::{self, Edges};
+use crate::loops::{self, Rolled};
 use crate::region::Site;
 use crate::rung::Defined;
 use crate::state::{Held, State};
@@ -48,7 +49,7 @@ pub(crate) struct LoadedGraph {
 
 /// The compiled backward of a segment whose results leave with gradients, or a part of it (see `kiln_aot::Joint`).
 pub(crate) struct Backward {
-    pub(crate) code: Code,
+    pub(crate) code: Arc<Code>,
     /// The graph, where gradients may arrive for some results only. It is run op by op then: to fill in zeros
     /// would make 0 · NaN of what was never asked for.
     pub(crate) partial: Option<Graph>,
@@ -89,7 +90,7 @@ pub(crate) enum Execution {
     /// Runs op by op, for this reason.
     Interpreted(NotCompiled),
     Compiled {
-        code: Box<Code>,
+        code: Arc<Code>,
         inputs: Vec<GraphInput>,
         survivors: Vec<Survivor>,
         /// In the order of its parts.
@@ -106,7 +107,7 @@ impl Execution {
         let Edges { inputs, survivors, used_up, gradients } = edges;
         let connect = |gradients| leaving::connect(tape, &gradients, forward_outputs, parts);
         let backward = gradients.map(connect).unwrap_or_default();
-        Execution::Compiled { code: Box::new(code), inputs, survivors, backward, used_up }
+        Execution::Compiled { code: Arc::new(code), inputs, survivors, backward, used_up }
     }
 }
 
@@ -158,6 +159,8 @@ pub(crate) struct Info {
 pub(crate) struct Segment {
     pub(crate) execution: Execution,
     pub(crate) info: Info,
+    /// Numbers of the recording that are one number in what runs.
+    pub(crate) alike: Vec<(u32, u32)>,
 }
 
 impl Segment {
@@ -166,6 +169,9 @@ impl Segment {
         let Execution::Compiled { code, inputs, survivors, backward, used_up } = &self.execution else {
             return interpret::run(site, state);
         };
+        if !loops::are_alike(&self.alike, &state.numbers) {
+            return interpret::run(site, state);
+        }
         let mut results = std::mem::take(&mut state.results);
         let mut scalars = std::mem::take(&mut state.scalars);
         results.clear();
@@ -195,6 +201,67 @@ impl Segment {
         results.clear();
         state.results = results;
         Ok(())
+    }
+}
+
+impl Segment {
+    /// A segment for a rolled recording, for the recording that was rolled.
+    pub(crate) fn renumbered(&self, rolled: &Rolled) -> Option<Segment> {
+        let Execution::Compiled { code, inputs, survivors, backward, used_up } = &self.execution else {
+            return None;
+        };
+        let was = |variable: Variable| *rolled.variables.get(variable as usize)?;
+        let input = |input: &GraphInput| {
+            Some(match *input {
+                GraphInput::Variable(v) => GraphInput::Variable(was(v)?),
+                GraphInput::Number(hole) => GraphInput::Number(*rolled.holes.get(hole as usize)?),
+            })
+        };
+        let survivor = |survivor: &Survivor| {
+            let mut survivor = survivor.clone();
+            survivor.variable = was(survivor.variable)?;
+            for (home, _) in &mut survivor.homes {
+                if let Home::Input(v) = home {
+                    *v = was(*v)?;
+                }
+            }
+            if let View::Of(root) = &mut survivor.view {
+                *root = was(*root)?;
+            }
+            Some(survivor)
+        };
+        let used_up = used_up.iter().map(|(v, call)| Some((was(*v)?, call.clone())));
+        Some(Segment {
+            execution: Execution::Compiled {
+                code: code.clone(),
+                inputs: inputs.iter().map(input).collect::<Option<_>>()?,
+                survivors: survivors.iter().map(survivor).collect::<Option<_>>()?,
+                backward: backward.iter().map(|part| part.renumbered(&was)).collect::<Option<_>>()?,
+                used_up: used_up.collect::<Option<_>>()?,
+            },
+            info: self.info.clone(),
+            alike: rolled.alike.clone(),
+        })
+    }
+}
+
+impl Backward {
+    fn renumbered(&self, was: &dyn Fn(Variable) -> Option<Variable>) -> Option<Arc<Backward>> {
+        let numbered = |pairs: &[(Variable, usize)]| pairs.iter().map(|&(v, i)| Some((was(v)?, i))).collect();
+        let tape = |tape: &Tape| {
+            let inputs = tape.inputs.iter().map(|v| was(*v)).collect::<Option<_>>()?;
+            Some(Tape { calls: tape.calls.clone(), inputs })
+        };
+        let grads: Option<Vec<(Variable, usize)>> = numbered(&self.grads);
+        Some(Arc::new(Backward {
+            code: self.code.clone(),
+            partial: self.partial.clone(),
+            saved: self.saved.clone(),
+            grads: grads?,
+            tangents: numbered(&self.tangents)?,
+            tapes: self.tapes.iter().map(tape).collect::<Option<_>>()?,
+            forward_outputs: self.forward_outputs,
+        }))
     }
 }
 

@@ -10,10 +10,11 @@ mod fit;
 mod shapes;
 mod template;
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHasher};
 
 use self::fit::Point;
 use self::shapes::{Shapes, Slot};
@@ -88,12 +89,12 @@ pub(crate) struct Generals {
 
 impl Generals {
     /// A segment for the recording that ends at `at` in a trie, if its graph is general. `first` is where the
-    /// graph's first recording ends in the region's own trie; `at_once`: two sizes are enough.
+    /// graph's first recording ends in the trie of such; `at_once`: two sizes are enough.
     pub(crate) fn segment(
         &mut self,
         site: &Site,
+        (own, first): (&Trie, u32),
         (trie, at): (&Trie, u32),
-        first: u32,
         live: &LiveSet,
         at_once: bool,
     ) -> Option<Resized> {
@@ -103,7 +104,7 @@ impl Generals {
         let slots = shapes::slots(trie, at);
         let known = self.graphs.entry((trie.node(at).form, live.clone())).or_insert_with(|| SizedGraph {
             first,
-            recordings: vec![shapes::slots(&site.trie, first)],
+            recordings: vec![shapes::slots(own, first)],
             shapes: None,
             guesses: 0,
             templates: Vec::new(),
@@ -113,18 +114,18 @@ impl Generals {
             latest: Vec::new(),
         });
         // A form is a hash: whether it is the same graph is seen here.
-        let (own, other) = (site.trie.path(known.first), trie.path(at));
-        let alike = |(a, b): (&u32, &u32)| sizes::alike(&site.trie.node(*a).event, &trie.node(*b).event);
-        if own.len() != other.len() || !own.iter().zip(&other).all(alike) {
+        let (before, now) = (own.path(known.first), trie.path(at));
+        let alike = |(a, b): (&u32, &u32)| sizes::alike(&own.node(*a).event, &trie.node(*b).event);
+        if before.len() != now.len() || !before.iter().zip(&now).all(alike) {
             return None;
         }
         if slots == known.recordings[0]
-            && let Some(segment) = site.trie.segment(known.first, live)
+            && let Some(segment) = own.segment(known.first, live)
         {
             return Some(Resized { segment: segment.clone(), came: Came::First });
         }
         let point = known.bind(slots, if at_once { 2 } else { ENOUGH })?;
-        match known.at(site, live, &point) {
+        match known.at(site, own, live, &point) {
             Ok(made) => Some(made),
             Err(reason) => {
                 if !self.reasons.contains(&reason) {
@@ -143,6 +144,13 @@ impl Generals {
         let known = self.graphs.get(&(trie.node(first).form, live.clone()));
         known.filter(|known| known.first == first).map(|known| known.describe(trie))
     }
+}
+
+/// The sizes of a recording, as one number.
+pub(crate) fn sizes_of(trie: &Trie, at: u32) -> u64 {
+    let mut hash = FxHasher::default();
+    shapes::slots(trie, at).iter().for_each(|slot| slot.value.hash(&mut hash));
+    hash.finish()
 }
 
 impl SizedGraph {
@@ -184,7 +192,7 @@ impl SizedGraph {
     }
 
     /// The segment for these values of the symbols.
-    fn at(&mut self, site: &Site, live: &LiveSet, point: &Point) -> Result<Resized, String> {
+    fn at(&mut self, site: &Site, own: &Trie, live: &LiveSet, point: &Point) -> Result<Resized, String> {
         if let Some(template) = self.templates.iter().find(|template| contains(&template.ranges, point)) {
             return template.segment(site, point);
         }
@@ -196,7 +204,7 @@ impl SizedGraph {
         }
         let begin = Instant::now();
         let shapes = self.shapes.as_ref().ok_or("nothing is known about the sizes")?;
-        match Template::find(site, (&site.trie, self.first), live, shapes, point) {
+        match Template::find(site, (own, self.first), live, shapes, point) {
             Ok(template) => {
                 let template = Arc::new(template);
                 logs::write(Log::Dynamic, "dynamic-shape plan", &|| template.words());
@@ -214,7 +222,7 @@ impl SizedGraph {
                     Some((point, shapes)) => {
                         self.shapes = Some(shapes);
                         self.templates.clear();
-                        self.at(site, live, &point)
+                        self.at(site, own, live, &point)
                     }
                     None => {
                         self.nevers += usize::from(matches!(refusal, Refusal::Never(_)));

@@ -415,7 +415,7 @@ impl Template {
         };
         let made = draft.made.map(bind)?;
         let execution = Execution::compiled(&self.tape, made, draft.edges);
-        Ok(Segment { execution, info })
+        Ok(Segment { execution, info, alike: Vec::new() })
     }
 }
 
