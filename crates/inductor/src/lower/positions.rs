@@ -4,11 +4,17 @@ use kiln_ir::{DType, Op, Scalar, Value};
 use smallvec::SmallVec;
 
 use crate::lower::Lowering;
-use kiln_plan::index::{ExprId, Index};
+use kiln_plan::index::{ExprId, Index, Term};
 use kiln_plan::loops::{ExprKind, Operation};
 
 /// Whole numbers up to this are exact in single precision.
 const EXACT: i64 = 1 << 24;
+
+fn sum(x: &Index, y: &Index, factor: i64) -> Index {
+    let mut sum = x.clone();
+    sum.add_scaled(y, factor);
+    sum
+}
 
 impl Lowering<'_> {
     /// The number of the program's text that a value is, if it is a whole one.
@@ -17,6 +23,60 @@ impl Lowering<'_> {
             Op::Constant { value: Scalar::Int(number) } => Some(number),
             _ => None,
         }
+    }
+
+    /// An integer that loops alone decide, and that is sure to be in `0..size`: a place that needs no check.
+    ///
+    /// ```text
+    /// %1 = position [i0 + -2]
+    /// %2 = abs(%1)                          →      |i0 + -2|
+    /// %3 = bounded(%2, 37, 1)
+    /// ```
+    pub(crate) fn place_of(&self, expr: ExprId, size: i64) -> Option<Index> {
+        let place = self.position_of(expr)?;
+        let (least, most) = place.range(&self.extents)?;
+        (least >= 0 && most < size).then_some(place)
+    }
+
+    /// An integer as an index: what is computed from loop variables and numbers of the program's text.
+    fn position_of(&self, expr: ExprId) -> Option<Index> {
+        let (op, args) = match &self.builder.exprs[expr].kind {
+            ExprKind::Position(index) => return Some(index.clone()),
+            ExprKind::Literal(number) => return Some(Index::constant(*number)),
+            ExprKind::Scalar(scalar) => {
+                return self.whole(self.builder.scalars[*scalar].0).map(Index::constant);
+            }
+            ExprKind::Apply(op, args) if self.builder.exprs[expr].dtype == DType::I64 => (*op, args),
+            _ => return None,
+        };
+        let operands: SmallVec<[Index; 2]> =
+            args.iter().map(|&arg| self.position_of(arg)).collect::<Option<_>>()?;
+        let number = |index: &Index| index.terms.is_empty().then_some(index.constant);
+        let made = match (op, &operands[..]) {
+            (Operation::Add, [x, y]) => sum(x, y, 1),
+            (Operation::Sub, [x, y]) => sum(x, y, -1),
+            (Operation::Mul, [x, y]) => match (number(x), number(y)) {
+                (Some(factor), _) => y.scaled(factor, 0),
+                (_, factor) => x.scaled(factor?, 0),
+            },
+            (Operation::Neg, [x]) => x.scaled(-1, 0),
+            (Operation::Abs, [x]) => x.clone().magnitude(&self.extents)?,
+            // Between 0 and a number: a position at the border of a line.
+            (Operation::Minimum, [x, y]) => {
+                let (Some(most), [(Term::Clamp(inner, _), 1)], 0) = (number(y), &x.terms[..], x.constant)
+                else {
+                    return None;
+                };
+                (most >= 0).then(|| (**inner).clone().clamped(most))?
+            }
+            (Operation::Maximum, [x, y]) if number(y) == Some(0) => {
+                let (_, most) = x.range(&self.extents)?;
+                x.clone().clamped(most.max(0))
+            }
+            _ => return None,
+        };
+        // What is known of places holds of integers that don't wrap.
+        made.range(&self.extents).map(|_| made)
     }
 
     /// Whether a position is exact in single precision.
