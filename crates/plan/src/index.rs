@@ -440,7 +440,7 @@ impl fmt::Display for Index {
                 Term::Div(inner, d) => write!(f, "({inner})/{d}")?,
                 Term::Mod(inner, d) => write!(f, "({inner})%{d}")?,
                 Term::Clamp(inner, most) => write!(f, "({inner})<={most}")?,
-                Term::Abs(inner) => write!(f, "|{inner}|")?,
+                Term::Abs(inner) => write!(f, "abs({inner})")?,
             }
             if *factor != 1 {
                 write!(f, "*{factor}")?;
@@ -479,5 +479,35 @@ mod tests {
         assert_eq!(Index::axis(0).div_mod(3, &[12]), Err(Split { axis: 0, factor: 3 }));
         let (high, low) = Index::axis(0).div_mod(5, &[12]).unwrap();
         assert_eq!((high.to_string(), low.to_string()), ("(i0)/5".into(), "(i0)%5".into()));
+    }
+
+    #[test]
+    fn quotients_meet_their_remainders() {
+        let falling = Index::axis(0).scaled(-1, 23);
+        let (high, low) = falling.div_mod(6, &[24]).unwrap();
+        let mut linear = high.scaled(6, 0);
+        linear.add_scaled(&low, 1);
+        assert_eq!((linear.to_string().len() > 9, linear.joined()), (true, falling));
+        // Other factors are another number.
+        let apart = high.scaled(7, 0);
+        let mut linear = apart.clone();
+        linear.add_scaled(&low, 1);
+        assert_eq!(linear.clone().joined(), linear);
+    }
+
+    #[test]
+    fn mirrored_lines_are_bent() {
+        let extents = [12];
+        let near = Index::axis(0).scaled(1, -2).magnitude(&extents).unwrap();
+        assert_eq!((near.to_string(), near.range(&extents)), ("abs(i0 + -2)".into(), Some((0, 9))));
+        let far = near.scaled(-1, 7).magnitude(&extents).unwrap().scaled(-1, 7);
+        assert_eq!(
+            (far.to_string(), far.range(&extents)),
+            ("abs(abs(i0 + -2)*-1 + 7)*-1 + 7".into(), Some((0, 7)))
+        );
+        assert!(near.is_bent(0) && far.is_bent(0) && !far.is_bent(1));
+        assert!(!near.scaled(2, 0).is_bent(0) && !Index::axis(0).is_bent(0));
+        // What has one sign is not bent.
+        assert_eq!(Index::axis(0).scaled(-1, 0).magnitude(&extents), Some(Index::axis(0)));
     }
 }

@@ -155,7 +155,7 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
             }
         }
         if uses(&format!("kiln_i64_from_{suffix}")) {
-            out.push_str(&whole_numbers(vector, scalar, suffix, isa));
+            out.push_str(&whole_numbers(vector, scalar, suffix, isa, lanes));
         }
     }
     if uses("kiln_f64_from_f32") {
@@ -170,30 +170,39 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
     out
 }
 
+/// Declares `any`: whether a lane of the mask `is`, of so many bytes, holds. `None` without an instruction for it.
+fn any(isa: Isa, lanes: usize, bytes: usize) -> Option<String> {
+    let letter = if bytes == 4 { ["d", "s"] } else { ["q", "d"] };
+    Some(match (isa, lanes * bytes) {
+        (Isa::Avx512, 16..=64) => {
+            format!(
+                "unsigned char any; __asm__(\"vptestm{} %1, %1, %0\" : \"=Yk\"(any) : \"v\"(is));",
+                letter[0]
+            )
+        }
+        (Isa::Avx2, 16 | 32) => {
+            format!("int any; __asm__(\"vmovmskp{} %1, %0\" : \"=r\"(any) : \"x\"(is));", letter[1])
+        }
+        _ => return None,
+    })
+}
+
 /// Whether a live lane is not in `0..size`.
 fn outside(isa: Isa, lanes: usize) -> String {
-    let any = match isa {
-        Isa::Avx512 => {
-            "unsigned char any;\n__asm__(\"vptestmq %1, %1, %0\" : \"=Yk\"(any) : \"v\"(is));\nreturn any;"
-        }
-        Isa::Avx2 if lanes == 4 => {
-            "int any;\n__asm__(\"vmovmskpd %1, %0\" : \"=r\"(any) : \"x\"(is));\nreturn any;"
-        }
-        Isa::Avx2 | Isa::Plain => {
-            "long long any = 0;\nfor (int i = 0; i < KILN_LANES; i++) any |= is[i];\nreturn any != 0;"
-        }
-    };
+    let each = "long long any = 0;\nfor (int i = 0; i < KILN_LANES; i++) any |= is[i];";
+    let any = any(isa, lanes, 8).unwrap_or_else(|| each.into());
     format!(
         "KILN_INLINE int kiln_outside(i64v x, long size, long count) {{
 const i64v is = (i64v)((u64v)x >= (u64v)((i64v){{0}} + (long long)size)) & kiln_live64(count);
 {any}
+return any != 0;
 }}
 "
     )
 }
 
 /// Whole numbers of floats, like a conversion in Rust: NaN gives 0, what is out of range the nearest integer.
-fn whole_numbers(vector: &str, scalar: &str, suffix: &str, isa: Isa) -> String {
+fn whole_numbers(vector: &str, scalar: &str, suffix: &str, isa: Isa, lanes: usize) -> String {
     let text = match isa {
         // GCC 12 can't take conversions of vectors wider than the registers.
         Isa::Plain => format!(
@@ -205,10 +214,20 @@ fn whole_numbers(vector: &str, scalar: &str, suffix: &str, isa: Isa) -> String {
     return out;"
         ),
         Isa::Avx512 | Isa::Avx2 => {
-            let mask = if suffix == "f32" { "i32v" } else { "i64v" };
+            let (mask, bytes) = if suffix == "f32" { ("i32v", 4) } else { ("i64v", 8) };
+            // Most numbers fit into four bytes, which takes one instruction.
+            let usual = any(isa, lanes, bytes).map(|any| {
+                format!(
+                    "    const {mask} is = (x < ({scalar})-2147483648.0) | (x >= ({scalar})2147483648.0) | (x != x);
+    {any}
+    if (!any) return __builtin_convertvector(__builtin_convertvector(x, i32v), i64v);
+"
+                )
+            });
+            let usual = usual.unwrap_or_default();
             let wide = |mask: &str| format!("__builtin_convertvector({mask}, i64v)");
             format!(
-                "    const {mask} low = x < -most, high = x >= most, fits = (x >= -most) & (x < most);
+                "{usual}    const {mask} low = x < -most, high = x >= most, fits = (x >= -most) & (x < most);
     const i64v whole = __builtin_convertvector(({vector})(({mask})x & fits), i64v);
     return whole | ({} & (-0x7fffffffffffffffLL - 1)) | ({} & 0x7fffffffffffffffLL);",
                 wide("low"),

@@ -152,7 +152,15 @@ impl<'k> Emitter<'k> {
         let s = &self.kernel.stores[store];
         let (dtype, access) = (self.kernel.buffers[s.buffer], self.store_access(store));
         let (text, class) = self.moving(access, &s.index, true);
-        let name = format!("v{}", s.value);
+        // What is wrapped in memory anyhow is not wrapped before.
+        let name = match self.kernel.exprs[s.value].kind {
+            ExprKind::Narrow(narrow, arg)
+                if narrow == dtype && !dtype.is_float() && !s.adds && computed.contains(&arg) =>
+            {
+                format!("v{arg}")
+            }
+            _ => format!("v{}", s.value),
+        };
         let is_there = self.halves.get(&s.value) == Some(&dtype) && computed.contains(&s.value);
         let value = if is_there { format!("x{}_", s.value) } else { self.as_memory(dtype, &name) };
         let suffix = suffix(dtype);

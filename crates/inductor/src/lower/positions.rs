@@ -29,7 +29,7 @@ impl Lowering<'_> {
     ///
     /// ```text
     /// %1 = position [i0 + -2]
-    /// %2 = abs(%1)                          →      |i0 + -2|
+    /// %2 = abs(%1)                          →      abs(i0 + -2)
     /// %3 = bounded(%2, 37, 1)
     /// ```
     pub(crate) fn place_of(&self, expr: ExprId, size: i64) -> Option<Index> {
