@@ -176,7 +176,7 @@ fn any(isa: Isa, lanes: usize, bytes: usize) -> Option<String> {
     Some(match (isa, lanes * bytes) {
         (Isa::Avx512, 16..=64) => {
             format!(
-                "unsigned char any; __asm__(\"vptestm{} %1, %1, %0\" : \"=Yk\"(any) : \"v\"(is));",
+                "unsigned short any; __asm__(\"vptestm{} %1, %1, %0\" : \"=Yk\"(any) : \"v\"(is));",
                 letter[0]
             )
         }
