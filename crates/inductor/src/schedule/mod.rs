@@ -130,6 +130,7 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
         (0..kernel.axes.len()).filter(moves).map(|a| kernel.axes[a].extent as f64).product()
     };
     let has_scans = kernel.has_scans();
+    let all: f64 = accesses.iter().map(|(index, bytes)| size(index) * *bytes as f64).sum();
     let score = |axis: AxisId| -> f64 {
         let sum: f64 = accesses
             .iter()
@@ -154,9 +155,10 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
                 share * size(index) * *bytes as f64
             })
             .sum();
-        // Vectors along a short axis are mostly empty.
+        // Vectors along a short axis are mostly empty: elements that lie apart take no longer.
         let full = (kernel.axes[axis].extent as f64 / 16.0).min(1.0);
-        if sum < 0.0 { sum / full } else { sum * full }
+        let empty = if has_inner { 0.0 } else { (1.0 - full) * all };
+        if sum < 0.0 { sum / full } else { sum * full - empty }
     };
     let mut best = kernel.axes.len() - 1;
     if has_inner {
