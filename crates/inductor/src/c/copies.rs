@@ -8,7 +8,7 @@ use kiln_plan::index::{ExprId, Index};
 use kiln_plan::loops::{ExprKind, Mode};
 
 /// Shorter lines are sooner copied than asked for.
-const SHORTEST: i64 = 256;
+const SHORTEST: i64 = 2048;
 
 impl<'k> Emitter<'k> {
     /// The loops of a kernel whose stores are all of what lies side by side elsewhere.
