@@ -104,7 +104,9 @@ fn index_fits(index: &Index, axes: usize, exprs: usize) -> bool {
     index.terms.iter().all(|(term, _)| match term {
         Term::Axis(axis) => *axis < axes,
         Term::Value(value, _) => *value < exprs,
-        Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => index_fits(inner, axes, exprs),
+        Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) | Term::Abs(inner) => {
+            index_fits(inner, axes, exprs)
+        }
     })
 }
 
@@ -127,6 +129,7 @@ fn sizes(kernel: &Kernel) -> Checked {
                     Term::Value(_, size) => number(*size),
                     Term::Div(inner, by) | Term::Mod(inner, by) => *by > 0 && number(*by) && divisors(inner),
                     Term::Clamp(inner, most) => (0..1 << 40).contains(most) && divisors(inner),
+                    Term::Abs(inner) => divisors(inner),
                 }
         })
     }
@@ -163,6 +166,10 @@ fn range(kernel: &Kernel, index: &Index) -> Option<(i128, i128)> {
                 let (first, last) = whole(kernel, inner)?;
                 let most = i128::from(*most);
                 (first.clamp(0, most), last.clamp(0, most))
+            }
+            Term::Abs(inner) => {
+                let (first, last) = whole(kernel, inner)?;
+                (first.max(-last).max(0), first.abs().max(last.abs()))
             }
         };
         if first > last {

@@ -395,6 +395,7 @@ enums! {
         2 Mod { 0: inner, 1: by }
         3 Value { 0: value, 1: size }
         4 Clamp { 0: inner, 1: most }
+        5 Abs { 0: inner }
     }
     ExprKind {
         0 Scalar { 0: scalar }

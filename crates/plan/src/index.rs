@@ -22,6 +22,8 @@ pub enum Term {
     Value(ExprId, i64),
     /// An index brought into `0..=most`: below 0 it is 0 (a window that begins before the first element).
     Clamp(Box<Index>, i64),
+    /// An index without its sign (a line that is mirrored at its first element).
+    Abs(Box<Index>),
 }
 
 /// A sum of terms, each with a factor, and a constant. Terms are sorted and distinct, factors are not zero.
@@ -67,10 +69,34 @@ macro_rules! numbers {
                     inner.$each($found);
                     $found(number);
                 }
+                Term::Abs(inner) => inner.$each($found),
             }
         }
         $found(&$($mutable)? $index.constant);
     };
+}
+
+impl Term {
+    /// The smallest and the largest value it may have, given the loops' extents.
+    fn range(&self, extents: &[i64]) -> Option<(i64, i64)> {
+        Some(match self {
+            Term::Axis(axis) => (0, (extents[*axis] - 1).max(0)),
+            Term::Value(_, size) => (0, (size - 1).max(0)),
+            Term::Div(inner, by) => {
+                let (least, most) = inner.range(extents)?;
+                (least.div_euclid(*by), most.div_euclid(*by))
+            }
+            Term::Mod(_, by) => (0, by - 1),
+            Term::Clamp(inner, end) => {
+                let (least, most) = inner.range(extents)?;
+                (least.clamp(0, *end), most.clamp(0, *end))
+            }
+            Term::Abs(inner) => {
+                let (least, most) = inner.range(extents)?;
+                (least.max(-most).max(0), least.abs().max(most.abs()))
+            }
+        })
+    }
 }
 
 impl Index {
@@ -134,6 +160,74 @@ impl Index {
         }
     }
 
+    /// The same with every quotient put together with its remainder again: `x/d·d + x%d` is x.
+    pub fn joined(mut self) -> Index {
+        let pair = |index: &Index| {
+            index.terms.iter().find_map(|(term, factor)| {
+                let Term::Div(inner, by) = term else { return None };
+                let rest = Term::Mod(inner.clone(), *by);
+                let has_rest = |(other, f): &(Term, i64)| *other == rest && f * by == *factor;
+                index
+                    .terms
+                    .iter()
+                    .any(has_rest)
+                    .then(|| (term.clone(), rest, inner.clone(), *factor, factor / by))
+            })
+        };
+        while let Some((quotient, rest, whole, factor, each)) = pair(&self) {
+            self.add_term(quotient, -factor);
+            self.add_term(rest, -each);
+            self.add_scaled(&whole, each);
+        }
+        self
+    }
+
+    /// This index without its sign, given the loops' extents.
+    pub fn magnitude(self, extents: &[i64]) -> Option<Index> {
+        let (least, most) = self.range(extents)?;
+        Some(match (least >= 0, most <= 0) {
+            (true, _) => self,
+            (false, true) => self.scaled(-1, 0),
+            (false, false) => Index::term(Term::Abs(Box::new(self))),
+        })
+    }
+
+    /// The smallest and the largest value it may have, given the loops' extents; `None` if that is more than memory
+    /// has elements.
+    pub fn range(&self, extents: &[i64]) -> Option<(i64, i64)> {
+        const MOST: i64 = 1 << 40;
+        let (mut least, mut most) = (self.constant, self.constant);
+        for (term, factor) in &self.terms {
+            let (first, last) = term.range(extents)?;
+            let ends = [first.checked_mul(*factor)?, last.checked_mul(*factor)?];
+            least = least.checked_add(ends[0].min(ends[1]))?;
+            most = most.checked_add(ends[0].max(ends[1]))?;
+        }
+        (-MOST < least && most < MOST).then_some((least, most))
+    }
+
+    /// Whether the index is a position along the loop that is bent: clamped or mirrored, so that it goes on by one
+    /// element at most from one to the next, up or down. Where it does, at both ends of a stretch, it does in between.
+    pub fn is_bent(&self, axis: AxisId) -> bool {
+        self.is_nested(axis) && self.steepest(axis).is_some_and(|step| step == 1)
+    }
+
+    /// By how much neighbours along a loop differ at most; `None` if a quotient or remainder decides it.
+    fn steepest(&self, axis: AxisId) -> Option<i64> {
+        let step = |(term, factor): &(Term, i64)| {
+            let step = match term {
+                Term::Axis(a) => i64::from(*a == axis),
+                Term::Value(..) => 0,
+                Term::Div(inner, _) | Term::Mod(inner, _) => {
+                    return (!inner.mentions(axis)).then_some(0);
+                }
+                Term::Clamp(inner, _) | Term::Abs(inner) => inner.steepest(axis)?,
+            };
+            Some(step * factor.abs())
+        };
+        self.terms.iter().map(step).sum()
+    }
+
     /// `factor · self + constant`
     pub fn scaled(&self, factor: i64, constant: i64) -> Index {
         let mut out = Index::constant(constant);
@@ -150,7 +244,9 @@ impl Index {
     pub fn is_nested(&self, axis: AxisId) -> bool {
         self.terms.iter().any(|(term, _)| match term {
             Term::Axis(_) | Term::Value(..) => false,
-            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.mentions(axis),
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) | Term::Abs(inner) => {
+                inner.mentions(axis)
+            }
         })
     }
 
@@ -159,7 +255,9 @@ impl Index {
         self.terms.iter().any(|(term, _)| match term {
             Term::Axis(a) => *a == axis,
             Term::Value(..) => false,
-            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.mentions(axis),
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) | Term::Abs(inner) => {
+                inner.mentions(axis)
+            }
         })
     }
 
@@ -175,8 +273,15 @@ impl Index {
                     found = Some(fits.then_some((&**inner, most))?);
                 }
                 Term::Axis(a) if *a == axis => return None,
-                Term::Div(inner, _) | Term::Mod(inner, _) if inner.mentions(axis) => return None,
-                Term::Axis(_) | Term::Div(..) | Term::Mod(..) | Term::Value(..) | Term::Clamp(..) => {}
+                Term::Div(inner, _) | Term::Mod(inner, _) | Term::Abs(inner) if inner.mentions(axis) => {
+                    return None;
+                }
+                Term::Axis(_)
+                | Term::Div(..)
+                | Term::Mod(..)
+                | Term::Value(..)
+                | Term::Clamp(..)
+                | Term::Abs(_) => {}
             }
         }
         found
@@ -188,7 +293,9 @@ impl Index {
         let mut with_axis = self.terms.iter().filter(|(term, _)| match term {
             Term::Axis(a) => *a == axis,
             Term::Value(..) => false,
-            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.mentions(axis),
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) | Term::Abs(inner) => {
+                inner.mentions(axis)
+            }
         });
         let (Some((Term::Clamp(clamped, most), 1)), None) = (with_axis.next(), with_axis.next()) else {
             return None;
@@ -211,7 +318,9 @@ impl Index {
             match term {
                 Term::Axis(_) => {}
                 Term::Value(value, _) => f(*value),
-                Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => inner.for_each_value(f),
+                Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) | Term::Abs(inner) => {
+                    inner.for_each_value(f);
+                }
             }
         }
     }
@@ -226,6 +335,7 @@ impl Index {
                 Term::Div(inner, d) => Index::term(Term::Div(Box::new(inner.map(axis, value)), *d)),
                 Term::Mod(inner, d) => Index::term(Term::Mod(Box::new(inner.map(axis, value)), *d)),
                 Term::Clamp(inner, most) => inner.map(axis, value).clamped(*most),
+                Term::Abs(inner) => Index::term(Term::Abs(Box::new(inner.map(axis, value)))),
             };
             out.add_scaled(&mapped, *factor);
         }
@@ -255,6 +365,10 @@ impl Index {
                 Term::Div(inner, d) => inner.largest(extents)? / d,
                 Term::Mod(_, d) => d - 1,
                 Term::Clamp(_, most) => *most,
+                Term::Abs(_) => {
+                    let (least, most) = term.range(extents)?;
+                    least.abs().max(most.abs())
+                }
             };
             sum += most.max(0) * factor;
         }
@@ -326,6 +440,7 @@ impl fmt::Display for Index {
                 Term::Div(inner, d) => write!(f, "({inner})/{d}")?,
                 Term::Mod(inner, d) => write!(f, "({inner})%{d}")?,
                 Term::Clamp(inner, most) => write!(f, "({inner})<={most}")?,
+                Term::Abs(inner) => write!(f, "abs({inner})")?,
             }
             if *factor != 1 {
                 write!(f, "*{factor}")?;
@@ -364,5 +479,35 @@ mod tests {
         assert_eq!(Index::axis(0).div_mod(3, &[12]), Err(Split { axis: 0, factor: 3 }));
         let (high, low) = Index::axis(0).div_mod(5, &[12]).unwrap();
         assert_eq!((high.to_string(), low.to_string()), ("(i0)/5".into(), "(i0)%5".into()));
+    }
+
+    #[test]
+    fn quotients_meet_their_remainders() {
+        let falling = Index::axis(0).scaled(-1, 23);
+        let (high, low) = falling.div_mod(6, &[24]).unwrap();
+        let mut linear = high.scaled(6, 0);
+        linear.add_scaled(&low, 1);
+        assert_eq!((linear.to_string().len() > 9, linear.joined()), (true, falling));
+        // Other factors are another number.
+        let apart = high.scaled(7, 0);
+        let mut linear = apart.clone();
+        linear.add_scaled(&low, 1);
+        assert_eq!(linear.clone().joined(), linear);
+    }
+
+    #[test]
+    fn mirrored_lines_are_bent() {
+        let extents = [12];
+        let near = Index::axis(0).scaled(1, -2).magnitude(&extents).unwrap();
+        assert_eq!((near.to_string(), near.range(&extents)), ("abs(i0 + -2)".into(), Some((0, 9))));
+        let far = near.scaled(-1, 7).magnitude(&extents).unwrap().scaled(-1, 7);
+        assert_eq!(
+            (far.to_string(), far.range(&extents)),
+            ("abs(abs(i0 + -2)*-1 + 7)*-1 + 7".into(), Some((0, 7)))
+        );
+        assert!(near.is_bent(0) && far.is_bent(0) && !far.is_bent(1));
+        assert!(!near.scaled(2, 0).is_bent(0) && !Index::axis(0).is_bent(0));
+        // What has one sign is not bent.
+        assert_eq!(Index::axis(0).scaled(-1, 0).magnitude(&extents), Some(Index::axis(0)));
     }
 }

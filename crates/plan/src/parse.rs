@@ -122,6 +122,8 @@ impl<'a> Reader<'a> {
                     self.expect("%")?;
                     Term::Mod(inner, self.number()?)
                 })
+            } else if self.eat("abs(") {
+                Some(Term::Abs(Box::new(self.index(")")?)))
             } else if self.eat("%") {
                 let value = self.number()? as usize;
                 self.expect("<")?;

@@ -14,6 +14,8 @@ const WIDEST: i64 = 2048;
 /// Rows and columns of a tile: what lies side by side down its columns is a line of memory or two each, and all of them
 /// stay in any first-level cache.
 pub const TILE: i64 = 32;
+/// Bytes of a line of memory.
+pub const LINE: i64 = 64;
 /// Rows that a fold adds to its accumulators at one go.
 pub const GROUP: usize = 4;
 /// Bytes of an element in scratch: none is wider.
@@ -51,6 +53,8 @@ pub enum Piece {
     Columns,
     /// So many bytes.
     Bytes(i64),
+    /// A line of memory for each element of a row: as many rows as it has elements.
+    Tile,
 }
 
 /// See the [module](self).
@@ -152,6 +156,7 @@ impl Signature {
                 Piece::Folded => row_bytes(ELEMENT) + self.lanes * ELEMENT,
                 Piece::Columns => round_up(round_up(width, self.lanes) * ELEMENT, 64),
                 Piece::Bytes(bytes) => *bytes,
+                Piece::Tile => LINE * round_up(count(true), self.lanes),
             };
         }
         let int = |argument: &Argument| match *argument {

@@ -196,6 +196,7 @@ impl Interpreter<'_> {
                     Term::Div(inner, by) => self.index(inner).div_euclid(*by),
                     Term::Mod(inner, by) => self.index(inner).rem_euclid(*by),
                     Term::Clamp(inner, most) => self.index(inner).clamp(0, *most),
+                    Term::Abs(inner) => self.index(inner).abs(),
                 };
         }
         sum

@@ -1,10 +1,11 @@
 //! C for single expressions.
 
+use std::fmt::Write;
+
 use kiln_ir::math::{Function, Width, c};
 use kiln_ir::{DType, Fault, planted};
 
-use super::narrow::{memory_vector, wrapped};
-use super::windows::has_second;
+use super::narrow::wrapped;
 use super::{Emitter, Level, memory_type, suffix, vector_type};
 use kiln_plan::index::{ExprId, Index, Term};
 use kiln_plan::loops::{ExprKind, Mode, Operation, Reduction, Scan};
@@ -23,7 +24,7 @@ impl<'k> Emitter<'k> {
     }
 
     /// A scalar in memory as a vector of equal lanes.
-    fn splat(&self, dtype: DType, scalar: &str) -> String {
+    pub(super) fn splat(&self, dtype: DType, scalar: &str) -> String {
         match dtype {
             DType::Bool => format!("kiln_splat_mask{}({scalar})", self.mask * 8),
             _ => format!("kiln_splat_{}({scalar})", suffix(dtype)),
@@ -31,7 +32,7 @@ impl<'k> Emitter<'k> {
     }
 
     /// A scalar as it comes from memory as a vector of equal lanes.
-    fn splat_memory(&self, dtype: DType, scalar: &str) -> String {
+    pub(super) fn splat_memory(&self, dtype: DType, scalar: &str) -> String {
         match dtype {
             DType::F16 | DType::BF16 => format!("kiln_one_{dtype}({scalar})"),
             other => self.splat(other.computing(), scalar),
@@ -48,7 +49,7 @@ impl<'k> Emitter<'k> {
         }
     }
 
-    fn as_memory(&self, dtype: DType, vector: &str) -> String {
+    pub(super) fn as_memory(&self, dtype: DType, vector: &str) -> String {
         match (dtype, self.mask) {
             (narrow, _) if narrow.is_narrow() => format!("kiln_shorten_{narrow}({vector})"),
             (DType::Bool, 4) => format!("kiln_bool_from_mask_f32({vector})"),
@@ -288,7 +289,11 @@ impl<'k> Emitter<'k> {
                     _ => kernel.exprs[args[0]].dtype,
                 };
                 let names: Vec<String> = args.iter().map(|a| format!("v{a}")).collect();
-                self.apply(*op, dtype, operands, &names)
+                let text = self.apply(*op, dtype, operands, &names);
+                if *op == Operation::Pow && dtype.is_float() && self.levels[args[1]] == Level::Call {
+                    return self.power(id, [args[0], args[1]], &text, before, indent);
+                }
+                text
             }
             ExprKind::Reduce(..) | ExprKind::Fold(..) => format!("v{id}"),
             ExprKind::Scan(scan, arg) => self.scan(id, *scan, *arg, before, indent),
@@ -304,11 +309,38 @@ impl<'k> Emitter<'k> {
                     return format!("kiln_splat_i64({name})");
                 }
                 before.push_str(&format!(
-                    "{indent}i64v {name} = v{value};\n{indent}for (long l = 0; l < count; l++) if ((unsigned long){name}[l] >= (unsigned long){size}) {{ {name}[l] = 0;{report} }}\n"
+                    "{indent}i64v {name} = v{value};\n{indent}if (kiln_outside({name}, {size}, count)) {{\n{indent}for (long l = 0; l < count; l++) if ((unsigned long){name}[l] >= (unsigned long){size}) {{ {name}[l] = 0;{report} }}\n{indent}}}\n"
                 ));
                 name
             }
         }
+    }
+
+    /// A power with one exponent for all elements: the usual ones are had for less, bit for bit.
+    fn power(
+        &mut self,
+        id: ExprId,
+        [x, y]: [ExprId; 2],
+        text: &str,
+        before: &mut String,
+        indent: &str,
+    ) -> String {
+        let dtype = self.kernel.exprs[id].dtype;
+        let (ty, scalar, s) = (self.ty(dtype), memory_type(dtype), suffix(dtype));
+        let _ = write!(
+            before,
+            "{indent}{ty} x{id};
+{indent}{{
+{indent}const {scalar} exponent = v{y}[0];
+{indent}if (exponent == 2) x{id} = v{x} * v{x};
+{indent}else if (exponent == 1) x{id} = v{x};
+{indent}else if (exponent == 0) x{id} = kiln_splat_{s}(1);
+{indent}else if (exponent == -1) x{id} = 1 / v{x};
+{indent}else x{id} = {text};
+{indent}}}
+"
+        );
+        format!("x{id}")
     }
 
     fn position(&mut self, id: ExprId, index: &'k Index, before: &mut String, indent: &str) -> String {
@@ -336,161 +368,15 @@ impl<'k> Emitter<'k> {
             let factor = self.stride(id, 0, factor);
             return format!("kiln_quotient_f32({first}, {by}) * (float){factor} + (float){constant}");
         }
+        let lanes: Vec<String> = (0..self.lanes)
+            .map(|lane| {
+                let text = self.index_text(id, index, Some(&lane.to_string()), &|_, _| true);
+                format!("{text} + {constant}")
+            })
+            .collect();
         let name = format!("x{id}");
-        let text = self.index_text(id, index, Some("l"), &|_, _| true);
-        before.push_str(&format!(
-            "{indent}{ty} {name};\n{indent}for (long l = 0; l < KILN_LANES; l++) {name}[l] = {text} + {constant};\n"
-        ));
+        before.push_str(&format!("{indent}const {ty} {name} = {{{}}};\n", lanes.join(", ")));
         name
-    }
-
-    fn load(
-        &mut self,
-        id: ExprId,
-        buffer: usize,
-        index: &'k Index,
-        before: &mut String,
-        indent: &str,
-    ) -> String {
-        let dtype = self.kernel.buffers[buffer];
-        if matches!(self.levels[id], Level::Call | Level::Item) {
-            let text = self.index_text(id, index, None, &|_, _| true);
-            return self.splat_memory(dtype, &format!("b{buffer}[{text}]"));
-        }
-        let pointer = format!("p{id}");
-        if self.lane_varies[id]
-            && let Some((inner, most)) = self.border(index)
-        {
-            return self.load_border(id, dtype, index, (inner, most), before, indent);
-        }
-        if self.lane_varies[id]
-            && matches!(dtype, DType::F32 | DType::F64)
-            && let Some(repeats) = self.repeats(index)
-        {
-            return self.load_repeated(id, dtype, index, repeats);
-        }
-        let (text, class) = self.moving(id, index, self.lane_varies[id]);
-        match class {
-            Class::Second if has_second(dtype) => {
-                format!("kiln_second_{}({pointer} + {text}, count)", suffix(dtype))
-            }
-            Class::Same => self.splat_memory(dtype, &format!("{pointer}[{text}]")),
-            Class::Next => {
-                let read = if self.streams { "stream" } else { "read" };
-                self.read.push(id);
-                let vector = format!("kiln_{read}_{}({pointer} + {text}, count)", suffix(dtype));
-                match dtype {
-                    DType::F16 | DType::BF16 => self.half(id, dtype, &vector, before, indent),
-                    _ => self.as_value(dtype, &vector),
-                }
-            }
-            Class::Scattered | Class::Second => {
-                let text = self.lane_text(id, index);
-                let name = format!("x{id}");
-                let ty = memory_vector(dtype);
-                before.push_str(&format!(
-                    "{indent}{ty} {name} = {{0}};\n{indent}for (long l = 0; l < count; l++) {name}[l] = {pointer}[{text}];\n"
-                ));
-                self.as_value(dtype, &name)
-            }
-        }
-    }
-
-    /// A half as it is in memory, under a name of its own, and its value: where it is stored, nothing is rounded again.
-    fn half(&mut self, id: ExprId, dtype: DType, vector: &str, before: &mut String, indent: &str) -> String {
-        self.halves.insert(id, dtype);
-        before.push_str(&format!("{indent}const {} x{id}_ = {vector};\n", memory_vector(dtype)));
-        format!("kiln_widen_{dtype}(x{id}_)")
-    }
-
-    /// The part of an index that changes inside an item, and how it changes along lanes.
-    fn moving(&mut self, access: usize, index: &'k Index, varies: bool) -> (String, Class) {
-        let wanted = |this: &Emitter<'_>, term: &Term| !this.is_fixed(term);
-        if !varies {
-            return (self.index_text(access, index, None, &wanted), Class::Same);
-        }
-        let vector = self.kernel.vector_axis();
-        let plain = !index.is_nested(vector) && !self.has_lane_values(index);
-        let class = match index.factor(vector) {
-            1 if plain => Class::Next,
-            2 if plain => Class::Second,
-            _ => Class::Scattered,
-        };
-        (self.index_text(access, index, None, &wanted), class)
-    }
-
-    /// The part of an index that changes inside an item, for lane `l`.
-    pub(super) fn lane_text(&mut self, access: usize, index: &'k Index) -> String {
-        self.index_text(access, index, Some("l"), &|this, term| !this.is_fixed(term))
-    }
-
-    /// The declaration of the pointer through which an access goes: everything that is fixed within an item.
-    pub(super) fn pointer(
-        &mut self,
-        name: &str,
-        access: usize,
-        buffer: usize,
-        index: &'k Index,
-        dtype: DType,
-    ) -> String {
-        let text = self.index_text(access, index, None, &|this, term| this.is_fixed(term));
-        let ty = memory_type(dtype);
-        self.outer_names.insert(name.into(), format!("{ty} *"));
-        format!("        {ty} *{name} = b{buffer} + {text};\n")
-    }
-
-    /// The store of a value inside a body that computes these.
-    pub(super) fn store(&mut self, store: usize, computed: &[ExprId], indent: &str) -> String {
-        let s = &self.kernel.stores[store];
-        let (dtype, access) = (self.kernel.buffers[s.buffer], self.store_access(store));
-        let (text, class) = self.moving(access, &s.index, true);
-        let name = format!("v{}", s.value);
-        let is_there = self.halves.get(&s.value) == Some(&dtype) && computed.contains(&s.value);
-        let value = if is_there { format!("x{}_", s.value) } else { self.as_memory(dtype, &name) };
-        let suffix = suffix(dtype);
-        match class {
-            Class::Next if s.adds => {
-                let old = self.as_value(dtype, &format!("kiln_read_{suffix}(q{store} + {text}, count)"));
-                let sum = self.combine(Reduction::Sum, dtype.computing(), &old, &name);
-                let sum = self.as_memory(dtype, &sum);
-                format!("{indent}kiln_write_{suffix}(q{store} + {text}, {sum}, count);\n")
-            }
-            Class::Next => format!("{indent}kiln_write_{suffix}(q{store} + {text}, {value}, count);\n"),
-            Class::Same | Class::Second | Class::Scattered => {
-                let text = self.lane_text(access, &s.index);
-                let (ty, place) = (memory_vector(dtype), format!("q{store}[{text}]"));
-                if s.adds {
-                    return self.add(dtype, &place, &name, "count", indent);
-                }
-                format!(
-                    "{indent}{{ const {ty} x = {value}; for (long l = 0; l < count; l++) {place} = x[l]; }}\n"
-                )
-            }
-        }
-    }
-
-    /// Adds so many lanes of a value to what is at their places, which depend on `l`.
-    fn add(&mut self, dtype: DType, place: &str, name: &str, count: &str, indent: &str) -> String {
-        let ty = memory_vector(dtype);
-        if dtype.is_float() && dtype.is_narrow() {
-            // Elements of a window, which never meet: what an index puts somewhere is summed up in f32.
-            let old = self.as_value(dtype, "old");
-            let sum = self.combine(Reduction::Sum, dtype.computing(), &old, name);
-            let sum = self.as_memory(dtype, &sum);
-            return format!(
-                "{indent}{{ {ty} old = {{0}}; for (long l = 0; l < {count}; l++) old[l] = {place}; \
-                 const {ty} x = {sum}; for (long l = 0; l < {count}; l++) {place} = x[l]; }}\n"
-            );
-        }
-        // One after the other: lanes may meet.
-        let sum = match dtype.is_float() {
-            true => format!("{place} + x[l]"),
-            false => {
-                format!("({})((unsigned long long){place} + (unsigned long long)x[l])", memory_type(dtype))
-            }
-        };
-        let value = self.as_memory(dtype, name);
-        format!("{indent}{{ const {ty} x = {value}; for (long l = 0; l < {count}; l++) {place} = {sum}; }}\n")
     }
 
     /// The scans among these expressions.
@@ -522,45 +408,27 @@ impl<'k> Emitter<'k> {
             return format!("*s{id}");
         }
         let symbol = if scan == Scan::Sum { "+" } else { "*" };
-        let next = match dtype.is_float() {
-            true => format!("carried {symbol} x{id}[l]"),
-            false => {
-                format!("(long long)((unsigned long long)carried {symbol} (unsigned long long)x{id}[l])")
-            }
+        let next = |carried: &str, lane: &str| match dtype.is_float() {
+            true => format!("{carried} {symbol} v{arg}[{lane}]"),
+            false => format!(
+                "(long long)((unsigned long long){carried} {symbol} (unsigned long long)v{arg}[{lane}])"
+            ),
         };
-        before.push_str(&format!(
-            "{indent}{} x{id} = v{arg};\n{indent}{{ {} carried = *s{id}; for (long l = 0; l < count; l++) x{id}[l] = carried = {next}; *s{id} = carried; }}\n",
-            self.ty(dtype),
-            memory_type(dtype)
-        ));
+        let (ty, scalar, lanes) = (self.ty(dtype), memory_type(dtype), self.lanes);
+        // A whole vector is put together in registers.
+        let carried = |lane: usize| if lane == 0 { format!("*s{id}") } else { format!("e{}", lane - 1) };
+        let steps: Vec<String> =
+            (0..lanes).map(|lane| format!("e{lane} = {}", next(&carried(lane), &lane.to_string()))).collect();
+        let all: Vec<String> = (1..=lanes).map(carried).collect();
+        let (steps, all, last, each) =
+            (steps.join(", "), all.join(", "), carried(lanes), next("carried", "l"));
+        let _ = write!(
+            before,
+            "{indent}{ty} x{id} = v{arg};
+{indent}if (count == KILN_LANES) {{ const {scalar} {steps}; x{id} = ({ty}){{{all}}}; *s{id} = {last}; }}
+{indent}else {{ {scalar} carried = *s{id}; for (long l = 0; l < count; l++) x{id}[l] = carried = {each}; *s{id} = carried; }}
+"
+        );
         format!("x{id}")
     }
-
-    /// The store of a value that is the same in all lanes.
-    pub(super) fn store_one(&mut self, store: usize, indent: &str) -> String {
-        let s = &self.kernel.stores[store];
-        let dtype = self.kernel.buffers[s.buffer];
-        let text = self.index_text(self.store_access(store), &s.index, None, &|_, _| true);
-        let place = format!("b{}[{text}]", s.buffer);
-        let name = format!("v{}", s.value);
-        if s.adds {
-            return self.add(dtype, &place, &name, "1", indent);
-        }
-        let value = self.as_memory(dtype, &name);
-        format!("{indent}{place} = {value}[0];\n")
-    }
-
-    pub(super) fn store_access(&self, store: usize) -> usize {
-        self.kernel.exprs.len() + store
-    }
-}
-
-/// How an access moves from lane to lane.
-#[derive(Copy, Clone, PartialEq, Eq)]
-enum Class {
-    Same,
-    Next,
-    /// Every second element.
-    Second,
-    Scattered,
 }

@@ -10,8 +10,12 @@ use super::KernelSource;
 /// The helpers that the kernels use, for vectors of `lanes` elements.
 pub(super) fn helpers(lanes: usize, isa: Isa, kernels: &[&KernelSource]) -> String {
     let uses = |name: &str| kernels.iter().any(|k| k.code.contains(name));
+    let uses_tile = |bytes: &usize| uses(&format!("kiln_tile_{bytes}("));
+    let uses_back =
+        |suffix: &str| uses(&format!("kiln_back_{suffix}")) || uses(&format!("kiln_turned_{suffix}"));
     let mut out = String::new();
-    if uses("kiln_turn") || uses("kiln_second") || uses("kiln_border") || uses("kiln_repeat") {
+    let shuffles = ["kiln_turn", "kiln_second", "kiln_border", "kiln_repeat", "kiln_back", "kiln_tile"];
+    if shuffles.into_iter().any(uses) {
         out.push_str(
             "#if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -21,13 +25,25 @@ pub(super) fn helpers(lanes: usize, isa: Isa, kernels: &[&KernelSource]) -> Stri
 ",
         );
     }
+    [1, 2, 4, 8]
+        .iter()
+        .filter(|bytes| uses_tile(bytes))
+        .for_each(|&bytes| out.push_str(&super::tiles::turn(bytes, isa)));
     let iota: Vec<String> = (0..lanes).map(|i| i.to_string()).collect();
     let iota = iota.join(", ");
-    let all: [(&str, String); 5] = [
+    let _ = write!(
+        out,
+        "KILN_INLINE i32v kiln_live32(long count) {{ return ((i32v){{{iota}}}) < (int)count; }}
+KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long long)count; }}
+"
+    );
+    let all: [(&str, String); 7] = [
         (
             "kiln_clamp",
             "KILN_INLINE long kiln_clamp(long x, long most) { return x < 0 ? 0 : x > most ? most : x; }\n".into(),
         ),
+        ("kiln_outside", outside(isa, lanes)),
+        ("kiln_size", "KILN_INLINE long kiln_size(long x) { return x < 0 ? -x : x; }\n".into()),
         (
             "kiln_number",
             "KILN_INLINE double kiln_number(unsigned long bits) { double x; __builtin_memcpy(&x, &bits, 8); return x; }\n"
@@ -65,12 +81,6 @@ pub(super) fn helpers(lanes: usize, isa: Isa, kernels: &[&KernelSource]) -> Stri
         }
     }
     out.push_str(&super::narrow::helpers(lanes, isa, &uses));
-    let _ = write!(
-        out,
-        "KILN_INLINE i32v kiln_live32(long count) {{ return ((i32v){{{iota}}}) < (int)count; }}
-KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long long)count; }}
-"
-    );
     for (vector, suffix) in [("i64v", "i64"), ("f32v", "f32")] {
         let name = format!("kiln_iota_{suffix}");
         if uses(&name) {
@@ -107,6 +117,9 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
 "
             );
         }
+        if uses_back(suffix) {
+            out.push_str(&super::windows::back(vector, scalar, suffix, lanes));
+        }
         let has_border = uses(&format!("kiln_border_{suffix}"));
         if has_border || uses(&format!("kiln_second_{suffix}")) {
             out.push_str(&super::windows::second(vector, scalar, suffix, isa, lanes));
@@ -142,20 +155,7 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
             }
         }
         if uses(&format!("kiln_i64_from_{suffix}")) {
-            // Like a conversion in Rust: NaN gives 0, what is out of range the nearest integer.
-            let _ = write!(
-                out,
-                "KILN_INLINE i64v kiln_i64_from_{suffix}({vector} x) {{
-    i64v out;
-    for (int i = 0; i < KILN_LANES; i++) {{
-        {scalar} e = x[i];
-        out[i] = e != e ? 0 : e >= ({scalar})9223372036854775808.0 ? 0x7fffffffffffffffLL
-            : e < ({scalar})-9223372036854775808.0 ? -0x7fffffffffffffffLL - 1 : (long long)e;
-    }}
-    return out;
-}}
-"
-            );
+            out.push_str(&whole_numbers(vector, scalar, suffix, isa, lanes));
         }
     }
     if uses("kiln_f64_from_f32") {
@@ -168,6 +168,80 @@ KILN_INLINE i64v kiln_live64(long count) {{ return ((i64v){{{iota}}}) < (long lo
         let _ = writeln!(out, "KILN_INLINE f64v kiln_f64_from_f32(f32v x) {{ return {text}; }}");
     }
     out
+}
+
+/// Declares `any`: whether a lane of the mask `is`, of so many bytes, holds. `None` without an instruction for it.
+fn any(isa: Isa, lanes: usize, bytes: usize) -> Option<String> {
+    let letter = if bytes == 4 { ["d", "s"] } else { ["q", "d"] };
+    Some(match (isa, lanes * bytes) {
+        (Isa::Avx512, 16..=64) => {
+            format!(
+                "unsigned short any; __asm__(\"vptestm{} %1, %1, %0\" : \"=Yk\"(any) : \"v\"(is));",
+                letter[0]
+            )
+        }
+        (Isa::Avx2, 16 | 32) => {
+            format!("int any; __asm__(\"vmovmskp{} %1, %0\" : \"=r\"(any) : \"x\"(is));", letter[1])
+        }
+        _ => return None,
+    })
+}
+
+/// Whether a live lane is not in `0..size`.
+fn outside(isa: Isa, lanes: usize) -> String {
+    let each = "long long any = 0;\nfor (int i = 0; i < KILN_LANES; i++) any |= is[i];";
+    let any = any(isa, lanes, 8).unwrap_or_else(|| each.into());
+    format!(
+        "KILN_INLINE int kiln_outside(i64v x, long size, long count) {{
+const i64v is = (i64v)((u64v)x >= (u64v)((i64v){{0}} + (long long)size)) & kiln_live64(count);
+{any}
+return any != 0;
+}}
+"
+    )
+}
+
+/// Whole numbers of floats, like a conversion in Rust: NaN gives 0, what is out of range the nearest integer.
+fn whole_numbers(vector: &str, scalar: &str, suffix: &str, isa: Isa, lanes: usize) -> String {
+    let text = match isa {
+        // GCC 12 can't take conversions of vectors wider than the registers.
+        Isa::Plain => format!(
+            "    i64v out;
+    for (int i = 0; i < KILN_LANES; i++) {{
+        {scalar} e = x[i];
+        out[i] = e != e ? 0 : e >= most ? 0x7fffffffffffffffLL : e < -most ? -0x7fffffffffffffffLL - 1 : (long long)e;
+    }}
+    return out;"
+        ),
+        Isa::Avx512 | Isa::Avx2 => {
+            let (mask, bytes) = if suffix == "f32" { ("i32v", 4) } else { ("i64v", 8) };
+            // Most numbers fit into four bytes, which takes one instruction.
+            let usual = any(isa, lanes, bytes).map(|any| {
+                format!(
+                    "    const {mask} is = (x < ({scalar})-2147483648.0) | (x >= ({scalar})2147483648.0) | (x != x);
+    {any}
+    if (!any) return __builtin_convertvector(__builtin_convertvector(x, i32v), i64v);
+"
+                )
+            });
+            let usual = usual.unwrap_or_default();
+            let wide = |mask: &str| format!("__builtin_convertvector({mask}, i64v)");
+            format!(
+                "{usual}    const {mask} low = x < -most, high = x >= most, fits = (x >= -most) & (x < most);
+    const i64v whole = __builtin_convertvector(({vector})(({mask})x & fits), i64v);
+    return whole | ({} & (-0x7fffffffffffffffLL - 1)) | ({} & 0x7fffffffffffffffLL);",
+                wide("low"),
+                wide("high")
+            )
+        }
+    };
+    format!(
+        "KILN_INLINE i64v kiln_i64_from_{suffix}({vector} x) {{
+    const {scalar} most = ({scalar})9223372036854775808.0;
+{text}
+}}
+"
+    )
 }
 
 /// Loads and stores of `count` elements. With a constant full count only the plain access remains.

@@ -19,7 +19,7 @@ impl<'k> Emitter<'k> {
         match term {
             Term::Axis(a) => !moves(*a),
             Term::Value(v, _) => matches!(self.levels[*v], Level::Call | Level::Item),
-            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) => {
+            Term::Div(inner, _) | Term::Mod(inner, _) | Term::Clamp(inner, _) | Term::Abs(inner) => {
                 inner.terms.iter().all(|(t, _)| self.is_fixed(t))
             }
         }
@@ -57,10 +57,12 @@ impl<'k> Emitter<'k> {
                 continue;
             }
             let text = self.term_text(term, lane);
-            let vector_one = *term == Term::Axis(self.kernel.vector_axis()) && *factor == 1;
-            parts.push(match vector_one {
-                true => text,
-                false => format!("{text} * {}", self.stride(access, t, factor)),
+            // Whether neighbours lie side by side is part of the text.
+            let is_vector = *term == Term::Axis(self.kernel.vector_axis());
+            parts.push(match factor {
+                1 if is_vector => text,
+                -1 if is_vector => format!("-{text}"),
+                _ => format!("{text} * {}", self.stride(access, t, factor)),
             });
         }
         match parts.is_empty() {
@@ -88,6 +90,7 @@ impl<'k> Emitter<'k> {
             Term::Clamp(inner, most) => {
                 format!("kiln_clamp({}, {})", self.inner_index(inner, lane), self.last_position(inner, most))
             }
+            Term::Abs(inner) => format!("kiln_size({})", self.inner_index(inner, lane)),
         }
     }
 

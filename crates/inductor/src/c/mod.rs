@@ -13,13 +13,16 @@
 
 mod body;
 mod columns;
+mod copies;
 mod expr;
 mod folds;
 mod helpers;
 mod indices;
+mod memory;
 mod narrow;
 mod source;
 mod stages;
+mod tiles;
 mod unroll;
 mod windows;
 
@@ -96,6 +99,8 @@ struct Emitter<'k> {
     streams: bool,
     /// Halves whose form in memory has a name where they are computed.
     halves: BTreeMap<ExprId, DType>,
+    /// Loads that are turned in tiles.
+    turned: Option<tiles::Turned>,
     /// Loads of neighbouring elements written so far.
     read: Vec<ExprId>,
     /// Those of the first pass over a row that the second pass asks for ahead of the next row.
@@ -178,6 +183,7 @@ fn emit<'k>(kernel: &'k Kernel, target: &'k C) -> KernelSource {
         uses_status: kernel.exprs.iter().any(|e| matches!(e.kind, ExprKind::Bounded { code: 1.., .. })),
         streams: false,
         halves: BTreeMap::new(),
+        turned: None,
         read: Vec::new(),
         ahead: Vec::new(),
     };
@@ -438,19 +444,21 @@ impl<'k> Emitter<'k> {
             self.outer_names.insert("from".into(), "long".into());
             self.outer_names.insert("upto".into(), "long".into());
         }
-        for name in ["lo", "hi"] {
+        for name in ["lo", "hi", "top"] {
             self.outer_names.insert(name.into(), "long".into());
         }
         let statements = self.statements(Level::Call, "    ");
         main.push_str(&statements);
         let mut declared = BTreeSet::new();
         let loops = match kernel.mode {
+            Mode::Map if let Some(copy) = tiled.and_then(|a| self.turned_copy(a)) => copy,
             Mode::Map if let Some(a) = tiled => {
+                let tiles = self.turn_tile(a);
                 let rows = self.map_loops();
-                format!("        for (long i{a} = top; i{a} < bottom; i{a}++) {{\n{rows}        }}\n")
+                format!("{tiles}        for (long i{a} = top; i{a} < bottom; i{a}++) {{\n{rows}        }}\n")
             }
-            Mode::Map | Mode::Table => self.map_loops(),
-            Mode::Rows => self.row_loops(&mut declared),
+            Mode::Map | Mode::Table => self.copies().unwrap_or_else(|| self.map_loops()),
+            Mode::Rows => self.turn_rows() + &self.row_loops(&mut declared),
             Mode::Columns => self.column_loops(),
         };
         if kernel.mode == Mode::Table {

@@ -10,6 +10,7 @@ use kiln_ir::math::c::Isa;
 
 use super::helpers::partial;
 use super::memory_type;
+use super::windows::back;
 
 /// The vector type of a narrow dtype's elements in memory.
 pub(super) const fn memory_vector(dtype: DType) -> &'static str {
@@ -58,6 +59,9 @@ KILN_INLINE void kiln_store_{name}(void *p, {vector} v) {{ *({vector}_memory *)p
 }}
 "
         );
+        if uses(&format!("kiln_back_{name}(")) || uses(&format!("kiln_turned_{name}(")) {
+            out.push_str(&back(vector, scalar, name, lanes));
+        }
         out.push_str(&conversions(dtype, isa, lanes));
     }
     out

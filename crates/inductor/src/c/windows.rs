@@ -50,7 +50,10 @@ impl<'k> Emitter<'k> {
     pub(super) fn has_borders(&self, ids: &[ExprId]) -> bool {
         ids.iter().any(|&id| match &self.kernel.exprs[id].kind {
             ExprKind::Load { index, .. } => {
-                self.lane_varies[id] && (self.border(index).is_some() || self.repeats(index).is_some())
+                self.lane_varies[id]
+                    && (self.border(index).is_some()
+                        || self.repeats(index).is_some()
+                        || index.is_bent(self.kernel.vector_axis()))
             }
             _ => false,
         })
@@ -101,6 +104,58 @@ impl<'k> Emitter<'k> {
         };
         self.as_value(dtype, &name)
     }
+}
+
+impl<'k> Emitter<'k> {
+    /// A load along a line that is bent ([`Index::is_bent`]): most vectors lie where it goes straight, up or down.
+    pub(super) fn load_bent(
+        &mut self,
+        id: ExprId,
+        dtype: DType,
+        index: &'k Index,
+        before: &mut String,
+        indent: &str,
+    ) -> String {
+        let wanted = |this: &Emitter<'_>, term: &Term| !this.is_fixed(term);
+        let [first, last] = ["0", "(count - 1)"].map(|lane| self.index_text(id, index, Some(lane), &wanted));
+        let each = self.each_lane(id, index);
+        let (ty, suffix) = (memory_vector(dtype), suffix(dtype));
+        let _ = write!(
+            before,
+            "{indent}{ty} x{id} = {{0}};
+{indent}long f{id} = {first}, g{id} = {last};
+{indent}if (g{id} - f{id} == count - 1) x{id} = kiln_read_{suffix}(p{id} + f{id}, count);
+{indent}else if (f{id} - g{id} == count - 1) x{id} = kiln_back_{suffix}(p{id} + g{id}, count);
+{indent}else {{ {each} }}
+"
+        );
+        self.as_value(dtype, &format!("x{id}"))
+    }
+}
+
+/// Loads and stores from the end to the beginning: of neighbouring elements the last comes first.
+pub(super) fn back(vector: &str, scalar: &str, suffix: &str, lanes: usize) -> String {
+    let order: Vec<String> = (0..lanes).rev().map(|lane| lane.to_string()).collect();
+    let order = order.join(", ");
+    format!(
+        "KILN_INLINE {vector} kiln_back_{suffix}(const void *p, long count) {{
+    {vector} v = {{0}};
+#ifdef KILN_SHUFFLE
+    if (count == KILN_LANES) {{ v = kiln_load_{suffix}(p); return KILN_SHUFFLE(v, v, {order}); }}
+#endif
+    for (long i = 0; i < count; i++) v[i] = ((const {scalar} *)p)[count - 1 - i];
+    return v;
+}}
+KILN_INLINE {vector} kiln_turned_{suffix}({vector} x, long count) {{
+#ifdef KILN_SHUFFLE
+    if (count == KILN_LANES) return KILN_SHUFFLE(x, x, {order});
+#endif
+    {vector} v = {{0}};
+    for (long i = 0; i < count; i++) v[i] = x[count - 1 - i];
+    return v;
+}}
+"
+    )
 }
 
 /// Loads every second of the elements from `p` on; those beyond the last one wanted are not touched.

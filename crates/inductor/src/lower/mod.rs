@@ -320,6 +320,7 @@ impl<'a> Lowering<'a> {
         for (i, &stride) in index.iter().zip(strides) {
             linear.add_scaled(i, stride as i64);
         }
+        let linear = linear.joined();
         let buffer = self.loads.iter().position(|&v| v == value).unwrap_or_else(|| {
             self.loads.push(value);
             self.loads.len() - 1
@@ -456,6 +457,11 @@ impl<'a> Lowering<'a> {
                 }
                 let at = self.at(node.args[1], index)?;
                 let size = self.tensor(x).shape[*dim] as i64;
+                if let Some(place) = self.place_of(at, size) {
+                    let mut inner = index.to_vec();
+                    inner[*dim] = place;
+                    return self.at(x, &inner);
+                }
                 let code = self.check("gather", size, node.loc);
                 let bounded = self.builder.push(DType::I64, ExprKind::Bounded { value: at, size, code });
                 if size == 0 {

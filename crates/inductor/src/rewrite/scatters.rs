@@ -38,7 +38,7 @@ use crate::fuse::live_nodes;
 use crate::lower::{Lowering, Space, Stop, apart, is_library};
 use crate::rewrite::windows::into_inputs;
 use crate::{Layout, WhyNot};
-use kiln_plan::index::Index;
+use kiln_plan::index::{Index, Term};
 use kiln_plan::loops::ExprKind;
 use kiln_plan::signature;
 use kiln_prims::forms::replace;
@@ -470,6 +470,12 @@ impl Lowering<'_> {
         let is_slice = self.tensor(by).shape.rank() == 1 && shape.rank() > 1;
         let own = if is_slice { &index[scatter.dim..=scatter.dim] } else { index };
         let at = self.at(by, own)?;
+        if let Some(place) = self.place_of(at, scatter.size)
+            && matches!(place.terms[..], [(Term::Value(..), 1)])
+        {
+            // It was checked before.
+            return Ok(Some(place));
+        }
         let code = match node {
             Some(node) if !scatter.is_checked => self.check(node.op.name(), scatter.size, node.loc),
             _ => 0,

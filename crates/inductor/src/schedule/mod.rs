@@ -118,23 +118,35 @@ fn accesses(kernel: &Kernel) -> Vec<(&Index, i64)> {
 /// The axis along which most bytes lie side by side.
 fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
     let accesses = accesses(kernel);
+    // A computed place is somewhere else for each position that it is computed from.
+    let varies: Vec<Vec<bool>> = (0..kernel.axes.len()).map(|axis| kernel.varies(|a| a == axis)).collect();
+    let is_computed = |index: &Index, axis: AxisId| {
+        let mut found = false;
+        index.for_each_value(&mut |value| found |= varies[axis][value]);
+        found
+    };
     let size = |index: &Index| -> f64 {
-        (0..kernel.axes.len()).filter(|&a| index.mentions(a)).map(|a| kernel.axes[a].extent as f64).product()
+        let moves = |&axis: &AxisId| index.mentions(axis) || is_computed(index, axis);
+        (0..kernel.axes.len()).filter(moves).map(|a| kernel.axes[a].extent as f64).product()
     };
     let has_scans = kernel.has_scans();
+    let all: f64 = accesses.iter().map(|(index, bytes)| size(index) * *bytes as f64).sum();
     let score = |axis: AxisId| -> f64 {
         let sum: f64 = accesses
             .iter()
             .map(|(index, bytes)| {
                 let step = match index.border(axis) {
+                    _ if is_computed(index, axis) => None,
                     Some((inner, _)) => Some(inner.factor(axis)),
+                    None if index.is_bent(axis) => Some(-1),
                     None if index.repeats(axis).is_some() => Some(1),
                     None => (!index.is_nested(axis)).then(|| index.factor(axis)),
                 };
                 let share = match step {
                     Some(1) => 1.0,
-                    // A scan from the end goes along its rows, too.
+                    // From the end to the beginning: a vector is turned round. A scan goes along its rows, too.
                     Some(-1) if has_scans => 1.0,
+                    Some(-1) => 0.9,
                     // Half of what is loaded is used.
                     Some(2) => 0.5,
                     Some(0) => 0.0,
@@ -143,9 +155,10 @@ fn vector_axis(kernel: &Kernel, has_inner: bool) -> AxisId {
                 share * size(index) * *bytes as f64
             })
             .sum();
-        // Vectors along a short axis are mostly empty.
+        // Vectors along a short axis are mostly empty: elements that lie apart take no longer.
         let full = (kernel.axes[axis].extent as f64 / 16.0).min(1.0);
-        if sum < 0.0 { sum / full } else { sum * full }
+        let empty = if has_inner { 0.0 } else { (1.0 - full) * all };
+        if sum < 0.0 { sum / full } else { sum * full - empty }
     };
     let mut best = kernel.axes.len() - 1;
     if has_inner {

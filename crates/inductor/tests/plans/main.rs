@@ -10,6 +10,7 @@ mod execute;
 mod folds;
 mod golden;
 mod in_place;
+mod layouts;
 mod machines;
 mod mutations;
 mod random;
