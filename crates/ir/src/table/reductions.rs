@@ -54,7 +54,8 @@ macro_rules! rows_reductions {
             /// The gradient of prod's x, for a gradient that keeps the dims
             [composite prod_backward _none] "prod_backward" ProdBackward (grad, x) () { dims: Dims }
                 { ty: products::backward_type, grad: Grad::Fn(products::backward),
-                  decompose: Some(products::backward_steps), eval: Eval::Structural, samples: products::backward_samples };
+                  decompose: Some(products::backward_steps), eval: Eval::Structural,
+                  kernel: true, samples: products::backward_samples };
             /// Sum over dims, NaN counted as 0
             [reduction nansum _none] "nansum" Nansum (x) () { dims: Dims, keepdim: bool }
                 { ty: reductions::ty, grad: Grad::Decompose, decompose: Some(reductions::nansum_steps),

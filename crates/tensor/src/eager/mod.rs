@@ -12,6 +12,7 @@ mod random;
 mod recurrent;
 mod reduce;
 mod scan;
+mod windows;
 
 use smallvec::SmallVec;
 
@@ -366,7 +367,9 @@ impl Job<'_> {
             Op::Flip { dims } => self.flip(out, self.tensor(inputs, 0)?, dims),
             Op::Tril { diagonal } => self.triangle(out, self.tensor(inputs, 0)?, *diagonal, true),
             Op::Triu { diagonal } => self.triangle(out, self.tensor(inputs, 0)?, *diagonal, false),
-            Op::ConstantPadNd { widths } => self.constant_pad(out, inputs, &widths.firsts()),
+            Op::ConstantPadNd { widths } | Op::ReflectionPad { widths } | Op::ReplicationPad { widths } => {
+                self.pad(out, inputs, &widths.firsts())
+            }
             Op::Custom { op } => self.custom(*op, out, inputs),
             Op::Scan { .. } => self.steps(out, inputs),
             Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),
@@ -384,6 +387,7 @@ impl Job<'_> {
             Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
             Op::Amin { dims, .. } => self.reduce(kernels::Reduction::Amin, out, inputs, dims),
             Op::Prod { dims, .. } => self.reduce(kernels::Reduction::Prod, out, inputs, dims),
+            Op::ProdBackward { dims } => self.prod_backward(out, inputs, dims),
             Op::Mean { dims, .. } => self.mean(out, inputs, dims),
             Op::Softmax { dim } => self.softmax(false, out, inputs, *dim),
             Op::LogSoftmax { dim } => self.softmax(true, out, inputs, *dim),
@@ -412,16 +416,11 @@ impl Job<'_> {
             }
             Op::BatchMoments {} => self.batch_moments(out, inputs),
             op if Sequence::is_recurrent(op) => self.recurrent(out, inputs),
-            Op::SliceScatter { dim, start, end, step } => {
-                self.copy_into(out, inputs, 0)?;
-                let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };
-                self.copy_to_window(out, &window, self.tensor(inputs, 1)?)
-            }
-            Op::SliceAdd { dim, start, end, step } => {
-                self.copy_into(out, inputs, 0)?;
-                let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };
-                self.add_to_window(out, &window, inputs[1])
-            }
+            Op::SliceScatter { .. }
+            | Op::SliceAdd { .. }
+            | Op::AsStridedScatter { .. }
+            | Op::DiagonalScatter { .. }
+            | Op::DiagEmbed { .. } => self.into_window(out, inputs),
             Op::Cat { dim } => self.cat(out, inputs, *dim),
             Op::Gather { dim } => self.gather(out, inputs, *dim),
             Op::GatherBackward { dim, .. } => self.gather_backward(out, inputs, *dim),
@@ -459,10 +458,7 @@ impl Job<'_> {
             Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
-            Class::Index => !matches!(
-                self.op,
-                Op::Cat { .. } | Op::SliceScatter { .. } | Op::SliceAdd { .. } | Op::Gather { .. }
-            ),
+            Class::Index => !windows::moves(self.op),
             Class::Pointwise
             | Class::View
             | Class::Create
@@ -529,33 +525,6 @@ impl Job<'_> {
         let t = self.prepare(inputs[i], t.dtype, &out.layout.shape)?;
         // SAFETY: `out` is fresh or locked for writing; `t` is locked for reading and has `out`'s shape.
         unsafe { kernels::convert(&operand(out), &t.operand(&out.layout.shape, &[])) };
-        Ok(())
-    }
-
-    fn copy_to_window(&self, out: &Ready, window: &Op, src: &Ready) -> Result<()> {
-        if let Some(layout) = out.layout.view(window) {
-            let part = Ready { layout, ..out.clone() };
-            // SAFETY: `out` is fresh; the window lies inside it and has `src`'s shape.
-            unsafe { kernels::convert(&operand(&part), &operand(src)) };
-        }
-        Ok(())
-    }
-
-    fn add_to_window(&self, out: &Ready, window: &Op, src: Input) -> Result<()> {
-        let Some(layout) = out.layout.view(window) else { return Ok(()) };
-        let part = Ready { layout, ..out.clone() };
-        let tys = [part.ty().into(), part.ty().into()];
-        Job { op: &Op::Add {}, tys: &tys, loc: self.loc }.run(&part, &[Input::Tensor(&part), src])
-    }
-
-    fn cat(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
-        let mut start = 0;
-        for i in 0..inputs.len() {
-            let t = self.tensor(inputs, i)?;
-            let end = start + t.layout.shape[dim];
-            self.copy_to_window(out, &Op::Slice { dim, start, end, step: 1 }, t)?;
-            start = end;
-        }
         Ok(())
     }
 

@@ -25,7 +25,7 @@ use std::mem::MaybeUninit;
 pub unsafe fn convert(out: &Operand, input: &Operand) {
     if out.dtype == input.dtype {
         // SAFETY: the caller's contract.
-        if unsafe { transpose(out, input) } {
+        if unsafe { repeat(out, input) || transpose(out, input) } {
             return;
         }
     }
@@ -84,6 +84,42 @@ impl<A: Element, O: Element> Map for Cast<A, O> {
     fn map([a, ..]: [A; MAX_INPUTS]) -> O {
         a.cast()
     }
+}
+
+/// Fills a contiguous output with the only element of an input; false if the operands are no such pair.
+///
+/// # Safety
+/// That of [`convert`], for equal dtypes.
+unsafe fn repeat(out: &Operand, input: &Operand) -> bool {
+    let n = out.numel();
+    let is_one = input.shape.iter().zip(input.strides).all(|(&size, &stride)| size == 1 || stride == 0);
+    if n < 2 || !is_one || !out.is_contiguous() {
+        return false;
+    }
+    let pointers = Shared::new((out.ptr, input.ptr));
+    macro_rules! fill {
+        ($ty:ty) => {
+            parallel_for(n, 2 * GRAIN, |begin, end| {
+                let (to, from) = pointers.get();
+                // SAFETY: the input's element, and elements of the output, whose ranges are disjoint.
+                unsafe {
+                    let (to, value) = (to.cast::<$ty>().add(begin), from.cast::<$ty>().read());
+                    if value == 0 {
+                        to.write_bytes(0, end - begin);
+                    } else {
+                        each(std::slice::from_raw_parts_mut(to, end - begin), 0, |_| value);
+                    }
+                }
+            })
+        };
+    }
+    match out.dtype.size() {
+        1 => fill!(u8),
+        2 => fill!(u16),
+        4 => fill!(u32),
+        _ => fill!(u64),
+    }
+    true
 }
 
 /// Rows of a transpose's tiles, along which the input is contiguous: enough that a visit to one of its pages

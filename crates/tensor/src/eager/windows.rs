@@ -1,0 +1,105 @@
+//! Eager: ops that move elements: operands put into windows of the result, joined, padded.
+
+use kiln_ir::{Op, Result, Shape};
+
+use super::{Input, Job, operand};
+use crate::kernels::{self, Filling};
+use crate::tensor::Ready;
+
+/// Whether an op that picks or places elements only moves them, whatever their dtype.
+pub(super) fn moves(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Cat { .. }
+            | Op::Flip { .. }
+            | Op::Tril { .. }
+            | Op::Triu { .. }
+            | Op::ConstantPadNd { .. }
+            | Op::ReflectionPad { .. }
+            | Op::ReplicationPad { .. }
+            | Op::SliceScatter { .. }
+            | Op::SliceAdd { .. }
+            | Op::AsStridedScatter { .. }
+            | Op::DiagonalScatter { .. }
+            | Op::DiagEmbed { .. }
+            | Op::Gather { .. }
+            | Op::IndexSelect { .. }
+            | Op::IndexCopy { .. }
+            | Op::Scatter { .. }
+            | Op::MaskedScatter {}
+            | Op::MaskedScatterBackward { .. }
+    )
+}
+
+/// The view of its result that an op puts its last operand into.
+fn window(op: &Op) -> Option<Op> {
+    Some(match *op {
+        Op::SliceScatter { dim, start, end, step } | Op::SliceAdd { dim, start, end, step } => {
+            Op::Slice { dim, start, end, step }
+        }
+        Op::AsStridedScatter { ref view, offset } => Op::AsStrided { view: view.clone(), offset },
+        Op::DiagonalScatter { offset, dim1, dim2 } | Op::DiagEmbed { offset, dim1, dim2 } => {
+            Op::Diagonal { offset, dim1, dim2 }
+        }
+        _ => return None,
+    })
+}
+
+impl Job<'_> {
+    /// The first operand, or zeros if there is one only, with the last one put into a window or added there. `out` is dense.
+    pub(super) fn into_window(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let Some(window) = window(self.op) else { return Ok(()) };
+        if inputs.len() > 1 {
+            self.copy_into(out, inputs, 0)?;
+        } else {
+            // SAFETY: `out` is fresh.
+            unsafe { kernels::fill(&operand(out), 0) };
+        }
+        let last = inputs.len() - 1;
+        match self.op {
+            Op::SliceAdd { .. } => self.add_to_window(out, &window, inputs[last]),
+            _ => self.copy_to_window(out, &window, self.tensor(inputs, last)?),
+        }
+    }
+
+    fn copy_to_window(&self, out: &Ready, window: &Op, src: &Ready) -> Result<()> {
+        if let Some(layout) = out.layout.view(window) {
+            let part = Ready { layout, ..out.clone() };
+            // SAFETY: `out` is fresh; the window lies inside it and has `src`'s shape.
+            unsafe { kernels::convert(&operand(&part), &operand(src)) };
+        }
+        Ok(())
+    }
+
+    fn add_to_window(&self, out: &Ready, window: &Op, src: Input) -> Result<()> {
+        let Some(layout) = out.layout.view(window) else { return Ok(()) };
+        let part = Ready { layout, ..out.clone() };
+        let tys = [part.ty().into(), part.ty().into()];
+        Job { op: &Op::Add {}, tys: &tys, loc: self.loc }.run(&part, &[Input::Tensor(&part), src])
+    }
+
+    pub(super) fn cat(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
+        let mut start = 0;
+        for i in 0..inputs.len() {
+            let t = self.tensor(inputs, i)?;
+            let end = start + t.layout.shape[dim];
+            self.copy_to_window(out, &Op::Slice { dim, start, end, step: 1 }, t)?;
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// x with numbers, or with its own elements, around it.
+    pub(super) fn pad(&self, out: &Ready, inputs: &[Input], before: &Shape) -> Result<()> {
+        let x = self.dense(self.tensor(inputs, 0)?)?;
+        let filling = match self.op {
+            Op::ReflectionPad { .. } => Filling::Mirrored,
+            Op::ReplicationPad { .. } => Filling::Repeated,
+            _ => Filling::Element(self.number(inputs, 1)?.to_element(out.dtype)),
+        };
+        // SAFETY: `out` is fresh and dense, `x` dense and locked or fresh; the type rule added the widths, and refused
+        // those that repeat more than there is.
+        unsafe { kernels::pad(&operand(out), &operand(&x), before, filling) };
+        Ok(())
+    }
+}
