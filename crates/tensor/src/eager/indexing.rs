@@ -1,6 +1,6 @@
 //! Picking and placing elements by index. Every index is checked before anything is written.
 
-use kiln_ir::{DType, Op, Result, ScatterReduce, Shape, Why};
+use kiln_ir::{DType, Op, Result, ScatterReduce, Shape, Why, bf16, f16};
 use kiln_runtime::{parallel_for, threads};
 
 use super::{Input, Job, elements, elements_mut, operand};
@@ -21,6 +21,7 @@ pub(super) fn changes_places(op: &Op) -> bool {
             | Op::ScatterAdd { .. }
             | Op::ScatterReduce { .. }
             | Op::MaskedScatter {}
+            | Op::IndexPut { .. }
     )
 }
 
@@ -33,7 +34,7 @@ fn computing(dtype: DType) -> DType {
 }
 
 /// A number that elements are reduced in.
-trait Number: Copy + PartialEq + Send + Sync {
+pub(super) trait Number: Copy + PartialEq + Send + Sync {
     const LOWEST: Self;
     const HIGHEST: Self;
     const ZERO: Self;
@@ -115,6 +116,8 @@ macro_rules! with_number {
         }
     };
 }
+
+pub(super) use with_number;
 
 /// A tensor as `outer` blocks of `size` slices of `inner` elements.
 struct Slices {
@@ -207,6 +210,25 @@ impl Job<'_> {
         Ok(())
     }
 
+    pub(super) fn one_hot(&self, out: &Ready, index: &Ready, classes: usize) -> Result<()> {
+        let (index, n) = self.positions(index, classes)?;
+        // SAFETY: as in `positions`.
+        let picks = unsafe { elements::<i64>(&index, n) };
+        let to = Shared::new(out.pointer().cast::<i64>());
+        parallel_for(n, GRAIN.div_ceil(8 * classes.max(1)), |begin, end| {
+            for (row, &pick) in (begin..).zip(&picks[begin..end]) {
+                // SAFETY: `out` is fresh i64 with a row of so many classes for each index; the row is this thread's, and
+                // the pick was checked.
+                unsafe {
+                    let row = to.get().add(row * classes);
+                    row.write_bytes(0, classes);
+                    row.add(pick as usize).write(1);
+                }
+            }
+        });
+        Ok(())
+    }
+
     pub(super) fn index_select(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
         let (x, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
         let (index, n) = self.positions(index, x.layout.shape[dim])?;
@@ -250,7 +272,7 @@ impl Job<'_> {
     }
 
     /// out = x, unless they are the same memory.
-    fn start_from(&self, out: &Ready, x: &Ready) {
+    pub(super) fn start_from(&self, out: &Ready, x: &Ready) {
         if x.storage.address() != out.storage.address() || x.layout != out.layout {
             // SAFETY: `out` is fresh or locked for writing and has x's shape; x is locked for reading.
             unsafe { kernels::convert(&operand(out), &operand(x)) };
@@ -258,21 +280,21 @@ impl Job<'_> {
     }
 
     /// Where sums are taken: `out` itself, or a copy in the computing dtype.
-    fn workspace(&self, out: &Ready) -> Result<Ready> {
+    pub(super) fn workspace(&self, out: &Ready) -> Result<Ready> {
         match computing(out.dtype) {
             dtype if dtype == out.dtype => Ok(out.clone()),
             dtype => self.convert(out, dtype),
         }
     }
 
-    fn finish(out: &Ready, work: &Ready) {
+    pub(super) fn finish(out: &Ready, work: &Ready) {
         if work.storage.address() != out.storage.address() {
             // SAFETY: `out` is fresh or locked for writing; `work` is fresh and of its shape.
             unsafe { kernels::convert(&operand(out), &operand(work)) };
         }
     }
 
-    fn operand_in(&self, t: &Ready, dtype: DType) -> Result<Ready> {
+    pub(super) fn operand_in(&self, t: &Ready, dtype: DType) -> Result<Ready> {
         if t.dtype == dtype { self.dense(t) } else { self.convert(t, dtype) }
     }
 
@@ -280,21 +302,33 @@ impl Job<'_> {
     pub(super) fn index_write(&self, out: &Ready, inputs: &[Input], dim: usize, add: bool) -> Result<()> {
         let (x, index, src) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?);
         let (index, n) = self.positions(index, x.layout.shape[dim])?;
-        self.start_from(out, x);
-        let work = if add { self.workspace(out)? } else { out.clone() };
-        let src = self.operand_in(src, work.dtype)?;
+        let wide = computing(out.dtype);
+        let work = if add && wide != out.dtype {
+            self.convert(x, wide)?
+        } else {
+            self.start_from(out, x);
+            out.clone()
+        };
+        let is_half = src.dtype.is_float() && src.dtype != work.dtype;
+        let src = if is_half { self.dense(src)? } else { self.operand_in(src, work.dtype)? };
         let Slices { outer, size, inner } = Slices::of(&out.layout.shape, dim);
         if outer * n * inner == 0 {
+            Job::finish(out, &work);
             return Ok(());
         }
         // SAFETY: as in `positions`.
         let picks = unsafe { elements::<i64>(&index, n) };
         let lines = kernels::Slices { picks, outer, size, inner };
         let (to, from) = (work.pointer(), src.pointer().cast_const());
-        // SAFETY: picks were checked; both tensors are dense, of one dtype and have the slices' elements; `work` is fresh,
-        // or `out`, which is fresh or locked for writing.
+        // SAFETY: picks were checked; both tensors are dense and have the slices' elements, of one dtype or halves that are
+        // added up in f32; `work` is fresh, or `out`, which is fresh or locked for writing.
         unsafe {
-            if add {
+            if add && is_half {
+                match src.dtype {
+                    DType::F16 => lines.write(to.cast::<f32>(), from.cast(), |a, b: f16| a + b.to_f32()),
+                    _ => lines.write(to.cast::<f32>(), from.cast(), |a, b: bf16| a + b.to_f32()),
+                }
+            } else if add {
                 with_number!(work.dtype, T => lines.write(to.cast::<T>(), from.cast(), |a, b| Number::plus(a, b)));
             } else {
                 match work.dtype.size() {

@@ -2,6 +2,7 @@
 //! broadcasts operands, sends self-overlapping changes through a temporary.
 
 mod gather;
+mod index;
 mod indexing;
 mod integer;
 mod loss;
@@ -335,6 +336,11 @@ impl Job<'_> {
         if let Some(done) = self.halves(out, inputs) {
             return done;
         }
+        if let Op::NllLoss { .. } = self.op
+            && out.dtype.is_narrow()
+        {
+            return self.nll_loss_of_halves(out, inputs);
+        }
         if self.is_widened(out, inputs) {
             return self.run_widened(out, inputs);
         }
@@ -373,6 +379,9 @@ impl Job<'_> {
             Op::Custom { op } => self.custom(*op, out, inputs),
             Op::Scan { .. } => self.steps(out, inputs),
             Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),
+            Op::OneHot { classes } => self.one_hot(out, self.tensor(inputs, 0)?, *classes),
+            Op::Index { dims } => self.index(out, inputs, dims),
+            Op::IndexPut { dims, accumulate } => self.index_put(out, inputs, dims, *accumulate),
             Op::IndexSelect { dim } => self.index_select(out, inputs, *dim),
             Op::IndexAdd { dim } => self.index_write(out, inputs, *dim, true),
             Op::IndexCopy { dim } => self.index_write(out, inputs, *dim, false),
@@ -384,6 +393,7 @@ impl Job<'_> {
             Op::MaskedScatter {} => self.masked_scatter(out, inputs),
             Op::MaskedScatterBackward { .. } => self.masked_scatter_backward(out, inputs),
             Op::Sum { dims, .. } => self.reduce(kernels::Reduction::Sum, out, inputs, dims),
+            Op::Nansum { dims, .. } => self.nansum(out, inputs, dims),
             Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
             Op::Amin { dims, .. } => self.reduce(kernels::Reduction::Amin, out, inputs, dims),
             Op::Prod { dims, .. } => self.reduce(kernels::Reduction::Prod, out, inputs, dims),
@@ -455,7 +465,9 @@ impl Job<'_> {
     /// at them.
     fn is_widened(&self, out: &Ready, inputs: &[Input]) -> bool {
         let computes = match self.op.row().class {
-            Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
+            Class::Reduction => {
+                !matches!(self.op, Op::Sum { .. } | Op::Nansum { .. } | Op::Amax { .. } | Op::Mean { .. })
+            }
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
             Class::Index => !windows::moves(self.op),

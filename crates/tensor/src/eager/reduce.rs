@@ -30,6 +30,16 @@ impl Job<'_> {
         Ok(())
     }
 
+    pub(super) fn nansum(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
+        // In the order of a sum of what its decomposition chooses, which is dense.
+        let x = self.dense(self.tensor(inputs, 0)?)?;
+        let dropped =
+            Ready { layout: Layout::contiguous(x.layout.shape.reduced(dims, false)), ..out.clone() };
+        // SAFETY: as in `reduce`.
+        unsafe { kernels::reduce(kernels::Reduction::Nansum, &operand(&dropped), &operand(&x), dims) };
+        Ok(())
+    }
+
     /// The gradient of a product, as its decomposition has it; without zeros it is the product over each factor.
     pub(super) fn prod_backward(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
         let (g, x) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);

@@ -6,7 +6,7 @@ use super::{Input, Job, operand};
 use crate::kernels::{self, Filling};
 use crate::tensor::Ready;
 
-/// Whether an op that picks or places elements only moves them, whatever their dtype.
+/// Whether an op that picks or places elements only moves them, whatever their dtype, or widens them by itself.
 pub(super) fn moves(op: &Op) -> bool {
     matches!(
         op,
@@ -24,7 +24,10 @@ pub(super) fn moves(op: &Op) -> bool {
             | Op::DiagEmbed { .. }
             | Op::Gather { .. }
             | Op::IndexSelect { .. }
+            | Op::IndexAdd { .. }
             | Op::IndexCopy { .. }
+            | Op::Index { .. }
+            | Op::IndexPut { accumulate: false, .. }
             | Op::Scatter { .. }
             | Op::MaskedScatter {}
             | Op::MaskedScatterBackward { .. }

@@ -1,5 +1,6 @@
 //! Copies between layouts and dtypes, and the tensors made from a number: `fill`, `arange`.
 
+use super::copy::copy;
 use super::drive::{Cost, Form, Loop, MAX_INPUTS, drive};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
@@ -25,7 +26,7 @@ use std::mem::MaybeUninit;
 pub unsafe fn convert(out: &Operand, input: &Operand) {
     if out.dtype == input.dtype {
         // SAFETY: the caller's contract.
-        if unsafe { repeat(out, input) || transpose(out, input) } {
+        if unsafe { repeat(out, input) || transpose(out, input) || copy(out, input) } {
             return;
         }
     }

@@ -6,6 +6,7 @@
 //! | [`divide`]    | divisions of integers                                                    |
 //! | [`blocks`]    | several scalar functions one after the other, block by block               |
 //! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
+//! | [`copy`]      | copies between layouts                                                   |
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
 //! | [`slices`]    | slices at the places of an index, elements where a mask holds            |
 //! | [`softmax`]   | softmax and log_softmax along a dim                                      |
@@ -13,6 +14,7 @@
 //! | [`scan`]      | sums, products up to each element along a dim                            |
 //! | [`pad`]       | numbers or repeated elements around an array                             |
 //! | [`picks`]     | elements at the indices of a tensor along a dim                            |
+//! | [`places`]    | elements at several index tensors                                        |
 //! | [`nll`]       | the gather of nll_loss                                                   |
 //! | [`product`]   | matrix products in batches                                               |
 //! | [`norm`]      | normalisation over groups, forward and backward                          |
@@ -27,6 +29,7 @@
 mod blocks;
 mod channels;
 pub mod convert;
+mod copy;
 mod divide;
 mod drive;
 mod element;
@@ -38,6 +41,7 @@ mod operand;
 pub mod order;
 pub mod pad;
 pub mod picks;
+pub mod places;
 pub mod pointwise;
 pub mod product;
 pub mod recurrent;
@@ -62,6 +66,7 @@ pub(crate) use operand::Shared;
 pub use order::{Lines, Position, distinct, positions};
 pub use pad::{Filling, pad};
 pub use picks::{Picks, outside};
+pub use places::{Places, offsets, transfer};
 pub use pointwise::{Bits, Comparison, Logical, bits, compare, logical, pointwise, pointwise_rows, select};
 pub use product::bmm;
 pub use reduce::{Reduction, reduce};

@@ -218,9 +218,30 @@ fn in_blocks(planes: usize, rows: usize, row: usize, body: impl Fn(usize, Range<
 /// # Safety
 /// `out` and `x` hold `planes` planes of the axes' output and input sizes; they don't overlap.
 pub unsafe fn resample<T: Real>(planes: usize, axes: &[Axis; 2], out: *mut T, x: *const T) {
-    let (rows, columns) = (Taps::<T>::new(&axes[0]), Taps::<T>::new(&axes[1]));
-    let (height, width, wide) = (rows.len(), columns.len(), axes[1].input);
-    let area = axes[0].input * wide;
+    let [rows, columns] = axes.each_ref().map(Taps::new);
+    // SAFETY: the caller's contract.
+    unsafe { sums(planes, [&rows, &columns], axes.each_ref().map(|axis| axis.input), out, x) }
+}
+
+/// `out` = what each element of `grad` gives back to its neighbours, plane by plane: rows first, so that only as many
+/// rows as there are in the output are summed along columns.
+///
+/// # Safety
+/// `out` and `grad` hold `planes` planes of the axes' input and output sizes; they don't overlap.
+pub unsafe fn resize_backward<T: Real>(planes: usize, axes: &[Axis; 2], out: *mut T, grad: *const T) {
+    let [rows, columns] = axes.each_ref().map(Taps::turned);
+    // SAFETY: the caller's contract.
+    unsafe { sums(planes, [&rows, &columns], axes.each_ref().map(|axis| axis.spans.len()), out, grad) }
+}
+
+/// Weighted sums along rows, then along columns, of planes of this input size.
+///
+/// # Safety
+/// `out` and `x` hold `planes` planes; they don't overlap.
+unsafe fn sums<T: Real>(planes: usize, taps: [&Taps<T>; 2], input: [usize; 2], out: *mut T, x: *const T) {
+    let ([rows, columns], [tall, wide]) = (taps, input);
+    let (height, width) = (rows.len(), columns.len());
+    let area = tall * wide;
     let shared = Shared::new((out, x));
     in_blocks(planes, height, width, |plane, block| {
         let (out, x) = shared.get();
@@ -252,10 +273,10 @@ fn is_same<T: Real>(a: (usize, &[T]), b: (usize, &[T])) -> bool {
     a.0 == b.0 && a.1.iter().map(|w| w.to_f64()).eq(b.1.iter().map(|w| w.to_f64()))
 }
 
-/// `out` = what each element of `grad` gives back to its neighbours, plane by plane.
+/// [`resize_backward`], line by line of `grad`, in the order in which compiled code sums the gradients of averages.
 ///
 /// # Safety
-/// `out` and `grad` hold `planes` planes of the axes' input and output sizes; they don't overlap.
+/// That of [`resize_backward`].
 pub unsafe fn resample_backward<T: Real>(planes: usize, axes: &[Axis; 2], out: *mut T, grad: *const T) {
     let (rows, turned) = (Taps::<T>::new(&axes[0]), Taps::<T>::turned(&axes[0]));
     let (columns, across) = (Taps::<T>::new(&axes[1]), Taps::<T>::turned(&axes[1]));

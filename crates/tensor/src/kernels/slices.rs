@@ -24,7 +24,12 @@ impl Slices<'_> {
     ///
     /// # Safety
     /// `to` has the blocks' elements, `from` as many blocks of a slice for each pick; they don't overlap.
-    pub unsafe fn write<T: Copy>(self, to: *mut T, from: *const T, change: impl Fn(T, T) -> T + Sync) {
+    pub unsafe fn write<T: Copy, S: Copy>(
+        self,
+        to: *mut T,
+        from: *const S,
+        change: impl Fn(T, S) -> T + Sync,
+    ) {
         let Slices { picks, outer, size, inner } = self;
         let n = picks.len();
         let memory = Shared::new((to, from));
@@ -61,7 +66,9 @@ impl Slices<'_> {
 vectorised! {
     /// # Safety
     /// Both lines have n elements.
-    fn line [T: Copy, F: Fn(T, T) -> T] [T, F] (to: *mut T, from: *const T, n: usize, change: &F) {
+    pub(super) fn line [T: Copy, S: Copy, F: Fn(T, S) -> T] [T, S, F] (
+        to: *mut T, from: *const S, n: usize, change: &F
+    ) {
         // SAFETY: the caller's promise, and `Slices::write`'s that they don't overlap.
         let (to, from) =
             unsafe { (std::slice::from_raw_parts_mut(to, n), std::slice::from_raw_parts(from, n)) };

@@ -3,7 +3,7 @@
 use kiln_ir::DType;
 
 use super::{Array, Item, LAYOUTS, Layout, SHAPES, expect};
-use crate::kernels::{Filling, Slices, collect, convert, count, pad, spread};
+use crate::kernels::{Filling, Places, Slices, collect, convert, count, offsets, pad, spread, transfer};
 
 const DTYPES: [DType; 5] = [DType::U8, DType::BF16, DType::F32, DType::I64, DType::Bool];
 
@@ -131,6 +131,53 @@ fn masks_spread_and_collect() {
                 places.iter().zip(&x).for_each(|(&at, &x)| expected[at] = x);
                 assert_eq!(to, expected, "{n} {every}");
             }
+        }
+    }
+}
+
+#[test]
+fn places_are_read_and_changed_one_pick_after_the_other() {
+    // Dims (size, stride) before and behind the picks, and how many picks.
+    let cases: &[(&[(usize, isize)], &[(usize, isize)], usize)] = &[
+        (&[], &[], 9),
+        (&[], &[(70, 1)], 40),
+        (&[(3, 500)], &[(4, 1)], 7),
+        (&[(2, 900), (2, 450)], &[(1, 7), (3, 20), (5, 1)], 11),
+        (&[], &[(3, 1), (5, 3)], 6),
+        (&[(3, 500)], &[(40, 0)], 5),
+        (&[(0, 1)], &[(4, 1)], 3),
+        (&[(2, 400)], &[(0, 1)], 3),
+        (&[], &[(4, 1)], 0),
+    ];
+    for &(before, behind, n) in cases {
+        let picks: Vec<isize> = (0..n).map(|i| (i * i % 5 * 75) as isize).collect();
+        let at = Places::new(before, picks.clone(), behind);
+        let all: Vec<usize> = offsets(before)
+            .iter()
+            .flat_map(|b| picks.iter().map(move |p| b + p))
+            .flat_map(|p| offsets(behind).into_iter().map(move |o| (p + o) as usize))
+            .collect();
+        let x: Vec<f32> = (0..2000).map(|i| (i as f32 * 0.71).cos()).collect();
+        let values: Vec<f32> = (0..all.len()).map(|i| (i as f32 * 0.37).sin()).collect();
+        for threads in [1, 3] {
+            kiln_runtime::threads::set_count(threads);
+            let mut picked = vec![0f32; all.len()];
+            let lined = at.lined_up();
+            // SAFETY: places below 2000, and as many elements as places.
+            unsafe { transfer((picked.as_mut_ptr(), &lined), (x.as_ptr(), &at), true, |_, x: f32| x) };
+            assert!(
+                picked.iter().zip(&all).all(|(got, &place)| *got == x[place]),
+                "{before:?} {behind:?} {n}"
+            );
+            // Where several meet in one row, threads would: only the picks may.
+            if behind.iter().any(|(_, stride)| *stride == 0) {
+                continue;
+            }
+            let (mut sums, mut naive) = (x.clone(), x.clone());
+            all.iter().zip(&values).for_each(|(&place, value)| naive[place] += value);
+            // SAFETY: as above.
+            unsafe { transfer((sums.as_mut_ptr(), &at), (values.as_ptr(), &lined), false, |a, b| a + b) };
+            assert_eq!(sums, naive, "{before:?} {behind:?} {n}");
         }
     }
 }

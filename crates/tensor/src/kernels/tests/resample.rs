@@ -3,7 +3,7 @@
 use kiln_ir::table::resample::{Axis, axes};
 use kiln_ir::{Op, Scalar, Sizes};
 
-use crate::kernels::resample::{resample, resample_backward};
+use crate::kernels::resample::{resample, resample_backward, resize_backward};
 
 /// The weight of each pair of an element of the result and one of the input.
 fn weights(axis: &Axis) -> Vec<Vec<f64>> {
@@ -65,10 +65,12 @@ fn every_neighbour_counts_with_its_weight() {
             let x: Vec<f32> = (0..planes * areas[0]).map(number).collect();
             let g: Vec<f32> = (0..planes * areas[1]).map(number).collect();
             let (mut y, mut back) = (vec![f32::NAN; g.len()], vec![f32::NAN; x.len()]);
+            let mut turned = back.clone();
             // SAFETY: planes of the axes' sizes.
             unsafe {
                 resample(planes, &both, y.as_mut_ptr(), x.as_ptr());
                 resample_backward(planes, &both, back.as_mut_ptr(), g.as_ptr());
+                resize_backward(planes, &both, turned.as_mut_ptr(), g.as_ptr());
             }
             let (mut forward, mut backward) = (vec![0.0; y.len()], vec![0.0; back.len()]);
             for (plane, (i, j)) in
@@ -89,7 +91,10 @@ fn every_neighbour_counts_with_its_weight() {
                     .all(|(got, exact)| (f64::from(*got) - exact).abs() < 2e-5 * exact.abs().max(1.0))
             };
             assert!(near(&y, &forward), "{op:?} of {planes} × {input:?}");
-            assert!(near(&back, &backward), "the gradient of {op:?} of {planes} × {input:?}");
+            assert!(
+                near(&back, &backward) && near(&turned, &backward),
+                "the gradient of {op:?} of {planes} × {input:?}"
+            );
         }
     }
 }
