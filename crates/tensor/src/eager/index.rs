@@ -5,6 +5,7 @@ use kiln_ir::{DType, Dims, Layout, Op, Result, Shape, TensorTy, Ty};
 use super::indexing::{Number, with_number};
 use super::{Input, Job, elements};
 use crate::create::allocate;
+use crate::host::reserve;
 use crate::kernels::{Places, offsets, transfer};
 use crate::tensor::Ready;
 
@@ -34,11 +35,18 @@ fn pairs(layout: &Layout, dims: impl IntoIterator<Item = usize>) -> Vec<(usize, 
 }
 
 impl Job<'_> {
-    /// Where the elements that the index tensors pick lie in a tensor.
-    fn picked(&self, layout: &Layout, dims: &Dims, indices: &[Input], result: &Shape) -> Result<Places> {
+    /// Where the elements that the index tensors pick lie in a tensor, if there are any; all indices are checked.
+    fn picked(
+        &self,
+        layout: &Layout,
+        dims: &Dims,
+        indices: &[Input],
+        result: &Shape,
+    ) -> Result<Option<Places>> {
         let parts = Parts::of(dims, layout.shape.rank());
         let common = Shape::from(&result[parts.common(result)]);
-        let mut picks = vec![0; common.numel()];
+        let mut picks: Vec<isize> = reserve(common.numel(), self.op.name(), self.loc)?;
+        picks.resize(common.numel(), 0);
         for (i, &d) in dims.iter().enumerate() {
             let index = self.tensor(indices, i)?;
             let own = allocate(&TensorTy::new(DType::I64, &index.layout.shape), self.op.name(), self.loc)?;
@@ -53,14 +61,18 @@ impl Job<'_> {
                 *pick += place as isize * layout.strides[d];
             }
         }
+        if result.contains(&0) {
+            return Ok(None);
+        }
         let (before, behind) = parts.rest.split_at(parts.before);
         let dims = |dims: &[usize]| pairs(layout, dims.iter().copied());
-        Ok(Places::new(&dims(before), picks, &dims(behind)))
+        Ok(Some(Places::new(&dims(before), picks, &dims(behind))))
     }
 
     pub(super) fn index(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
         let x = self.tensor(inputs, 0)?;
         let places = self.picked(&x.layout, dims, &inputs[1..], &out.layout.shape)?;
+        let Some(places) = places else { return Ok(()) };
         let (to, from, lined) = (out.pointer(), x.pointer().cast_const(), places.lined_up());
         macro_rules! pick {
             ($ty:ty) => {
@@ -92,6 +104,7 @@ impl Job<'_> {
         let window = window[0].as_tensor().map(|ty| ty.shape.clone()).unwrap_or_default();
         let places = self.picked(&out.layout, dims, &inputs[2..], &window)?;
         self.start_from(out, x);
+        let Some(places) = places else { return Ok(()) };
         let work = if accumulate { self.workspace(out)? } else { out.clone() };
         let mut values = self.operand_in(values, work.dtype)?;
         if let Some(layout) = values.layout.view(&Op::Expand { shape: window.clone() }) {

@@ -215,7 +215,7 @@ impl Job<'_> {
         // SAFETY: as in `positions`.
         let picks = unsafe { elements::<i64>(&index, n) };
         let to = Shared::new(out.pointer().cast::<i64>());
-        parallel_for(n, GRAIN.div_ceil(8 * classes.max(1)), |begin, end| {
+        parallel_for(n, GRAIN.div_ceil(classes.saturating_mul(8).max(1)), |begin, end| {
             for (row, &pick) in (begin..).zip(&picks[begin..end]) {
                 // SAFETY: `out` is fresh i64 with a row of so many classes for each index; the row is this thread's, and
                 // the pick was checked.

@@ -14,11 +14,14 @@ use smallvec::SmallVec;
 /// That of [`convert`](super::convert::convert), for equal dtypes.
 pub(super) unsafe fn copy(out: &Operand, input: &Operand) -> bool {
     let (numel, size) = (out.numel(), out.dtype.size());
+    if numel == 0 {
+        return true;
+    }
     let mut sizes = [0; OPERANDS];
     (sizes[0], sizes[1]) = (size, size);
     let mut dims = coalesce(out, &[input], &sizes);
     let is_same = |dim: &Dim| dim.strides[0] == dim.strides[1];
-    if numel == 0 || out.ptr == input.ptr && dims.iter().all(is_same) {
+    if out.ptr == input.ptr && dims.iter().all(is_same) {
         return true;
     }
     // What stays in the first-level cache may be read in any order.

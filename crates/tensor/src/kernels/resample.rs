@@ -46,7 +46,7 @@ impl<T: Real> Taps<T> {
                 first += 1;
             }
             let those = spans[first..].iter().take_while(|(span, _)| span.contains(&place));
-            weights.extend(those.map(|(span, end)| T::from_f64(axis.weights[end - span.end + place])));
+            weights.extend(those.map(|(span, end)| T::from_f64(axis.weights[end - (span.end - place)])));
             turned.push((first, weights.len()));
         }
         debug_assert_eq!(weights.len(), axis.weights.len());

@@ -166,7 +166,7 @@ unsafe fn lines<T: Float>(operands: [&Operand; 2], dim: usize, body: impl Fn(&mu
     let beside = strides.iter().all(|&stride| stride != 1)
         && outer_strides.iter().all(|strides| strides.last() == Some(&1))
         && side >= TILE_ROWS / 2
-        && (machine().l1 / (2 * LINE)..MOST_TURNED).contains(&length);
+        && (2 * TILE_ROWS..MOST_TURNED).contains(&length);
     if beside {
         let per_block = side.div_ceil(TILE_ROWS);
         let groups = numel / length / side * per_block;

@@ -72,7 +72,8 @@ fn every_neighbour_counts_with_its_weight() {
                 resample_backward(planes, &both, back.as_mut_ptr(), g.as_ptr());
                 resize_backward(planes, &both, turned.as_mut_ptr(), g.as_ptr());
             }
-            let (mut forward, mut backward) = (vec![0.0; y.len()], vec![0.0; back.len()]);
+            // What they add up to, and what their sizes do.
+            let (mut forward, mut backward) = (vec![[0.0; 2]; y.len()], vec![[0.0; 2]; back.len()]);
             for (plane, (i, j)) in
                 (0..planes).flat_map(|p| (0..areas[1]).map(move |o| (p, (o / output[1], o % output[1]))))
             {
@@ -80,15 +81,15 @@ fn every_neighbour_counts_with_its_weight() {
                 for (r, row) in rows[i].iter().enumerate().filter(|(_, weight)| **weight != 0.0) {
                     for (c, column) in columns[j].iter().enumerate().filter(|(_, weight)| **weight != 0.0) {
                         let from = plane * areas[0] + r * input[1] + c;
-                        forward[to] += row * column * f64::from(x[from]);
-                        backward[from] += row * column * f64::from(g[to]);
+                        for (sums, term) in [(&mut forward[to], x[from]), (&mut backward[from], g[to])] {
+                            let term = row * column * f64::from(term);
+                            *sums = [sums[0] + term, sums[1] + term.abs()];
+                        }
                     }
                 }
             }
-            let near = |got: &[f32], exact: &[f64]| {
-                got.iter()
-                    .zip(exact)
-                    .all(|(got, exact)| (f64::from(*got) - exact).abs() < 2e-5 * exact.abs().max(1.0))
+            let near = |got: &[f32], exact: &[[f64; 2]]| {
+                got.iter().zip(exact).all(|(&got, [sum, size])| (f64::from(got) - sum).abs() <= 1e-5 * size)
             };
             assert!(near(&y, &forward), "{op:?} of {planes} × {input:?}");
             assert!(
