@@ -3,6 +3,7 @@
 use super::drive::{Dim, OPERANDS, coalesce};
 use super::isa::vectorised;
 use super::operand::{Operand, Shared};
+use super::strided::copy_run;
 use super::tiles::turn;
 use kiln_runtime::threads::GRAIN;
 use kiln_runtime::{machine, parallel_for};
@@ -123,7 +124,7 @@ vectorised! {
                 for r in 0..rows {
                     let (to, from) = row(r);
                     // SAFETY: the caller's promise.
-                    unsafe { std::ptr::copy_nonoverlapping(from, to, n) };
+                    unsafe { copy_run(to, from, n) };
                 }
             }
             [1, 1] => each!(1, 1),

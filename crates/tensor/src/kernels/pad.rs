@@ -2,6 +2,7 @@
 
 use super::convert::{convert, fill};
 use super::operand::{Operand, Shared};
+use super::strided::copy_run;
 use kiln_runtime::parallel_for;
 use kiln_runtime::threads::GRAIN;
 use std::ops::Range;
@@ -154,7 +155,7 @@ impl Row {
                 Some(from) => {
                     self.surround(to, from);
                     let Row { before, size, inner, .. } = *self;
-                    std::ptr::copy_nonoverlapping(from, to.add(before * inner), size * inner);
+                    copy_run(to.add(before * inner), from, size * inner);
                 }
             }
         }
@@ -174,7 +175,7 @@ impl Row {
             }
             for at in (0..self.before).chain(behind..self.origins.len()) {
                 if let Some(origin) = self.origins[at] {
-                    std::ptr::copy_nonoverlapping(from.add(origin * inner), to.add(at * inner), inner);
+                    copy_run(to.add(at * inner), from.add(origin * inner), inner);
                 }
             }
         }

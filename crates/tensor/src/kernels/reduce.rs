@@ -228,6 +228,20 @@ vectorised! {
 }
 
 vectorised! {
+    /// The totals of rows of `length`, fewer than [`LANES`], as [`total`] has them.
+    ///
+    /// # Safety
+    /// None.
+    fn short_totals [R: Reducer] [R] (out: &mut [R::Out], x: &[R::In], length: usize) {
+        for (out, row) in out.iter_mut().zip(x.chunks_exact(length)) {
+            let add = |total, &x| R::join(total, R::widen(R::step(R::LANE, x)));
+            // As one total of a piece is: joined with that of nothing.
+            *out = R::finish(R::join(R::TOTAL, row.iter().fold(R::TOTAL, add)));
+        }
+    }
+}
+
+vectorised! {
     /// lanes[j] takes up row[j] of each row.
     ///
     /// # Safety
@@ -386,6 +400,22 @@ unsafe fn reduce_rows<R: Reducer>(out: *mut R::Out, input: Source, kept: &[Dim],
             store(task, unsafe { range_total::<R>(base, reduced, first, last) });
         }
     };
+    // Short rows one behind the other: their totals don't wait for each other.
+    if let ([Dim { stride, .. }], [Dim { stride: 1, size }]) = (kept, reduced)
+        && *size < LANES
+        && *stride == *size as isize
+        && let Some(x) = input.direct::<R::In>()
+    {
+        let memory = Shared::new((out, x));
+        return parallel_for(outputs, GRAIN.div_ceil(length), |begin, end| {
+            let (out, x) = memory.get();
+            // SAFETY: these outputs, and their rows.
+            unsafe {
+                let x = from_raw_parts(x.add(begin * length), (end - begin) * length);
+                short_totals::<R>(std::slice::from_raw_parts_mut(out.add(begin), end - begin), x, length);
+            }
+        });
+    }
     let tasks = outputs * pieces;
     // SAFETY: output `i` is written by the task that owns it alone.
     let finish = |i: usize, total: R::Total| unsafe { shared.get().0.add(i).write(R::finish(total)) };

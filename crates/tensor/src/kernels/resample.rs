@@ -12,6 +12,9 @@ use kiln_runtime::threads::{self, GRAIN};
 use std::ops::Range;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
+/// Lines shorter than this have plain loops: the choice of better ones takes longer.
+const NARROW: usize = 16;
+
 /// What each element along a dim is a weighted sum of, with the weights in the elements' type.
 struct Taps<T> {
     /// For each element: its first neighbour, and where its weights end.
@@ -111,6 +114,7 @@ impl<T: Real> Taps<T> {
         // SAFETY: the neighbours of all elements lie in the line, as an axis says, and each has `count` weights.
         unsafe {
             match self.count {
+                _ if even.len() < NARROW => single(even, start..end),
                 0 => even.fill(T::ZERO),
                 1 => even_sums::<T, 1>(even, line, spans, &self.aligned),
                 2 => even_sums::<T, 2>(even, line, spans, &self.aligned),
@@ -140,12 +144,27 @@ vectorised! {
     }
 }
 
+/// `line` = the weighted sum of as many rows as there are weights, one behind the other.
+fn sum_rows<T: Real>(line: &mut [T], rows: &[T], weights: &[T]) {
+    let width = line.len();
+    if width >= NARROW {
+        // SAFETY: nothing is asked.
+        return unsafe { sum_wide_rows(line, rows, weights) };
+    }
+    line.fill(T::ZERO);
+    for (r, &weight) in weights.iter().enumerate() {
+        for (sum, &x) in line.iter_mut().zip(&rows[r * width..]) {
+            *sum = *sum + weight * x;
+        }
+    }
+}
+
 vectorised! {
-    /// `line` = the weighted sum of as many rows as there are weights, `width` apart.
+    /// [`sum_rows`] of wide rows.
     ///
     /// # Safety
     /// None.
-    fn sum_rows [T: Real] [T] (line: &mut [T], rows: &[T], weights: &[T]) {
+    fn sum_wide_rows [T: Real] [T] (line: &mut [T], rows: &[T], weights: &[T]) {
         let width = line.len();
         let row = |r: usize| &rows[r * width..][..width];
         match *weights {
@@ -176,20 +195,26 @@ vectorised! {
     }
 }
 
+/// Adds a weighted line to a row, or to zeros if it `begins` the row.
+fn add_line<T: Real>(row: &mut [T], line: &[T], weight: T, begins: bool) {
+    if begins {
+        row.fill(T::ZERO);
+    }
+    if row.len() >= NARROW {
+        // SAFETY: nothing is asked.
+        return unsafe { add_wide_line(row, line, weight) };
+    }
+    for (row, &x) in row.iter_mut().zip(line) {
+        *row = *row + weight * x;
+    }
+}
+
 vectorised! {
-    /// Adds a weighted line to a row, or to zeros if it `begins` the row.
-    ///
     /// # Safety
     /// None.
-    fn add_line [T: Real] [T] (row: &mut [T], line: &[T], weight: T, begins: bool) {
-        if begins {
-            for (row, &x) in row.iter_mut().zip(line) {
-                *row = T::ZERO + weight * x;
-            }
-        } else {
-            for (row, &x) in row.iter_mut().zip(line) {
-                *row = *row + weight * x;
-            }
+    fn add_wide_line [T: Real] [T] (row: &mut [T], line: &[T], weight: T) {
+        for (row, &x) in row.iter_mut().zip(line) {
+            *row = *row + weight * x;
         }
     }
 }
@@ -198,16 +223,23 @@ fn grain(area: usize) -> usize {
     (GRAIN / 2).div_ceil(area.max(1))
 }
 
-/// Runs a body on every plane's rows, in blocks of rows where planes are few: plane, rows.
-fn in_blocks(planes: usize, rows: usize, row: usize, body: impl Fn(usize, Range<usize>) + Sync) {
+/// Runs a body on every plane's rows, in blocks of rows where planes are few: plane, rows, and a line of so many elements
+/// to work with.
+fn in_blocks<T: Real>(
+    planes: usize,
+    [rows, row]: [usize; 2],
+    line: usize,
+    body: impl Fn(usize, Range<usize>, &mut [T]) + Sync,
+) {
     let blocks = (4 * threads::count()).div_ceil(planes.max(1)).min(rows.div_ceil(8)).max(1);
     let height = rows.div_ceil(blocks);
     parallel_for(planes * blocks, grain(height * row), |begin, end| {
+        let mut line = vec![T::ZERO; line];
         for item in begin..end {
             let first = item % blocks * height;
             let rows = first.min(rows)..(first + height).min(rows);
             if !rows.is_empty() {
-                body(item / blocks, rows);
+                body(item / blocks, rows, &mut line);
             }
         }
     });
@@ -243,7 +275,7 @@ unsafe fn sums<T: Real>(planes: usize, taps: [&Taps<T>; 2], input: [usize; 2], o
     let (height, width) = (rows.len(), columns.len());
     let area = tall * wide;
     let shared = Shared::new((out, x));
-    in_blocks(planes, height, width, |plane, block| {
+    in_blocks(planes, [height, width], wide, |plane, block, line: &mut [T]| {
         let (out, x) = shared.get();
         // SAFETY: a whole plane, and rows of the output that belong to this item.
         let (out, x) = unsafe {
@@ -253,7 +285,6 @@ unsafe fn sums<T: Real>(planes: usize, taps: [&Taps<T>; 2], input: [usize; 2], o
                 from_raw_parts(x.add(plane * area), area),
             )
         };
-        let mut line: SmallVec<[T; 256]> = SmallVec::from_elem(T::ZERO, wide);
         for (r, i) in block.clone().enumerate() {
             let (first, weights) = rows.at(i);
             // An element of a row is the same as one of the row before, if it is the same of the same neighbours.
@@ -261,9 +292,8 @@ unsafe fn sums<T: Real>(planes: usize, taps: [&Taps<T>; 2], input: [usize; 2], o
                 out.copy_within((r - 1) * width..r * width, r * width);
                 continue;
             }
-            // SAFETY: nothing is asked.
-            unsafe { sum_rows(&mut line, &x[first * wide..], weights) };
-            columns.sums(&mut out[r * width..][..width], &line);
+            sum_rows(line, &x[first * wide..], weights);
+            columns.sums(&mut out[r * width..][..width], line);
         }
     });
 }
@@ -285,7 +315,7 @@ pub unsafe fn resample_backward<T: Real>(planes: usize, axes: &[Axis; 2], out: *
     // Columns of ever other numbers of neighbours are quicker from the other side.
     let gathers = across.even.len() >= wide / 2;
     let shared = Shared::new((out, grad));
-    in_blocks(planes, tall, wide, |plane, block| {
+    in_blocks(planes, [tall, wide], wide, |plane, block, line: &mut [T]| {
         let (out, grad) = shared.get();
         // SAFETY: a whole plane, and rows of the output that belong to this item.
         let (out, grad) = unsafe {
@@ -300,11 +330,10 @@ pub unsafe fn resample_backward<T: Real>(planes: usize, axes: &[Axis; 2], out: *
                 row.fill(T::ZERO);
             }
         }
-        let mut line: SmallVec<[T; 256]> = SmallVec::from_elem(T::ZERO, wide);
         for i in turned.reach(block.clone()) {
             let grad = &grad[i * width..][..width];
             if gathers {
-                across.sums(&mut line, grad);
+                across.sums(line, grad);
             } else {
                 line.fill(T::ZERO);
                 for (j, &g) in grad.iter().enumerate() {
@@ -318,8 +347,7 @@ pub unsafe fn resample_backward<T: Real>(planes: usize, axes: &[Axis; 2], out: *
             for (place, &weight) in (first..).zip(weights) {
                 if block.contains(&place) {
                     let row = &mut out[(place - block.start) * wide..][..wide];
-                    // SAFETY: nothing is asked.
-                    unsafe { add_line(row, &line, weight, turned.spans[place].0 == i) };
+                    add_line(row, line, weight, turned.spans[place].0 == i);
                 }
             }
         }
