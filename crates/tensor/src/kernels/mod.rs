@@ -46,6 +46,7 @@ pub mod pointwise;
 pub mod product;
 pub mod recurrent;
 pub mod reduce;
+mod reducers;
 pub mod resample;
 pub mod scan;
 pub mod slices;
