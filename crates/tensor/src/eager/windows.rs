@@ -1,9 +1,9 @@
 //! Eager: ops that move elements: operands put into windows of the result, joined, padded.
 
-use kiln_ir::{Op, Result, Shape};
+use kiln_ir::{Layout, Op, Result, Shape};
 
 use super::{Input, Job, operand};
-use crate::kernels::{self, Filling};
+use crate::kernels::{self, Filling, Places, offsets, transfer};
 use crate::tensor::Ready;
 
 /// Whether an op that picks or places elements only moves them, whatever their dtype, or widens them by itself.
@@ -66,10 +66,35 @@ impl Job<'_> {
     }
 
     fn copy_to_window(&self, out: &Ready, window: &Op, src: &Ready) -> Result<()> {
-        if let Some(layout) = out.layout.view(window) {
-            let part = Ready { layout, ..out.clone() };
-            // SAFETY: `out` is fresh; the window lies inside it and has `src`'s shape.
-            unsafe { kernels::convert(&operand(&part), &operand(src)) };
+        let Some(layout) = out.layout.view(window) else { return Ok(()) };
+        if matches!(window, Op::AsStrided { .. }) && layout.overlaps_itself() {
+            return self.copy_in_order(out, &layout, src);
+        }
+        let part = Ready { layout, ..out.clone() };
+        // SAFETY: `out` is fresh; the window lies inside it, has `src`'s shape and its elements are apart.
+        unsafe { kernels::convert(&operand(&part), &operand(src)) };
+        Ok(())
+    }
+
+    /// Into a window whose elements may meet: the last one stays.
+    fn copy_in_order(&self, out: &Ready, window: &Layout, src: &Ready) -> Result<()> {
+        let src = self.dense(src)?;
+        let dims: Vec<(usize, isize)> =
+            window.shape.iter().copied().zip(window.strides.iter().copied()).collect();
+        let places = Places::new(&[], offsets(&dims), &[]);
+        let (to, from) = (out.pointer(), src.pointer().cast_const());
+        macro_rules! put {
+            ($ty:ty) => {{
+                let to = to.cast::<$ty>().wrapping_add(window.offset - out.layout.offset);
+                // SAFETY: the window lies inside `out`, which is fresh; `src` is dense and has as many elements.
+                unsafe { transfer((to, &places), (from.cast(), &places.lined_up()), false, |_, x: $ty| x) }
+            }};
+        }
+        match out.dtype.size() {
+            1 => put!(u8),
+            2 => put!(u16),
+            4 => put!(u32),
+            _ => put!(u64),
         }
         Ok(())
     }
