@@ -1,12 +1,14 @@
 //! `index` and `index_put`: elements at several index tensors, one for each of some dims.
 
+use std::mem::MaybeUninit;
+
 use kiln_ir::{DType, Dims, Layout, Op, Result, Shape, TensorTy, Ty};
 
 use super::indexing::{Number, with_number};
 use super::{Input, Job, elements};
 use crate::create::allocate;
 use crate::host::reserve;
-use crate::kernels::{Places, offsets, transfer};
+use crate::kernels::{Offsets, Places, transfer};
 use crate::tensor::Ready;
 
 /// How a result's dims follow from those of what is indexed: of the others, so many stand before the index tensors' common
@@ -35,6 +37,13 @@ fn pairs(layout: &Layout, dims: impl IntoIterator<Item = usize>) -> Vec<(usize, 
 }
 
 impl Job<'_> {
+    /// An index tensor for a dim of this size, checked, negative ones counted from the end.
+    fn wrapped(&self, index: &Ready, size: usize) -> Result<Ready> {
+        let own = allocate(&TensorTy::new(DType::I64, &index.layout.shape), self.op.name(), self.loc)?;
+        self.checked_index(&own, index, size)?;
+        Ok(own)
+    }
+
     /// Where the elements that the index tensors pick lie in a tensor, if there are any; all indices are checked.
     fn picked(
         &self,
@@ -48,9 +57,7 @@ impl Job<'_> {
         let mut picks: Vec<isize> = reserve(common.numel(), self.op.name(), self.loc)?;
         picks.resize(common.numel(), 0);
         for (i, &d) in dims.iter().enumerate() {
-            let index = self.tensor(indices, i)?;
-            let own = allocate(&TensorTy::new(DType::I64, &index.layout.shape), self.op.name(), self.loc)?;
-            self.checked_index(&own, index, layout.shape[d])?;
+            let own = self.wrapped(self.tensor(indices, i)?, layout.shape[d])?;
             let wide = match own.layout.view(&Op::Expand { shape: common.clone() }) {
                 Some(layout) if own.layout.shape != common => self.dense(&Ready { layout, ..own })?,
                 _ => own,
@@ -65,20 +72,27 @@ impl Job<'_> {
             return Ok(None);
         }
         let (before, behind) = parts.rest.split_at(parts.before);
-        let dims = |dims: &[usize]| pairs(layout, dims.iter().copied());
-        Ok(Some(Places::new(&dims(before), picks, &dims(behind))))
+        let of = |dims: &[usize]| Offsets::of(&pairs(layout, dims.iter().copied()));
+        Ok(Some(Places { before: of(before), picks: Offsets::Table(picks), behind: of(behind) }))
     }
 
     pub(super) fn index(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
         let x = self.tensor(inputs, 0)?;
+        if let [dim] = dims[..] {
+            let index = self.wrapped(self.tensor(inputs, 1)?, x.layout.shape[dim])?;
+            return self.slices_at(out, x, &index, dim);
+        }
         let places = self.picked(&x.layout, dims, &inputs[1..], &out.layout.shape)?;
         let Some(places) = places else { return Ok(()) };
         let (to, from, lined) = (out.pointer(), x.pointer().cast_const(), places.lined_up());
         macro_rules! pick {
-            ($ty:ty) => {
+            ($ty:ty) => {{
+                let to = to.cast::<MaybeUninit<$ty>>();
                 // SAFETY: indices were checked, so places lie in `x`; `out` is fresh, dense and has as many elements.
-                unsafe { transfer((to.cast::<$ty>(), &lined), (from.cast(), &places), true, |_, x: $ty| x) }
-            };
+                unsafe {
+                    transfer((to, &lined), (from.cast(), &places), true, |_, x: $ty| MaybeUninit::new(x))
+                }
+            }};
         }
         match x.dtype.size() {
             1 => pick!(u8),
@@ -102,35 +116,38 @@ impl Job<'_> {
         let window = Op::Index { dims: dims.clone() }.infer(&picked);
         let window = window.map_err(|why| self.op.error(self.tys, why, self.loc))?;
         let window = window[0].as_tensor().map(|ty| ty.shape.clone()).unwrap_or_default();
+        let spread = |values: &Ready| match values.layout.view(&Op::Expand { shape: window.clone() }) {
+            Some(layout) => Ready { layout, ..values.clone() },
+            None => values.clone(),
+        };
+        if let [dim] = dims[..] {
+            let index = self.wrapped(self.tensor(inputs, 2)?, out.layout.shape[dim])?;
+            return self.write_slices(out, x, (&index, &spread(values)), dim, accumulate);
+        }
         let places = self.picked(&out.layout, dims, &inputs[2..], &window)?;
         self.start_from(out, x);
         let Some(places) = places else { return Ok(()) };
         let work = if accumulate { self.workspace(out)? } else { out.clone() };
-        let mut values = self.operand_in(values, work.dtype)?;
-        if let Some(layout) = values.layout.view(&Op::Expand { shape: window.clone() }) {
-            values.layout = layout;
-        }
+        let values = spread(&self.operand_in(values, work.dtype)?);
         let common = Parts::of(dims, out.layout.shape.rank()).common(&window);
-        let of = |dims: std::ops::Range<usize>| pairs(&values.layout, dims);
-        let behind = of(common.end..window.rank());
-        let from = Places::new(&of(0..common.start), offsets(&of(common)), &behind);
-        let (to, source) = ((work.pointer(), &places), (values.pointer().cast_const(), &from));
+        let of = |dims: std::ops::Range<usize>| Offsets::of(&pairs(&values.layout, dims));
+        let from = Places {
+            before: of(0..common.start),
+            picks: of(common.clone()),
+            behind: of(common.end..window.rank()),
+        };
+        let (to, source) = (work.pointer(), values.pointer().cast_const());
         // SAFETY: indices were checked, so places lie in `work`, which is `out` or fresh; `values` has as many elements, all
         // of one dtype.
         unsafe {
             if accumulate {
                 with_number!(work.dtype, T => {
-                    transfer((to.0.cast::<T>(), to.1), (source.0.cast::<T>(), source.1), false, Number::plus);
+                    transfer((to.cast::<T>(), &places), (source.cast::<T>(), &from), false, Number::plus);
                 });
             } else {
                 macro_rules! put {
                     ($ty:ty) => {
-                        transfer(
-                            (to.0.cast::<$ty>(), to.1),
-                            (source.0.cast::<$ty>(), source.1),
-                            false,
-                            |_, x| x,
-                        )
+                        transfer((to.cast::<$ty>(), &places), (source.cast(), &from), false, |_, x: $ty| x)
                     };
                 }
                 match work.dtype.size() {

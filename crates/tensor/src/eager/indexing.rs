@@ -230,7 +230,11 @@ impl Job<'_> {
     }
 
     pub(super) fn index_select(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
-        let (x, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        self.slices_at(out, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, dim)
+    }
+
+    /// The slices of x at the positions of an index, whatever its shape, one after the other.
+    pub(super) fn slices_at(&self, out: &Ready, x: &Ready, index: &Ready, dim: usize) -> Result<()> {
         let (index, n) = self.positions(index, x.layout.shape[dim])?;
         let x = self.dense(x)?;
         let Slices { outer, size, inner } = Slices::of(&x.layout.shape, dim);
@@ -301,6 +305,18 @@ impl Job<'_> {
     /// index_add and index_copy. `out` is dense.
     pub(super) fn index_write(&self, out: &Ready, inputs: &[Input], dim: usize, add: bool) -> Result<()> {
         let (x, index, src) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?);
+        self.write_slices(out, x, (index, src), dim, add)
+    }
+
+    /// x with the slices of a tensor put, or added, at the positions of an index, whatever its shape.
+    pub(super) fn write_slices(
+        &self,
+        out: &Ready,
+        x: &Ready,
+        (index, src): (&Ready, &Ready),
+        dim: usize,
+        add: bool,
+    ) -> Result<()> {
         let (index, n) = self.positions(index, x.layout.shape[dim])?;
         let wide = computing(out.dtype);
         let work = if add && wide != out.dtype {

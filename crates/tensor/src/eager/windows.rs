@@ -3,7 +3,7 @@
 use kiln_ir::{Layout, Op, Result, Shape};
 
 use super::{Input, Job, operand};
-use crate::kernels::{self, Filling, Places, offsets, transfer};
+use crate::kernels::{self, Filling, Offsets, Places, transfer};
 use crate::tensor::Ready;
 
 /// Whether an op that picks or places elements only moves them, whatever their dtype, or widens them by itself.
@@ -81,7 +81,8 @@ impl Job<'_> {
         let src = self.dense(src)?;
         let dims: Vec<(usize, isize)> =
             window.shape.iter().copied().zip(window.strides.iter().copied()).collect();
-        let places = Places::new(&[], offsets(&dims), &[]);
+        let one = || Offsets::Even(1, 1);
+        let places = Places { before: one(), picks: Offsets::of(&dims), behind: one() };
         let (to, from) = (out.pointer(), src.pointer().cast_const());
         macro_rules! put {
             ($ty:ty) => {{

@@ -3,7 +3,6 @@
 use super::drive::{Dim, OPERANDS, coalesce};
 use super::isa::vectorised;
 use super::operand::{Operand, Shared};
-use super::strided::copy_run;
 use super::tiles::turn;
 use kiln_runtime::threads::GRAIN;
 use kiln_runtime::{machine, parallel_for};
@@ -119,12 +118,28 @@ vectorised! {
                 }
             };
         }
+        /// Several lines, element by element: what is one behind the other in each becomes a row.
+        macro_rules! interleave {
+            ($n:literal) => {{
+                let lines: [*const T; $n] =
+                    std::array::from_fn(|i| from.wrapping_offset(i as isize * strides[1]).cast());
+                let to: *mut [T; $n] = to.cast();
+                for r in 0..rows {
+                    // SAFETY: the caller's promise.
+                    unsafe { to.add(r).write_unaligned(lines.map(|line| line.add(r).read())) };
+                }
+            }};
+        }
+        let in_lines = steps[1] == size && steps[0] == n as isize * size;
         match strides.map(|stride| stride / size) {
+            [1, _] if in_lines && n == 2 => interleave!(2),
+            [1, _] if in_lines && n == 3 => interleave!(3),
+            [1, _] if in_lines && n == 4 => interleave!(4),
             [1, 1] if n >= SHORT => {
                 for r in 0..rows {
                     let (to, from) = row(r);
                     // SAFETY: the caller's promise.
-                    unsafe { copy_run(to, from, n) };
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, n) };
                 }
             }
             [1, 1] => each!(1, 1),
@@ -141,6 +156,8 @@ vectorised! {
             }
             [1, -1] => each!(1, -1),
             [1, 2] => each!(1, 2),
+            [1, 3] => each!(1, 3),
+            [1, 4] => each!(1, 4),
             [2, 1] => each!(2, 1),
             [out, step] => each!(out, step),
         }

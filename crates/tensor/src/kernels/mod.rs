@@ -67,7 +67,7 @@ pub(crate) use operand::Shared;
 pub use order::{Lines, Position, distinct, positions};
 pub use pad::{Filling, pad};
 pub use picks::{Picks, outside};
-pub use places::{Places, offsets, transfer};
+pub use places::{Offsets, Places, transfer};
 pub use pointwise::{Bits, Comparison, Logical, bits, compare, logical, pointwise, pointwise_rows, select};
 pub use product::bmm;
 pub use reduce::{Reduction, reduce};

@@ -7,7 +7,6 @@
 
 use super::drive::{Loop, MAX_INPUTS};
 use super::pointwise::{Map, map_loop};
-use super::strided::copy_run;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use kiln_ir::DType;
@@ -220,5 +219,5 @@ unsafe fn narrow_f16(out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize) {
 /// That of [`Loop`], from T to T.
 pub(super) unsafe fn copy_loop<T: Copy>(out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize) {
     // SAFETY: the caller's promise.
-    unsafe { copy_run(out.cast::<T>(), inputs[0].cast::<T>(), n) }
+    unsafe { std::ptr::copy_nonoverlapping(inputs[0].cast::<T>(), out.cast::<T>(), n) }
 }

@@ -2,7 +2,6 @@
 
 use super::convert::{convert, fill};
 use super::operand::{Operand, Shared};
-use super::strided::copy_run;
 use kiln_runtime::parallel_for;
 use kiln_runtime::threads::GRAIN;
 use std::ops::Range;
@@ -74,11 +73,7 @@ pub unsafe fn pad(out: &Operand, x: &Operand, before: &[usize], filling: Filling
     }
     // Rows run along the last padded dim and what is behind it.
     let inner: usize = out.shape[last + 1..].iter().product();
-    let origins = |d: usize| -> Vec<Option<usize>> {
-        (0..out.shape[d]).map(|i| filling.origin(i as isize - before[d] as isize, x.shape[d])).collect()
-    };
-    let outer: Vec<Vec<Option<usize>>> = (0..last).map(origins).collect();
-    let row = Row { origins: origins(last), before: before[last], size: x.shape[last], inner, filling };
+    let row = Row { slices: out.shape[last], before: before[last], size: x.shape[last], inner, filling };
     let count = out.shape[..last].iter().product();
     let length = out.shape[last] * inner;
     if count == 1 && length >= 2 * GRAIN {
@@ -103,10 +98,10 @@ pub unsafe fn pad(out: &Operand, x: &Operand, before: &[usize], filling: Filling
         for index in begin..end {
             // The row of x, if there is one: its place is put together from the last dim on.
             let (mut rest, mut at, mut step) = (index, Some(0), 1);
-            for (d, origins) in outer.iter().enumerate().rev() {
-                let origin = origins[rest % origins.len()];
-                at = at.zip(origin).map(|(at, origin)| at + origin * step);
-                (rest, step) = (rest / origins.len(), step * x.shape[d]);
+            for d in (0..last).rev() {
+                let place = (rest % out.shape[d]) as isize - before[d] as isize;
+                at = at.zip(filling.origin(place, x.shape[d])).map(|(at, origin)| at + origin * step);
+                (rest, step) = (rest / out.shape[d], step * x.shape[d]);
             }
             let to = to.wrapping_add(index * length * size);
             let from = at.map(|at| from.wrapping_add(at * row.size * inner * size));
@@ -134,8 +129,8 @@ bits!(u8 u16 u32 u64);
 
 /// How rows are padded.
 struct Row {
-    /// From where each of the padded row's slices comes.
-    origins: Vec<Option<usize>>,
+    /// Slices of a padded row.
+    slices: usize,
     before: usize,
     /// Slices of a row of x.
     size: usize,
@@ -151,11 +146,11 @@ impl Row {
         // SAFETY: the caller's promise.
         unsafe {
             match from {
-                None => self.fill(to, 0..self.origins.len()),
+                None => self.fill(to, 0..self.slices),
                 Some(from) => {
                     self.surround(to, from);
                     let Row { before, size, inner, .. } = *self;
-                    copy_run(to.add(before * inner), from, size * inner);
+                    std::ptr::copy_nonoverlapping(from, to.add(before * inner), size * inner);
                 }
             }
         }
@@ -171,11 +166,11 @@ impl Row {
         unsafe {
             if let Filling::Element(_) = self.filling {
                 self.fill(to, 0..self.before);
-                return self.fill(to, behind..self.origins.len());
+                return self.fill(to, behind..self.slices);
             }
-            for at in (0..self.before).chain(behind..self.origins.len()) {
-                if let Some(origin) = self.origins[at] {
-                    copy_run(to.add(at * inner), from.add(origin * inner), inner);
+            for at in (0..self.before).chain(behind..self.slices) {
+                if let Some(origin) = self.filling.origin(at as isize - self.before as isize, self.size) {
+                    std::ptr::copy_nonoverlapping(from.add(origin * inner), to.add(at * inner), inner);
                 }
             }
         }

@@ -5,73 +5,72 @@ use super::slices::line;
 use kiln_runtime::parallel_for;
 use kiln_runtime::threads::{self, GRAIN};
 
-/// Where the elements of a result lie in a tensor: the sum of an offset for the dims before the picks, one for the pick,
-/// and one for the dims behind, all in elements.
+/// Offsets, in elements.
 #[derive(Clone, Debug)]
-pub struct Places {
-    before: Vec<isize>,
-    picks: Vec<isize>,
-    behind: Behind,
-}
-
-#[derive(Clone, Debug)]
-enum Behind {
+pub enum Offsets {
     /// So many, this far apart.
-    Line(usize, isize),
+    Even(usize, isize),
+    /// As they are.
     Table(Vec<isize>),
 }
 
-impl Behind {
+impl Offsets {
+    /// Of all elements of dims (size, stride) in row-major order.
+    pub fn of(dims: &[(usize, isize)]) -> Offsets {
+        let mut even = Some((1, 1));
+        for &(size, stride) in dims.iter().rev().filter(|(size, _)| *size != 1) {
+            even = match even {
+                Some((1, _)) => Some((size, stride)),
+                Some((n, step)) if stride == n as isize * step => Some((n * size, step)),
+                _ => None,
+            };
+        }
+        if let Some((n, step)) = even {
+            return Offsets::Even(n, step);
+        }
+        let mut all = vec![0];
+        for &(size, stride) in dims {
+            all = all.iter().flat_map(|at| (0..size as isize).map(move |i| at + i * stride)).collect();
+        }
+        Offsets::Table(all)
+    }
+
     fn len(&self) -> usize {
         match self {
-            Behind::Line(n, _) => *n,
-            Behind::Table(offsets) => offsets.len(),
+            Offsets::Even(n, _) => *n,
+            Offsets::Table(offsets) => offsets.len(),
         }
     }
 
     #[inline(always)]
     fn at(&self, i: usize) -> isize {
         match self {
-            Behind::Line(_, stride) => i as isize * stride,
-            Behind::Table(offsets) => offsets[i],
+            Offsets::Even(_, step) => i as isize * step,
+            Offsets::Table(offsets) => offsets[i],
         }
     }
 }
 
-/// The offsets of all elements of dims (size, stride) in row-major order.
-pub fn offsets(dims: &[(usize, isize)]) -> Vec<isize> {
-    let mut all = vec![0];
-    for &(size, stride) in dims {
-        all = all.iter().flat_map(|at| (0..size as isize).map(move |i| at + i * stride)).collect();
-    }
-    all
+/// Where the elements of a result lie in a tensor: the sum of an offset for the dims before the picks, one for the pick,
+/// and one for the dims behind.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Of the dims before the picks.
+    pub before: Offsets,
+    /// Of the picks.
+    pub picks: Offsets,
+    /// Of the dims behind.
+    pub behind: Offsets,
 }
 
 impl Places {
-    /// Of dims (size, stride) before and behind picks at these offsets.
-    pub fn new(before: &[(usize, isize)], picks: Vec<isize>, behind: &[(usize, isize)]) -> Places {
-        let mut line = Some((1, 1));
-        for &(size, stride) in behind.iter().rev().filter(|(size, _)| *size != 1) {
-            line = match line {
-                Some((1, _)) => Some((size, stride)),
-                Some((n, step)) if stride == n as isize * step => Some((n * size, step)),
-                _ => None,
-            };
-        }
-        let behind = match line {
-            Some((n, stride)) => Behind::Line(n, stride),
-            None => Behind::Table(offsets(behind)),
-        };
-        Places { before: offsets(before), picks, behind }
-    }
-
     /// The same elements one after the other.
     pub fn lined_up(&self) -> Places {
-        let (n, picks) = (self.behind.len() as isize, self.picks.len() as isize);
+        let (picks, n) = (self.picks.len(), self.behind.len());
         Places {
-            before: (0..self.before.len() as isize).map(|i| i * picks * n).collect(),
-            picks: (0..picks).map(|i| i * n).collect(),
-            behind: Behind::Line(n as usize, 1),
+            before: Offsets::Even(self.before.len(), (picks * n) as isize),
+            picks: Offsets::Even(picks, n as isize),
+            behind: Offsets::Even(n, 1),
         }
     }
 }
@@ -95,11 +94,11 @@ pub unsafe fn transfer<T: Copy, S: Copy>(
     let memory = Shared::new((to, from));
     let row = |(block, pick): (usize, usize), begin: usize, end: usize| {
         let (to, from) = memory.get();
-        let to = to.wrapping_offset(at.before[block] + at.picks[pick]);
-        let from = from.wrapping_offset(of.before[block] + of.picks[pick]);
+        let to = to.wrapping_offset(at.before.at(block) + at.picks.at(pick));
+        let from = from.wrapping_offset(of.before.at(block) + of.picks.at(pick));
         // SAFETY: the places lie in their tensors; those between `begin` and `end` of this row are this thread's.
         unsafe {
-            if let (Behind::Line(_, 1), Behind::Line(_, 1)) = (&at.behind, &of.behind) {
+            if let (Offsets::Even(_, 1), Offsets::Even(_, 1)) = (&at.behind, &of.behind) {
                 if n == 1 {
                     *to = change(*to, from.read());
                 } else {

@@ -197,15 +197,15 @@ vectorised! {
 
 /// Adds a weighted line to a row, or to zeros if it `begins` the row.
 fn add_line<T: Real>(row: &mut [T], line: &[T], weight: T, begins: bool) {
-    if begins {
-        row.fill(T::ZERO);
-    }
     if row.len() >= NARROW {
+        if begins {
+            row.fill(T::ZERO);
+        }
         // SAFETY: nothing is asked.
         return unsafe { add_wide_line(row, line, weight) };
     }
     for (row, &x) in row.iter_mut().zip(line) {
-        *row = *row + weight * x;
+        *row = if begins { T::ZERO } else { *row } + weight * x;
     }
 }
 
@@ -312,8 +312,8 @@ pub unsafe fn resample_backward<T: Real>(planes: usize, axes: &[Axis; 2], out: *
     let (columns, across) = (Taps::<T>::new(&axes[1]), Taps::<T>::turned(&axes[1]));
     let (height, width) = (rows.len(), columns.len());
     let [tall, wide] = [axes[0].input, axes[1].input];
-    // Columns of ever other numbers of neighbours are quicker from the other side.
-    let gathers = across.even.len() >= wide / 2;
+    // Few columns, and those of ever other numbers of neighbours, are quicker from the other side.
+    let gathers = wide >= NARROW && across.even.len() >= wide / 2;
     let shared = Shared::new((out, grad));
     in_blocks(planes, [tall, wide], wide, |plane, block, line: &mut [T]| {
         let (out, grad) = shared.get();

@@ -1,29 +1,5 @@
 //! Moving elements that lie apart into a block and back.
 
-/// Bytes of a page.
-const PAGE: usize = 4096;
-/// Bytes that one call copies where processors' string instructions are slow.
-const PIECE: usize = 2048;
-
-/// Copies n elements to others that don't overlap them. Where the target begins a little behind the source's place in a page,
-/// long copies by string instructions, which C libraries use, run at a tenth of their speed on some processors: there the
-/// copy is made of short ones.
-///
-/// # Safety
-/// The elements can be read and written.
-#[inline]
-pub(super) unsafe fn copy_run<T: Copy>(to: *mut T, from: *const T, n: usize) {
-    let behind = (to.addr().wrapping_sub(from.addr())) % PAGE;
-    let piece = if (1..PAGE / 2).contains(&behind) { PIECE / size_of::<T>() } else { n };
-    let mut done = 0;
-    while done < n {
-        let count = piece.min(n - done);
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), count) };
-        done += count;
-    }
-}
-
 /// Copies n elements of `size` bytes, `stride` bytes apart, into a block.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 use kiln_ir::DType;
 
 use super::{Array, Item, LAYOUTS, Layout, SHAPES, expect};
-use crate::kernels::{Filling, Places, Slices, collect, convert, count, offsets, pad, spread, transfer};
+use crate::kernels::{Filling, Offsets, Places, Slices, collect, convert, count, pad, spread, transfer};
 
 const DTYPES: [DType; 5] = [DType::U8, DType::BF16, DType::F32, DType::I64, DType::Bool];
 
@@ -151,7 +151,17 @@ fn places_are_read_and_changed_one_pick_after_the_other() {
     ];
     for &(before, behind, n) in cases {
         let picks: Vec<isize> = (0..n).map(|i| (i * i % 5 * 75) as isize).collect();
-        let at = Places::new(before, picks.clone(), behind);
+        let at = Places {
+            before: Offsets::of(before),
+            picks: Offsets::Table(picks.clone()),
+            behind: Offsets::of(behind),
+        };
+        let offsets = |dims: &[(usize, isize)]| {
+            let step = |all: Vec<isize>, &(size, stride): &(usize, isize)| -> Vec<isize> {
+                all.iter().flat_map(|at| (0..size as isize).map(move |i| at + i * stride)).collect()
+            };
+            dims.iter().fold(vec![0], step)
+        };
         let all: Vec<usize> = offsets(before)
             .iter()
             .flat_map(|b| picks.iter().map(move |p| b + p))
@@ -178,6 +188,42 @@ fn places_are_read_and_changed_one_pick_after_the_other() {
             // SAFETY: as above.
             unsafe { transfer((sums.as_mut_ptr(), &at), (values.as_ptr(), &lined), false, |a, b| a + b) };
             assert_eq!(sums, naive, "{before:?} {behind:?} {n}");
+        }
+    }
+}
+
+#[test]
+fn lines_become_rows_and_rows_lines() {
+    for dtype in DTYPES {
+        for (rows, n) in [(1, 2), (9, 2), (50, 3), (300, 4), (70, 5), (3, 40)] {
+            // Lines beside each other: the element of row r and column c is in line c.
+            let mut lines = Array::new(dtype, &[n, rows], Layout::Contiguous, 7);
+            let expected: Vec<Item> = {
+                let items = lines.items();
+                (0..rows * n).map(|i| items[i % n * rows + i / n]).collect()
+            };
+            let mut out = Array::new(dtype, &[rows, n], Layout::Contiguous, 8);
+            let turned = crate::kernels::Operand {
+                ptr: lines.base(),
+                dtype,
+                shape: &[rows, n],
+                strides: &[1, rows as isize],
+            };
+            // SAFETY: operands made for this call.
+            unsafe { convert(&out.operand(), &turned) };
+            expect(&format!("{dtype:?} {rows} × {n}"), &out, &expected);
+            // And back.
+            let mut back = Array::new(dtype, &[n, rows], Layout::Contiguous, 9);
+            let turned = crate::kernels::Operand {
+                ptr: out.base(),
+                dtype,
+                shape: &[n, rows],
+                strides: &[1, n as isize],
+            };
+            let expected = lines.items();
+            // SAFETY: operands made for this call.
+            unsafe { convert(&back.operand(), &turned) };
+            expect(&format!("{dtype:?} {n} × {rows}"), &back, &expected);
         }
     }
 }
