@@ -345,7 +345,7 @@ impl Job<'_> {
                     _ => lines.write(to.cast::<f32>(), from.cast(), |a, b: bf16| a + b.to_f32()),
                 }
             } else if add {
-                with_number!(work.dtype, T => lines.write(to.cast::<T>(), from.cast(), |a, b| Number::plus(a, b)));
+                with_number!(work.dtype, T => lines.write(to.cast::<T>(), from.cast(), Number::plus));
             } else {
                 match work.dtype.size() {
                     1 => lines.write(to, from, |_, new| new),

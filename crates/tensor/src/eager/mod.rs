@@ -430,7 +430,7 @@ impl Job<'_> {
             | Op::SliceAdd { .. }
             | Op::AsStridedScatter { .. }
             | Op::DiagonalScatter { .. }
-            | Op::DiagEmbed { .. } => self.into_window(out, inputs),
+            | Op::DiagEmbed { .. } => self.put_in_window(out, inputs),
             Op::Cat { dim } => self.cat(out, inputs, *dim),
             Op::Gather { dim } => self.gather(out, inputs, *dim),
             Op::GatherBackward { dim, .. } => self.gather_backward(out, inputs, *dim),

@@ -50,7 +50,7 @@ fn window(op: &Op) -> Option<Op> {
 
 impl Job<'_> {
     /// The first operand, or zeros if there is one only, with the last one put into a window or added there. `out` is dense.
-    pub(super) fn into_window(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+    pub(super) fn put_in_window(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
         let Some(window) = window(self.op) else { return Ok(()) };
         if inputs.len() > 1 {
             self.copy_into(out, inputs, 0)?;

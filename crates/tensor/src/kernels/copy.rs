@@ -97,6 +97,7 @@ vectorised! {
     ///
     /// # Safety
     /// The elements can be written and read, and are apart.
+    #[allow(clippy::neg_multiply, reason = "one of several distances")]
     fn copy_block [T: Copy] [T] (
         to: *mut u8, from: *const u8, block: (usize, usize), steps: [isize; 2], strides: [isize; 2]
     ) {

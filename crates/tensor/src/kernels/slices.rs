@@ -84,7 +84,7 @@ vectorised! {
     /// # Safety
     /// None.
     fn ones [] [] (mask: &[u8]) -> usize {
-        let block = |bytes: &[u8]| usize::from(bytes.iter().fold(0, |sum, &byte| sum + byte));
+        let block = |bytes: &[u8]| usize::from(bytes.iter().sum::<u8>());
         mask.chunks(255).map(block).sum()
     }
 }

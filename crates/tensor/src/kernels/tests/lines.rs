@@ -34,7 +34,7 @@ fn check_reduce(reduction: Reduction, dtype: DType, shape: &[usize], layout: Lay
     if dtype.is_float() && totals {
         for i in 0..input.memory.len() - 1 {
             let item = input.read(i).float();
-            if !item.is_finite() && !(reduction == Reduction::Nansum && item.is_nan()) {
+            if !(item.is_finite() || reduction == Reduction::Nansum && item.is_nan()) {
                 input.write(i, Item::Float(1.5));
             }
         }

@@ -135,10 +135,12 @@ fn masks_spread_and_collect() {
     }
 }
 
+type Dims = &'static [(usize, isize)];
+
 #[test]
 fn places_are_read_and_changed_one_pick_after_the_other() {
     // Dims (size, stride) before and behind the picks, and how many picks.
-    let cases: &[(&[(usize, isize)], &[(usize, isize)], usize)] = &[
+    let cases: &[(Dims, Dims, usize)] = &[
         (&[], &[], 9),
         (&[], &[(70, 1)], 40),
         (&[(3, 500)], &[(4, 1)], 7),
