@@ -144,7 +144,8 @@ unsafe fn transpose(out: &Operand, input: &Operand) -> bool {
         ((&columns, (1, &step)), (&rows, (&stride, 1))) => ((rows, stride), (columns, step)),
         _ => return false,
     };
-    if row.0 < 8 || column.0 < 8 {
+    // What is the same along rows needs no turning.
+    if row.0 < 8 || column.0 < 8 || column.1 == 0 {
         return false;
     }
     let size = out.dtype.size();

@@ -229,3 +229,18 @@ fn lines_become_rows_and_rows_lines() {
         }
     }
 }
+
+#[test]
+fn elements_are_repeated_along_rows() {
+    for dtype in DTYPES {
+        for (rows, n) in [(1, 9), (9, 1), (40, 3), (20, 500)] {
+            let mut x = Array::new(dtype, &[rows], Layout::Contiguous, 7);
+            let expected: Vec<Item> = x.items().into_iter().flat_map(|item| vec![item; n]).collect();
+            let mut out = Array::new(dtype, &[rows, n], Layout::Contiguous, 8);
+            let wide = crate::kernels::Operand { ptr: x.base(), dtype, shape: &[rows, n], strides: &[1, 0] };
+            // SAFETY: operands made for this call.
+            unsafe { convert(&out.operand(), &wide) };
+            expect(&format!("{dtype:?} {rows} × {n}"), &out, &expected);
+        }
+    }
+}
