@@ -329,7 +329,6 @@ pub(crate) fn nll_loss(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let target = call.inputs[1];
     let classes = input.shape[input.shape.rank() - 1];
     let rows = if input.shape.rank() == 2 { input.shape[0] } else { 1 };
-    let matrix = Shape::from([rows, classes]);
     let (zero, unit, ignore) = (cx.number(0.0)?, cx.number(1.0)?, cx.number(Scalar::Int(*ignore_index))?);
     let target = cx.reshape(target, Shape::from([rows]))?;
     let counted = cx.ne(target, ignore)?;
@@ -345,13 +344,11 @@ pub(crate) fn nll_loss(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     }
     let share = cx.neg(share)?;
     let share = cx.where_(counted, share, zero)?;
-    let share = cx.reshape(share, Shape::from([rows, 1]))?;
-    let share = cx.expand(share, matrix.clone())?;
-    let (first, step) = (cx.number(Scalar::Int(0))?, cx.number(Scalar::Int(1))?);
-    let columns = cx.arange(first, step, classes, crate::DType::I64, input.device)?;
-    let target = cx.reshape(target, Shape::from([rows, 1]))?;
-    let hit = cx.eq(columns, target)?;
-    let grad = cx.where_(hit, share, zero)?;
+    let first = cx.number(Scalar::Int(0))?;
+    let column = cx.where_(counted, target, first)?;
+    let (share, column) =
+        (cx.reshape(share, Shape::from([rows, 1]))?, cx.reshape(column, Shape::from([rows, 1]))?);
+    let grad = cx.gather_backward(share, column, 1, classes)?;
     Ok(vec![Some(cx.reshape(grad, input.shape)?), None])
 }
 

@@ -6,6 +6,7 @@ use kiln_runtime::pool::Buffer;
 use crate::dispatch::dispatch_tensor;
 use crate::hook::Arg;
 use crate::host::{Element, reserve};
+use crate::kernels::{self, Operand};
 use crate::storage::Storage;
 use crate::tensor::Ready;
 use crate::{Tensor, TensorOptions, device, random};
@@ -44,6 +45,17 @@ pub(crate) fn allocate_like(model: &Ready, op: &str, loc: Loc) -> Result<Ready> 
         device: model.device,
         view_version: None,
     })
+}
+
+/// A tensor of this type that is one number everywhere, which is in memory once.
+pub(crate) fn spread(ty: &TensorTy, value: Scalar, loc: Loc) -> Result<Ready> {
+    let mut ready = allocate(&TensorTy::new(ty.dtype, ()), "full", loc)?;
+    let one = Operand { ptr: ready.pointer(), dtype: ty.dtype, shape: &[], strides: &[] };
+    // SAFETY: fresh memory of one element.
+    unsafe { kernels::fill(&one, value.to_element(ty.dtype)) };
+    ready.layout =
+        Layout { strides: ty.shape.iter().map(|_| 0).collect(), shape: ty.shape.clone(), offset: 0 };
+    Ok(ready)
 }
 
 impl Tensor {

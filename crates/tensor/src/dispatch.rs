@@ -549,16 +549,14 @@ fn check_target(call: &Call<'_>, args: &[Arg<'_>], target: &Tensor) -> Result<()
     }
 }
 
-/// A result that is nobody's view: a decomposition may hand back an operand, or a view of it, which is copied, or a
-/// view of what it made itself, which nobody else will ever see.
+/// A result that is nobody's view: a decomposition may hand back an operand, or a view of it, which is copied, as is what
+/// has several elements in one place, or a view of what it made itself, which nobody else will ever see.
 fn fresh(call: &Call<'_>, result: Tensor) -> Result<Tensor> {
     let ready = result.ready()?;
-    for arg in call.args {
-        if let Arg::Tensor(t) = arg
-            && t.ready()?.storage.address() == ready.storage.address()
-        {
-            return clone_of(&result, call.grad_enabled, call.loc);
-        }
+    let is_of = |arg: &Arg<'_>| matches!(arg, Arg::Tensor(t) if t.try_ready().is_some_and(|t| t.storage.address() == ready.storage.address()));
+    let is_repeated = !ready.layout.is_contiguous() && ready.layout.overlaps_itself();
+    if is_repeated || call.args.iter().any(is_of) {
+        return clone_of(&result, call.grad_enabled, call.loc);
     }
     if ready.view_version.is_none() {
         return Ok(result);

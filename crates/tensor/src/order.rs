@@ -6,6 +6,7 @@ use kiln_ir::{DType, Dims, Loc, Op, Result, Scalar, Shape};
 
 use crate::dispatch::dispatch_tensor;
 use crate::hook::{self, Arg};
+use crate::kernels;
 use crate::methods::{normalise_dim, reduced_dims};
 use crate::{Element, IntoDims, Tensor};
 
@@ -331,35 +332,17 @@ impl Tensor {
         }
     }
 
-    fn unique_of<T: Element + PartialOrd>(&self, loc: Loc) -> Result<Unique> {
+    fn unique_of<T: Element>(&self, loc: Loc) -> Result<Unique> {
         let data = crate::host::read::<T>(self, "unique", loc)?;
         let _eager = hook::Scope::suspend();
-        // NaN comes last, each for itself, as it equals nothing.
-        #[allow(clippy::eq_op, reason = "NaN differs from itself")]
-        let order = |a: &usize, b: &usize| {
-            data[*a]
-                .partial_cmp(&data[*b])
-                .unwrap_or_else(|| (data[*a] != data[*a]).cmp(&(data[*b] != data[*b])))
-        };
-        let mut sorted: Vec<usize> = (0..data.len()).collect();
-        sorted.sort_by(order);
-        let (mut values, mut counts, mut inverse) =
-            (Vec::<T>::new(), Vec::<i64>::new(), vec![0i64; data.len()]);
-        for at in sorted {
-            if values.last().is_none_or(|last| *last != data[at]) {
-                values.push(data[at]);
-                counts.push(0);
-            }
-            if let Some(count) = counts.last_mut() {
-                *count += 1;
-            }
-            inverse[at] = values.len() as i64 - 1;
-        }
+        // SAFETY: the elements of the vector, which are of T's dtype.
+        let found = unsafe { kernels::distinct(T::DTYPE, data.as_ptr().cast(), data.len()) };
+        let values: Vec<T> = found.firsts.iter().map(|&at| data[at]).collect();
         let len = values.len();
         Ok(Unique {
             values: Tensor::from_vec(values, [len])?,
-            inverse: Tensor::from_vec(inverse, self.shape())?,
-            counts: Tensor::from_vec(counts, [len])?,
+            inverse: Tensor::from_vec(found.inverse, self.shape())?,
+            counts: Tensor::from_vec(found.counts, [len])?,
         })
     }
 }

@@ -15,11 +15,11 @@ macro_rules! rows_indexing {
             /// The elements of the first operand at the others, one index tensor for each of dims, broadcast together
             [index index _none] "index" Index (tensors) () { dims: Dims }
                 { ty: indexing::index_type, grad: Grad::Fn(indexing::index_grad), variadic: true, decompose: Some(indexing::index), eval: Eval::Structural,
-                  samples: indexing::index_samples };
+                  kernel: true, samples: indexing::index_samples };
             /// The first operand with the second put (or added) at the others, one index tensor for each of dims
             [index index_put _none] "index_put" IndexPut (tensors) () { dims: Dims, accumulate: bool }
                 { ty: indexing::index_put_type, grad: Grad::Fn(indexing::index_put_grad), variadic: true, decompose: Some(indexing::index_put), eval: Eval::Structural,
-                  samples: indexing::index_put_samples };
+                  kernel: true, samples: indexing::index_put_samples };
             /// The rows of weight at index; the row padding_idx gets no gradient
             [index embedding _none] "embedding" Embedding (weight, index) () { padding_idx: i64 }
                 { ty: indexing::embedding_type, grad: Grad::Fn(indexing::embedding_grad), decompose: Some(indexing::embedding), eval: Eval::Structural,
@@ -27,7 +27,8 @@ macro_rules! rows_indexing {
             /// 1 at each class number, 0 at the other classes, in a new last dim
             [index one_hot _none] "one_hot" OneHot (index) () { classes: usize }
                 { ty: indexing::one_hot_type, grad: Grad::Zero,
-                  decompose: Some(indexing::one_hot), eval: Eval::Structural, samples: indexing::one_hot_samples };
+                  decompose: Some(indexing::one_hot), eval: Eval::Structural,
+                  kernel: true, samples: indexing::one_hot_samples };
             /// x with the elements of src, one after the other, where the mask holds
             [index masked_scatter _none] "masked_scatter" MaskedScatter (x, mask, src) () {}
                 { ty: indexing::masked_scatter_type, grad: Grad::Fn(indexing::masked_scatter_grad),

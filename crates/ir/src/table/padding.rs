@@ -14,12 +14,14 @@ macro_rules! rows_padding {
                   kernel: true, samples: padding::constant_samples };
             /// x with its elements mirrored at both ends
             [index reflection_pad _none] "reflection_pad" ReflectionPad (x) () { widths: Pairs }
-                { ty: padding::repeating_type, grad: Grad::Decompose,
-                  decompose: Some(padding::repeating), eval: Eval::Structural, samples: padding::reflection_samples };
+                { ty: padding::repeating_type, grad: Grad::Fn(padding::repeating_grad),
+                  decompose: Some(padding::repeating), eval: Eval::Structural,
+                  kernel: true, samples: padding::reflection_samples };
             /// x with its first and last elements repeated
             [index replication_pad _none] "replication_pad" ReplicationPad (x) () { widths: Pairs }
-                { ty: padding::repeating_type, grad: Grad::Decompose,
-                  decompose: Some(padding::repeating), eval: Eval::Structural, samples: padding::replication_samples };
+                { ty: padding::repeating_type, grad: Grad::Fn(padding::repeating_grad),
+                  decompose: Some(padding::repeating), eval: Eval::Structural,
+                  kernel: true, samples: padding::replication_samples };
         ]}
     };
 }
@@ -107,35 +109,53 @@ pub(crate) fn constant_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     Ok(vec![Some(grad), None])
 }
 
-/// Each padded dim picks from where its elements come: clamped, or mirrored by |i| at the start and
+/// From where the elements of a padded dim of this size come: clamped, or mirrored by |i| at the start and
 /// last − |last − i| at the end.
+fn origins(cx: Cx<'_>, op: &Op, x: &TensorTy, d: usize, (before, after): (&Shape, &Shape)) -> Result<Value> {
+    let len = x.shape[d] + before[d] + after[d];
+    let at = iota(cx, (-(before[d] as i64), 1), len, (0, 1), x.device)?;
+    let last = cx.number(Scalar::Int(x.shape[d] as i64 - 1))?;
+    match op {
+        Op::ReflectionPad { .. } => {
+            let distance = cx.abs(at)?;
+            let from_end = cx.sub(last, distance)?;
+            let distance = cx.abs(from_end)?;
+            cx.sub(last, distance)
+        }
+        _ => {
+            let zero = cx.number(Scalar::Int(0))?;
+            let low = cx.maximum(at, zero)?;
+            cx.minimum(low, last)
+        }
+    }
+}
+
+/// Each padded dim picks its elements.
 pub(crate) fn repeating(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Some((before, after)) = widths(op) else { return Ok(smallvec::smallvec![args[0]]) };
     let x = cx.tensor_ty(args[0]);
     let mut value = args[0];
-    for d in 0..x.shape.rank() {
-        if before[d] + after[d] == 0 {
-            continue;
-        }
-        let len = x.shape[d] + before[d] + after[d];
-        let at = iota(cx, (-(before[d] as i64), 1), len, (0, 1), x.device)?;
-        let last = cx.number(Scalar::Int(x.shape[d] as i64 - 1))?;
-        let from = match op {
-            Op::ReflectionPad { .. } => {
-                let distance = cx.abs(at)?;
-                let from_end = cx.sub(last, distance)?;
-                let distance = cx.abs(from_end)?;
-                cx.sub(last, distance)?
-            }
-            _ => {
-                let zero = cx.number(Scalar::Int(0))?;
-                let low = cx.maximum(at, zero)?;
-                cx.minimum(low, last)?
-            }
-        };
+    for d in (0..x.shape.rank()).filter(|&d| before[d] + after[d] > 0) {
+        let from = origins(cx, op, &x, d, (&before, &after))?;
         value = cx.index_select(value, from, d)?;
     }
     Ok(smallvec::smallvec![value])
+}
+
+/// Each padded dim gives its elements' gradients back, the last one first.
+pub(crate) fn repeating_grad(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, Some((before, after))) = (g!(call), widths(call.op)) else { return Ok(vec![None]) };
+    let x = cx.tensor_ty(call.inputs[0]);
+    let mut grad = g;
+    for d in (0..x.shape.rank()).rev().filter(|&d| before[d] + after[d] > 0) {
+        let mut ty = cx.tensor_ty(grad);
+        ty.shape[d] = x.shape[d];
+        let zero = cx.number(0.0)?;
+        let zeros = cx.full(zero, ty.shape, ty.dtype, ty.device)?;
+        let from = origins(cx, call.op, &x, d, (&before, &after))?;
+        grad = cx.index_add(zeros, from, grad, d)?;
+    }
+    Ok(vec![Some(grad)])
 }
 
 /// Shape, widths before, widths after.

@@ -70,7 +70,8 @@ pub(crate) fn cumprod(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
         return Ok(vec![Some(g)]);
     }
     let n = shape[dim];
-    let (products, _) = before(cx, x, None, dim)?;
+    let earlier = delayed(cx, x, dim, 1.0)?;
+    let products = cx.cumprod(earlier, dim)?;
     let (mut sums, mut factors, mut step) = (g, part(cx, x, dim, 1, n)?, 1);
     while step < n {
         let later = part(cx, sums, dim, step, n)?;

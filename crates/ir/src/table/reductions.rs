@@ -2,7 +2,7 @@
 
 use crate::decompose::one as result;
 use crate::formula::{Term, rule, steps};
-use crate::gradient::{Cx, Grads, one, share, zeros_like};
+use crate::gradient::{Cx, Grads, one, share, spread, zeros_like};
 use crate::samples::{FLOATS, reductions};
 use crate::types::{Rule, check_dims, float, tensor};
 use crate::{
@@ -54,11 +54,12 @@ macro_rules! rows_reductions {
             /// The gradient of prod's x, for a gradient that keeps the dims
             [composite prod_backward _none] "prod_backward" ProdBackward (grad, x) () { dims: Dims }
                 { ty: products::backward_type, grad: Grad::Fn(products::backward),
-                  decompose: Some(products::backward_steps), eval: Eval::Structural, samples: products::backward_samples };
+                  decompose: Some(products::backward_steps), eval: Eval::Structural,
+                  kernel: true, samples: products::backward_samples };
             /// Sum over dims, NaN counted as 0
             [reduction nansum _none] "nansum" Nansum (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Decompose, decompose: Some(reductions::nansum_steps),
-                  eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Nansum { dims, keepdim }) };
+                { ty: reductions::ty, grad: Grad::Fn(reductions::nansum), decompose: Some(reductions::nansum_steps),
+                  eval: Eval::Structural, kernel: true, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Nansum { dims, keepdim }) };
             /// log Σ exp(x) over dims
             [reduction logsumexp _none] "logsumexp" Logsumexp (x) () { dims: Dims, keepdim: bool }
                 { ty: reductions::ty, grad: Grad::Fn(reductions::logsumexp),
@@ -235,6 +236,11 @@ pub(crate) fn nansum_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values
         x = cx.where_(number, x, zero)?;
     }
     result(cx.sum(x, dims.clone(), *keepdim))
+}
+
+pub(crate) fn nansum(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let Op::Nansum { dims, .. } = call.op else { return Ok(vec![None]) };
+    rule!(cx, call, |g, x| [x.eq(x).where_(spread(g, &x.shape(), dims), 0.0)])
 }
 
 /// m + log Σ exp(x − m), m the largest, or 0 where that is infinite.

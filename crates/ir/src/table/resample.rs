@@ -2,7 +2,7 @@
 //! along each of the two dims, an element of the result is a weighted sum of a few neighbours ([`Axis`]). The
 //! gradient takes the same weights the other way, so forward and backward rows are each other's gradients.
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::gradient::Cx;
 use crate::samples::{Domain, Sample, SampleArg};
@@ -10,11 +10,15 @@ use crate::types::{checked, float, tensor};
 use crate::{DType, EmitExt, GradCall, Op, Result, Scalar, Shape, Sizes, TensorTy, Ty, Tys, Value, Why};
 
 type Rule = Result<Tys, Why>;
-/// What the elements of a result read along one dim.
+
+/// What the elements of a result read along one dim. Neither the first nor the last neighbour of an element comes before
+/// that of the element before it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Axis {
-    /// For each element of the result, the position of its first neighbour and the neighbours' weights.
-    pub taps: Vec<(usize, Vec<f64>)>,
+    /// For each element of the result, the position of its first neighbour and where the neighbours' weights end.
+    pub spans: Vec<(usize, usize)>,
+    /// The weights of all neighbours, element by element.
+    pub weights: Vec<f64>,
     /// Size of the input.
     pub input: usize,
 }
@@ -68,35 +72,51 @@ pub fn axes(op: &Op, input: [usize; 2], output: [usize; 2]) -> Option<[Axis; 2]>
     let kind = kind(op)?;
     Some([0, 1].map(|d| {
         let (size, count) = (input[d], output[d]);
-        let tap = |i: usize| match &kind {
-            Kind::Average { kernel, stride, padding, count_include_pad, .. } => {
-                let (begin, pad) = (i * stride[d], padding[d]);
-                // Positions are counted from the first zero of the padding.
-                let end = (begin + kernel[d]).min(size + 2 * pad);
-                let (first, last) = (begin.max(pad) - pad, end.min(size + pad).max(pad) - pad);
-                let reach = last.saturating_sub(first);
-                let count = if *count_include_pad { end.saturating_sub(begin) } else { reach };
-                (first.min(size), vec![1.0 / count as f64; reach])
-            }
-            Kind::Adaptive => {
-                let (first, last) = (i * size / count, ((i + 1) * size).div_ceil(count));
-                (first, vec![1.0 / (last - first) as f64; last - first])
-            }
-            Kind::Nearest { ratio: given } => {
-                // In single precision, like PyTorch, so that the same neighbours are picked.
-                let at = (i as f32 * step(given[d], size, count, false) as f32).floor() as usize;
-                (at.min(size.saturating_sub(1)), vec![1.0])
-            }
-            Kind::Bilinear { align_corners, ratio: given } => {
-                let ratio = step(given[d], size, count, *align_corners);
-                let at =
-                    if *align_corners { i as f64 * ratio } else { ((i as f64 + 0.5) * ratio - 0.5).max(0.0) };
-                let first = (at.floor() as usize).min(size.saturating_sub(1));
-                let share = (at - first as f64).clamp(0.0, 1.0);
-                if first + 1 < size { (first, vec![1.0 - share, share]) } else { (first, vec![1.0]) }
+        let tap = |i: usize| -> (usize, SmallVec<[f64; 4]>) {
+            match &kind {
+                Kind::Average { kernel, stride, padding, count_include_pad, .. } => {
+                    let (begin, pad) = (i * stride[d], padding[d]);
+                    // Positions are counted from the first zero of the padding.
+                    let end = (begin + kernel[d]).min(size + 2 * pad);
+                    let (first, last) = (begin.max(pad) - pad, end.min(size + pad).max(pad) - pad);
+                    let reach = last.saturating_sub(first);
+                    let count = if *count_include_pad { end.saturating_sub(begin) } else { reach };
+                    (first.min(size), smallvec![1.0 / count as f64; reach])
+                }
+                Kind::Adaptive => {
+                    let (first, last) = (i * size / count, ((i + 1) * size).div_ceil(count));
+                    (first, smallvec![1.0 / (last - first) as f64; last - first])
+                }
+                Kind::Nearest { ratio: given } => {
+                    // In single precision, like PyTorch, so that the same neighbours are picked.
+                    let at = (i as f32 * step(given[d], size, count, false) as f32).floor() as usize;
+                    (at.min(size.saturating_sub(1)), smallvec![1.0])
+                }
+                Kind::Bilinear { align_corners, ratio: given } => {
+                    let ratio = step(given[d], size, count, *align_corners);
+                    let at = if *align_corners {
+                        i as f64 * ratio
+                    } else {
+                        ((i as f64 + 0.5) * ratio - 0.5).max(0.0)
+                    };
+                    let first = (at.floor() as usize).min(size.saturating_sub(1));
+                    let share = (at - first as f64).clamp(0.0, 1.0);
+                    if first + 1 < size {
+                        (first, smallvec![1.0 - share, share])
+                    } else {
+                        (first, smallvec![1.0])
+                    }
+                }
             }
         };
-        Axis { taps: (0..count).map(tap).collect(), input: size }
+        let mut axis =
+            Axis { spans: Vec::with_capacity(count), weights: Vec::with_capacity(count), input: size };
+        for i in 0..count {
+            let (first, weights) = tap(i);
+            axis.weights.extend(weights);
+            axis.spans.push((first, axis.weights.len()));
+        }
+        axis
     }))
 }
 

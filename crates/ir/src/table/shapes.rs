@@ -36,7 +36,7 @@ macro_rules! rows_shapes {
             [index as_strided_scatter _none] "as_strided_scatter" AsStridedScatter (x, src) () { view: Pairs, offset: usize }
                 { ty: shapes::as_strided_scatter_type, grad: Grad::Fn(shapes::as_strided_scatter_grad),
                   decompose: Some(shapes::as_strided_scatter), eval: Eval::Structural,
-                  places: &["view", "offset"], samples: shapes::as_strided_scatter_samples };
+                  kernel: true, places: &["view", "offset"], samples: shapes::as_strided_scatter_samples };
             /// The elements where index dim2 − index dim1 = offset, as a new last dim
             [view diagonal _none] "diagonal" Diagonal (x) () { offset: i64, dim1: usize, dim2: usize }
                 { ty: shapes::diagonal_type, grad: Grad::Fn(shapes::diagonal_grad), eval: Eval::Structural,
@@ -45,12 +45,12 @@ macro_rules! rows_shapes {
             [index diagonal_scatter _none] "diagonal_scatter" DiagonalScatter (x, src) () { offset: i64, dim1: usize, dim2: usize }
                 { ty: shapes::diagonal_scatter_type, grad: Grad::Fn(shapes::diagonal_scatter_grad),
                   decompose: Some(shapes::diagonal_scatter), eval: Eval::Structural,
-                  places: &["offset"], samples: shapes::diagonal_scatter_samples };
+                  kernel: true, places: &["offset"], samples: shapes::diagonal_scatter_samples };
             /// Zeros with the last dim of x as a diagonal of two new dims
             [index diag_embed _none] "diag_embed" DiagEmbed (x) () { offset: i64, dim1: usize, dim2: usize }
                 { ty: shapes::diag_embed_type, grad: Grad::Fn(shapes::diag_embed_grad),
                   decompose: Some(shapes::diag_embed), eval: Eval::Structural,
-                  places: &["offset"], samples: shapes::diag_embed_samples };
+                  kernel: true, places: &["offset"], samples: shapes::diag_embed_samples };
             /// Windows of a dim, step apart, as a new last dim
             [view unfold _none] "unfold" Unfold (x) () { dim: usize, size: usize, step: usize }
                 { ty: shapes::unfold_type, grad: Grad::Fn(shapes::unfold_grad), eval: Eval::Structural,

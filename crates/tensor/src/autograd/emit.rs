@@ -2,15 +2,18 @@
 
 use smallvec::smallvec;
 
-use kiln_ir::{Emit, Error, Lifetimes, Loc, Op, Result, Scalar, TensorTy, Ty, Value, Values};
+use kiln_ir::{Device, Emit, Error, Lifetimes, Loc, Op, Result, Scalar, TensorTy, Ty, Value, Values};
 
 use super::node::Saved;
-use crate::dispatch::execute;
+use crate::create::spread;
+use crate::dispatch::{clone_of, execute};
 use crate::hook::{Arg, Call, Output};
 use crate::{Tensor, TensorList};
 
 enum Item {
     Tensor(Tensor),
+    /// A tensor that is one number everywhere, in memory once: what reads it fills its result with it.
+    Spread(Tensor),
     Number(Scalar),
     List(TensorList),
     /// Only the type is known: a rule that reads it says so in its row.
@@ -43,7 +46,8 @@ impl EagerEmit {
             *ops += 1;
             for value in lifetimes.end_at(at, *ops) {
                 // Numbers cost nothing.
-                if let Some((item @ (Item::Tensor(_) | Item::List(_)), _)) = self.items.get_mut(value.index())
+                if let Some((item @ (Item::Tensor(_) | Item::Spread(_) | Item::List(_)), _)) =
+                    self.items.get_mut(value.index())
                 {
                     *item = Item::Nothing;
                 }
@@ -88,6 +92,7 @@ impl EagerEmit {
     pub fn take(&mut self, value: Value) -> Result<Tensor> {
         match &self.items[value.index()].0 {
             Item::Tensor(t) => Ok(t.clone()),
+            Item::Spread(t) => clone_of(t, false, self.loc),
             Item::Number(x) => Tensor::scalar(*x, self.loc),
             Item::List(_) | Item::Nothing => Err(self.unsaved("its result")),
         }
@@ -116,10 +121,18 @@ impl EagerEmit {
         if let Op::Constant { value } = op {
             return Ok(smallvec![self.push(Item::Number(value), Ty::Scalar(value.kind()))]);
         }
+        if let (Op::Full { shape, dtype, device: Device::Cpu }, [value]) = (&op, args)
+            && let Item::Number(value) = self.items[value.index()].0
+            && shape.numel() > 1
+        {
+            let ty = TensorTy { dtype: *dtype, device: Device::Cpu, shape: shape.clone() };
+            let tensor = Tensor::from_ready(spread(&ty, value, self.loc)?);
+            return Ok(smallvec![self.push(Item::Spread(tensor), ty.into())]);
+        }
         let mut operands: smallvec::SmallVec<[Arg<'_>; 6]> = smallvec![];
         for &value in args {
             operands.push(match &self.items[value.index()].0 {
-                Item::Tensor(t) => Arg::Tensor(t),
+                Item::Tensor(t) | Item::Spread(t) => Arg::Tensor(t),
                 Item::Number(x) => Arg::Number(*x),
                 Item::List(l) => Arg::List(l),
                 Item::Nothing => return Err(self.unsaved(&format!("%{} in {}", value.0, op.name()))),

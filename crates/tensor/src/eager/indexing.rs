@@ -1,10 +1,9 @@
 //! Picking and placing elements by index. Every index is checked before anything is written.
 
-use kiln_ir::{DType, Layout, Op, Result, ScatterReduce, Shape, TensorTy, Why};
+use kiln_ir::{DType, Op, Result, ScatterReduce, Shape, Why, bf16, f16};
 use kiln_runtime::{parallel_for, threads};
 
 use super::{Input, Job, elements, elements_mut, operand};
-use crate::create::allocate;
 use crate::kernels::{self, Picks, Shared};
 use crate::tensor::Ready;
 
@@ -22,6 +21,7 @@ pub(super) fn changes_places(op: &Op) -> bool {
             | Op::ScatterAdd { .. }
             | Op::ScatterReduce { .. }
             | Op::MaskedScatter {}
+            | Op::IndexPut { .. }
     )
 }
 
@@ -34,7 +34,7 @@ fn computing(dtype: DType) -> DType {
 }
 
 /// A number that elements are reduced in.
-trait Number: Copy + PartialEq + Send + Sync {
+pub(super) trait Number: Copy + PartialEq + Send + Sync {
     const LOWEST: Self;
     const HIGHEST: Self;
     const ZERO: Self;
@@ -117,6 +117,8 @@ macro_rules! with_number {
     };
 }
 
+pub(super) use with_number;
+
 /// A tensor as `outer` blocks of `size` slices of `inner` elements.
 struct Slices {
     outer: usize,
@@ -193,23 +195,6 @@ impl Job<'_> {
         Ok(())
     }
 
-    pub(super) fn constant_pad(&self, out: &Ready, inputs: &[Input], before: &Shape) -> Result<()> {
-        let x = self.tensor(inputs, 0)?;
-        let value = self.number(inputs, 1)?.to_element(out.dtype);
-        let mut layout = Layout { shape: x.layout.shape.clone(), ..out.layout.clone() };
-        for d in 0..before.rank() {
-            layout.offset += before[d] * out.layout.strides[d] as usize;
-        }
-        // SAFETY: `out` is fresh; the window of x's shape lies inside it, since the type rule added the widths.
-        unsafe {
-            kernels::fill(&operand(out), value);
-            if x.layout.shape.numel() > 0 {
-                kernels::convert(&operand(&Ready { layout, ..out.clone() }), &operand(x));
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn checked_index(&self, out: &Ready, index: &Ready, size: usize) -> Result<()> {
         let index = self.dense(index)?;
         let n = index.layout.shape.numel();
@@ -225,8 +210,31 @@ impl Job<'_> {
         Ok(())
     }
 
+    pub(super) fn one_hot(&self, out: &Ready, index: &Ready, classes: usize) -> Result<()> {
+        let (index, n) = self.positions(index, classes)?;
+        // SAFETY: as in `positions`.
+        let picks = unsafe { elements::<i64>(&index, n) };
+        let to = Shared::new(out.pointer().cast::<i64>());
+        parallel_for(n, GRAIN.div_ceil(classes.saturating_mul(8).max(1)), |begin, end| {
+            for (row, &pick) in (begin..).zip(&picks[begin..end]) {
+                // SAFETY: `out` is fresh i64 with a row of so many classes for each index; the row is this thread's, and
+                // the pick was checked.
+                unsafe {
+                    let row = to.get().add(row * classes);
+                    row.write_bytes(0, classes);
+                    row.add(pick as usize).write(1);
+                }
+            }
+        });
+        Ok(())
+    }
+
     pub(super) fn index_select(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
-        let (x, index) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
+        self.slices_at(out, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, dim)
+    }
+
+    /// The slices of x at the positions of an index, whatever its shape, one after the other.
+    pub(super) fn slices_at(&self, out: &Ready, x: &Ready, index: &Ready, dim: usize) -> Result<()> {
         let (index, n) = self.positions(index, x.layout.shape[dim])?;
         let x = self.dense(x)?;
         let Slices { outer, size, inner } = Slices::of(&x.layout.shape, dim);
@@ -268,7 +276,7 @@ impl Job<'_> {
     }
 
     /// out = x, unless they are the same memory.
-    fn start_from(&self, out: &Ready, x: &Ready) {
+    pub(super) fn start_from(&self, out: &Ready, x: &Ready) {
         if x.storage.address() != out.storage.address() || x.layout != out.layout {
             // SAFETY: `out` is fresh or locked for writing and has x's shape; x is locked for reading.
             unsafe { kernels::convert(&operand(out), &operand(x)) };
@@ -276,63 +284,76 @@ impl Job<'_> {
     }
 
     /// Where sums are taken: `out` itself, or a copy in the computing dtype.
-    fn workspace(&self, out: &Ready) -> Result<Ready> {
+    pub(super) fn workspace(&self, out: &Ready) -> Result<Ready> {
         match computing(out.dtype) {
             dtype if dtype == out.dtype => Ok(out.clone()),
             dtype => self.convert(out, dtype),
         }
     }
 
-    fn finish(out: &Ready, work: &Ready) {
+    pub(super) fn finish(out: &Ready, work: &Ready) {
         if work.storage.address() != out.storage.address() {
             // SAFETY: `out` is fresh or locked for writing; `work` is fresh and of its shape.
             unsafe { kernels::convert(&operand(out), &operand(work)) };
         }
     }
 
-    fn operand_in(&self, t: &Ready, dtype: DType) -> Result<Ready> {
+    pub(super) fn operand_in(&self, t: &Ready, dtype: DType) -> Result<Ready> {
         if t.dtype == dtype { self.dense(t) } else { self.convert(t, dtype) }
     }
 
     /// index_add and index_copy. `out` is dense.
     pub(super) fn index_write(&self, out: &Ready, inputs: &[Input], dim: usize, add: bool) -> Result<()> {
         let (x, index, src) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?);
+        self.write_slices(out, x, (index, src), dim, add)
+    }
+
+    /// x with the slices of a tensor put, or added, at the positions of an index, whatever its shape.
+    pub(super) fn write_slices(
+        &self,
+        out: &Ready,
+        x: &Ready,
+        (index, src): (&Ready, &Ready),
+        dim: usize,
+        add: bool,
+    ) -> Result<()> {
         let (index, n) = self.positions(index, x.layout.shape[dim])?;
-        self.start_from(out, x);
-        let work = if add { self.workspace(out)? } else { out.clone() };
-        let src = self.operand_in(src, work.dtype)?;
+        let wide = computing(out.dtype);
+        let work = if add && wide != out.dtype {
+            self.convert(x, wide)?
+        } else {
+            self.start_from(out, x);
+            out.clone()
+        };
+        let is_half = src.dtype.is_float() && src.dtype != work.dtype;
+        let src = if is_half { self.dense(src)? } else { self.operand_in(src, work.dtype)? };
         let Slices { outer, size, inner } = Slices::of(&out.layout.shape, dim);
         if outer * n * inner == 0 {
+            Job::finish(out, &work);
             return Ok(());
         }
         // SAFETY: as in `positions`.
         let picks = unsafe { elements::<i64>(&index, n) };
-        let (to, from) = (Shared::new(work.pointer()), Shared::new(src.pointer()));
-        let bytes = work.dtype.size();
-        // Threads share out the columns: each goes through all picks in their order.
-        let columns = (GRAIN / bytes / n).clamp(16, inner.max(16));
-        for block in 0..outer {
-            parallel_for(inner, columns, |begin, end| {
-                for (i, &pick) in picks.iter().enumerate() {
-                    let target = (block * size + pick as usize) * inner + begin;
-                    let source = (block * n + i) * inner + begin;
-                    // SAFETY: picks were checked, so both rows lie in their tensors, which are dense; the
-                    // columns `begin..end` are this thread's.
-                    unsafe {
-                        if add {
-                            with_number!(work.dtype, T => {
-                                let (to, from) = (to.get().cast::<T>().add(target), from.get().cast::<T>().add(source));
-                                for c in 0..end - begin {
-                                    *to.add(c) = (*to.add(c)).plus(*from.add(c));
-                                }
-                            });
-                        } else {
-                            let (to, from) = (to.get().add(target * bytes), from.get().add(source * bytes));
-                            std::ptr::copy_nonoverlapping(from, to, (end - begin) * bytes);
-                        }
-                    }
+        let lines = kernels::Slices { picks, outer, size, inner };
+        let (to, from) = (work.pointer(), src.pointer().cast_const());
+        // SAFETY: picks were checked; both tensors are dense and have the slices' elements, of one dtype or halves that are
+        // added up in f32; `work` is fresh, or `out`, which is fresh or locked for writing.
+        unsafe {
+            if add && is_half {
+                match src.dtype {
+                    DType::F16 => lines.write(to.cast::<f32>(), from.cast(), |a, b: f16| a + b.to_f32()),
+                    _ => lines.write(to.cast::<f32>(), from.cast(), |a, b: bf16| a + b.to_f32()),
                 }
-            });
+            } else if add {
+                with_number!(work.dtype, T => lines.write(to.cast::<T>(), from.cast(), Number::plus));
+            } else {
+                match work.dtype.size() {
+                    1 => lines.write(to, from, |_, new| new),
+                    2 => lines.write(to.cast::<u16>(), from.cast(), |_, new| new),
+                    4 => lines.write(to.cast::<u32>(), from.cast(), |_, new| new),
+                    _ => lines.write(to.cast::<u64>(), from.cast(), |_, new| new),
+                }
+            }
         }
         Job::finish(out, &work);
         Ok(())
@@ -356,15 +377,17 @@ impl Job<'_> {
         let picked = unsafe { elements::<i64>(&index, n) };
         let picks = Picks { index: picked, shape: &index.layout.shape, strides: &out.layout.strides, dim };
         let Some((reduce, include_self)) = reduce else {
-            let src = self.dense(src)?;
+            // One number for all places stays one.
+            let is_number = src.layout.strides.iter().all(|&stride| stride == 0);
+            let (src, step) = if is_number { (src.clone(), 0) } else { (self.dense(src)?, 1) };
             let memory = Shared::new((src.pointer(), out.pointer()));
             macro_rules! put {
                 ($ty:ty) => {
                     // SAFETY: index's other sizes are at most out's and picks were checked, so the place lies in
-                    // `out`; it is one thread's; `src` is dense with `n` elements.
+                    // `out`; it is one thread's; `src` is dense with `n` elements, or one element.
                     picks.each(true, |place, i| unsafe {
                         let (from, to) = memory.get();
-                        to.cast::<$ty>().offset(place).write(from.cast::<$ty>().add(i).read());
+                        to.cast::<$ty>().offset(place).write(from.cast::<$ty>().add(i * step).read());
                     })
                 };
             }
@@ -391,21 +414,28 @@ impl Job<'_> {
 
     pub(super) fn masked_scatter(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
         let (x, mask, src) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?, self.tensor(inputs, 2)?);
-        let places = self.mask_places(mask, &x.layout.shape)?;
-        let src = self.dense(src)?;
-        let have = src.layout.shape.numel();
-        if places.len() > have {
-            let why =
-                Why::sizes("the number of true elements in mask and of elements in src", places.len(), have);
+        let n = out.layout.shape.numel();
+        let mask = self.mask_line(mask, &x.layout.shape)?;
+        // SAFETY: the line is dense with as many truth values.
+        let mask = unsafe { elements::<u8>(&mask, n) };
+        let (src, have) = (self.dense(src)?, src.layout.shape.numel());
+        let wanted = kernels::count(mask);
+        if wanted > have {
+            let why = Why::sizes("the number of true elements in mask and of elements in src", wanted, have);
             return Err(self.op.error(self.tys, why, self.loc));
         }
         self.start_from(out, x);
-        let size = out.dtype.size();
-        for (i, &place) in places.iter().enumerate() {
-            // SAFETY: places lie in the mask's shape, which is out's; there are enough elements in `src`.
-            unsafe {
-                let (from, to) = (src.pointer().add(i * size), out.pointer().add(place * size));
-                std::ptr::copy_nonoverlapping(from, to, size);
+        if wanted == 0 {
+            return Ok(());
+        }
+        let (to, from) = (out.pointer(), src.pointer().cast_const());
+        // SAFETY: `out` is dense with n elements, `src` has one at least, and enough; both are of one dtype.
+        unsafe {
+            match out.dtype.size() {
+                1 => kernels::spread(mask, to, from, have),
+                2 => kernels::spread(mask, to.cast::<u16>(), from.cast(), have),
+                4 => kernels::spread(mask, to.cast::<u32>(), from.cast(), have),
+                _ => kernels::spread(mask, to.cast::<u64>(), from.cast(), have),
             }
         }
         Ok(())
@@ -413,32 +443,33 @@ impl Job<'_> {
 
     pub(super) fn masked_scatter_backward(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
         let (x, mask) = (self.tensor(inputs, 0)?, self.tensor(inputs, 1)?);
-        let places = self.mask_places(mask, &x.layout.shape)?;
-        let (x, size) = (self.dense(x)?, out.dtype.size());
-        // SAFETY: `out` is fresh.
-        unsafe { kernels::fill(&operand(out), 0) };
-        for (i, &place) in places.iter().take(out.layout.shape.numel()).enumerate() {
-            // SAFETY: places lie in x's shape; `i` is below the number of out's elements; both are dense.
-            unsafe {
-                let (from, to) = (x.pointer().add(place * size), out.pointer().add(i * size));
-                std::ptr::copy_nonoverlapping(from, to, size);
+        let mask = self.mask_line(mask, &x.layout.shape)?;
+        // SAFETY: the line is dense with as many truth values.
+        let mask = unsafe { elements::<u8>(&mask, x.layout.shape.numel()) };
+        let (x, room) = (self.dense(x)?, out.layout.shape.numel());
+        let (to, from) = (out.pointer(), x.pointer().cast_const());
+        // SAFETY: `out` is fresh, dense and has room for so many; x has as many elements as the mask; both are of one dtype.
+        let found = unsafe {
+            match out.dtype.size() {
+                1 => kernels::collect(mask, to, from, room),
+                2 => kernels::collect(mask, to.cast::<u16>(), from.cast(), room),
+                4 => kernels::collect(mask, to.cast::<u32>(), from.cast(), room),
+                _ => kernels::collect(mask, to.cast::<u64>(), from.cast(), room),
             }
-        }
+        };
+        let size = out.dtype.size();
+        // SAFETY: the elements behind those found.
+        unsafe { to.add(found * size).write_bytes(0, (room - found) * size) };
         Ok(())
     }
 
-    /// The row-major positions where a mask, broadcast to a shape, holds.
-    fn mask_places(&self, mask: &Ready, shape: &Shape) -> Result<Vec<usize>> {
+    /// A mask, broadcast to a shape, as truth values one after the other.
+    fn mask_line(&self, mask: &Ready, shape: &Shape) -> Result<Ready> {
         let wide = match mask.layout.view(&Op::Expand { shape: shape.clone() }) {
             Some(layout) => Ready { layout, ..mask.clone() },
             None => mask.clone(),
         };
-        let line = allocate(&TensorTy::new(DType::Bool, shape), self.op.name(), self.loc)?;
-        // SAFETY: `line` is fresh and has the broadcast mask's shape.
-        unsafe { kernels::convert(&operand(&line), &operand(&wide)) };
-        // SAFETY: `line` is dense with as many bytes.
-        let flags = unsafe { elements::<u8>(&line, shape.numel()) };
-        Ok(flags.iter().enumerate().filter(|(_, flag)| **flag != 0).map(|(i, _)| i).collect())
+        self.dense(&wide)
     }
 }
 

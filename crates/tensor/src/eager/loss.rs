@@ -9,6 +9,17 @@ use crate::kernels;
 use crate::tensor::Ready;
 
 impl Job<'_> {
+    /// Of a matrix of halves only what is picked is widened; the loss is rounded once.
+    pub(super) fn nll_loss_of_halves(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
+        let wide =
+            allocate(&TensorTy { dtype: out.dtype.computing(), ..out.ty() }, self.op.name(), self.loc)?;
+        self.nll_loss(&wide, self.tensor(inputs, 0)?, self.tensor(inputs, 1)?)?;
+        // SAFETY: both are fresh and of one shape.
+        unsafe { kernels::convert(&operand(out), &operand(&wide)) };
+        Ok(())
+    }
+
+    /// Into an `out` of the dtype that the input is computed in.
     pub(super) fn nll_loss(&self, out: &Ready, input: &Ready, target: &Ready) -> Result<()> {
         let (Op::NllLoss { reduction, ignore_index } | Op::CrossEntropy { reduction, ignore_index }) =
             self.op

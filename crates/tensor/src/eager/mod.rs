@@ -2,6 +2,7 @@
 //! broadcasts operands, sends self-overlapping changes through a temporary.
 
 mod gather;
+mod index;
 mod indexing;
 mod integer;
 mod loss;
@@ -12,6 +13,7 @@ mod random;
 mod recurrent;
 mod reduce;
 mod scan;
+mod windows;
 
 use smallvec::SmallVec;
 
@@ -334,6 +336,11 @@ impl Job<'_> {
         if let Some(done) = self.halves(out, inputs) {
             return done;
         }
+        if let Op::NllLoss { .. } = self.op
+            && out.dtype.is_narrow()
+        {
+            return self.nll_loss_of_halves(out, inputs);
+        }
         if self.is_widened(out, inputs) {
             return self.run_widened(out, inputs);
         }
@@ -366,10 +373,15 @@ impl Job<'_> {
             Op::Flip { dims } => self.flip(out, self.tensor(inputs, 0)?, dims),
             Op::Tril { diagonal } => self.triangle(out, self.tensor(inputs, 0)?, *diagonal, true),
             Op::Triu { diagonal } => self.triangle(out, self.tensor(inputs, 0)?, *diagonal, false),
-            Op::ConstantPadNd { widths } => self.constant_pad(out, inputs, &widths.firsts()),
+            Op::ConstantPadNd { widths } | Op::ReflectionPad { widths } | Op::ReplicationPad { widths } => {
+                self.pad(out, inputs, &widths.firsts())
+            }
             Op::Custom { op } => self.custom(*op, out, inputs),
             Op::Scan { .. } => self.steps(out, inputs),
             Op::CheckedIndex { size } => self.checked_index(out, self.tensor(inputs, 0)?, *size),
+            Op::OneHot { classes } => self.one_hot(out, self.tensor(inputs, 0)?, *classes),
+            Op::Index { dims } => self.index(out, inputs, dims),
+            Op::IndexPut { dims, accumulate } => self.index_put(out, inputs, dims, *accumulate),
             Op::IndexSelect { dim } => self.index_select(out, inputs, *dim),
             Op::IndexAdd { dim } => self.index_write(out, inputs, *dim, true),
             Op::IndexCopy { dim } => self.index_write(out, inputs, *dim, false),
@@ -381,9 +393,11 @@ impl Job<'_> {
             Op::MaskedScatter {} => self.masked_scatter(out, inputs),
             Op::MaskedScatterBackward { .. } => self.masked_scatter_backward(out, inputs),
             Op::Sum { dims, .. } => self.reduce(kernels::Reduction::Sum, out, inputs, dims),
+            Op::Nansum { dims, .. } => self.nansum(out, inputs, dims),
             Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
             Op::Amin { dims, .. } => self.reduce(kernels::Reduction::Amin, out, inputs, dims),
             Op::Prod { dims, .. } => self.reduce(kernels::Reduction::Prod, out, inputs, dims),
+            Op::ProdBackward { dims } => self.prod_backward(out, inputs, dims),
             Op::Mean { dims, .. } => self.mean(out, inputs, dims),
             Op::Softmax { dim } => self.softmax(false, out, inputs, *dim),
             Op::LogSoftmax { dim } => self.softmax(true, out, inputs, *dim),
@@ -412,16 +426,11 @@ impl Job<'_> {
             }
             Op::BatchMoments {} => self.batch_moments(out, inputs),
             op if Sequence::is_recurrent(op) => self.recurrent(out, inputs),
-            Op::SliceScatter { dim, start, end, step } => {
-                self.copy_into(out, inputs, 0)?;
-                let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };
-                self.copy_to_window(out, &window, self.tensor(inputs, 1)?)
-            }
-            Op::SliceAdd { dim, start, end, step } => {
-                self.copy_into(out, inputs, 0)?;
-                let window = Op::Slice { dim: *dim, start: *start, end: *end, step: *step };
-                self.add_to_window(out, &window, inputs[1])
-            }
+            Op::SliceScatter { .. }
+            | Op::SliceAdd { .. }
+            | Op::AsStridedScatter { .. }
+            | Op::DiagonalScatter { .. }
+            | Op::DiagEmbed { .. } => self.put_in_window(out, inputs),
             Op::Cat { dim } => self.cat(out, inputs, *dim),
             Op::Gather { dim } => self.gather(out, inputs, *dim),
             Op::GatherBackward { dim, .. } => self.gather_backward(out, inputs, *dim),
@@ -456,13 +465,12 @@ impl Job<'_> {
     /// at them.
     fn is_widened(&self, out: &Ready, inputs: &[Input]) -> bool {
         let computes = match self.op.row().class {
-            Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
+            Class::Reduction => {
+                !matches!(self.op, Op::Sum { .. } | Op::Nansum { .. } | Op::Amax { .. } | Op::Mean { .. })
+            }
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
-            Class::Index => !matches!(
-                self.op,
-                Op::Cat { .. } | Op::SliceScatter { .. } | Op::SliceAdd { .. } | Op::Gather { .. }
-            ),
+            Class::Index => !windows::moves(self.op),
             Class::Pointwise
             | Class::View
             | Class::Create
@@ -529,33 +537,6 @@ impl Job<'_> {
         let t = self.prepare(inputs[i], t.dtype, &out.layout.shape)?;
         // SAFETY: `out` is fresh or locked for writing; `t` is locked for reading and has `out`'s shape.
         unsafe { kernels::convert(&operand(out), &t.operand(&out.layout.shape, &[])) };
-        Ok(())
-    }
-
-    fn copy_to_window(&self, out: &Ready, window: &Op, src: &Ready) -> Result<()> {
-        if let Some(layout) = out.layout.view(window) {
-            let part = Ready { layout, ..out.clone() };
-            // SAFETY: `out` is fresh; the window lies inside it and has `src`'s shape.
-            unsafe { kernels::convert(&operand(&part), &operand(src)) };
-        }
-        Ok(())
-    }
-
-    fn add_to_window(&self, out: &Ready, window: &Op, src: Input) -> Result<()> {
-        let Some(layout) = out.layout.view(window) else { return Ok(()) };
-        let part = Ready { layout, ..out.clone() };
-        let tys = [part.ty().into(), part.ty().into()];
-        Job { op: &Op::Add {}, tys: &tys, loc: self.loc }.run(&part, &[Input::Tensor(&part), src])
-    }
-
-    fn cat(&self, out: &Ready, inputs: &[Input], dim: usize) -> Result<()> {
-        let mut start = 0;
-        for i in 0..inputs.len() {
-            let t = self.tensor(inputs, i)?;
-            let end = start + t.layout.shape[dim];
-            self.copy_to_window(out, &Op::Slice { dim, start, end, step: 1 }, t)?;
-            start = end;
-        }
         Ok(())
     }
 

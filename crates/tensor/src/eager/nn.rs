@@ -168,10 +168,12 @@ impl Job<'_> {
             let (to, from) = (out.pointer().cast::<T>(), x.pointer().cast::<T>());
             // SAFETY: both are dense, `out` is fresh, `x` locked for reading; the type rule made the sizes.
             unsafe {
-                if backward {
-                    planes::resample_backward(count, &axes, to, from)
-                } else {
-                    planes::resample(count, &axes, to, from)
+                match self.op {
+                    Op::UpsampleNearest2dBackward { .. } | Op::UpsampleBilinear2dBackward { .. } => {
+                        planes::resize_backward(count, &axes, to, from)
+                    }
+                    _ if backward => planes::resample_backward(count, &axes, to, from),
+                    _ => planes::resample(count, &axes, to, from),
                 }
             }
         });

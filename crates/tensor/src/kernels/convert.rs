@@ -1,5 +1,6 @@
 //! Copies between layouts and dtypes, and the tensors made from a number: `fill`, `arange`.
 
+use super::copy::copy;
 use super::drive::{Cost, Form, Loop, MAX_INPUTS, drive};
 use super::element::{Bool, Element};
 use super::isa::vectorised;
@@ -25,7 +26,7 @@ use std::mem::MaybeUninit;
 pub unsafe fn convert(out: &Operand, input: &Operand) {
     if out.dtype == input.dtype {
         // SAFETY: the caller's contract.
-        if unsafe { transpose(out, input) } {
+        if unsafe { repeat(out, input) || transpose(out, input) || copy(out, input) } {
             return;
         }
     }
@@ -86,6 +87,42 @@ impl<A: Element, O: Element> Map for Cast<A, O> {
     }
 }
 
+/// Fills a contiguous output with the only element of an input; false if the operands are no such pair.
+///
+/// # Safety
+/// That of [`convert`], for equal dtypes.
+unsafe fn repeat(out: &Operand, input: &Operand) -> bool {
+    let n = out.numel();
+    let is_one = input.shape.iter().zip(input.strides).all(|(&size, &stride)| size == 1 || stride == 0);
+    if n < 2 || !is_one || !out.is_contiguous() {
+        return false;
+    }
+    let pointers = Shared::new((out.ptr, input.ptr));
+    macro_rules! fill {
+        ($ty:ty) => {
+            parallel_for(n, 2 * GRAIN, |begin, end| {
+                let (to, from) = pointers.get();
+                // SAFETY: the input's element, and elements of the output, whose ranges are disjoint.
+                unsafe {
+                    let (to, value) = (to.cast::<$ty>().add(begin), from.cast::<$ty>().read());
+                    if value == 0 {
+                        to.write_bytes(0, end - begin);
+                    } else {
+                        each(std::slice::from_raw_parts_mut(to, end - begin), 0, |_| value);
+                    }
+                }
+            })
+        };
+    }
+    match out.dtype.size() {
+        1 => fill!(u8),
+        2 => fill!(u16),
+        4 => fill!(u32),
+        _ => fill!(u64),
+    }
+    true
+}
+
 /// Rows of a transpose's tiles, along which the input is contiguous: enough that a visit to one of its pages
 /// pays, since each column may lie in another page.
 const TILE_ROWS: usize = 128;
@@ -107,7 +144,8 @@ unsafe fn transpose(out: &Operand, input: &Operand) -> bool {
         ((&columns, (1, &step)), (&rows, (&stride, 1))) => ((rows, stride), (columns, step)),
         _ => return false,
     };
-    if row.0 < 8 || column.0 < 8 {
+    // What is the same along rows needs no turning.
+    if row.0 < 8 || column.0 < 8 || column.1 == 0 {
         return false;
     }
     let size = out.dtype.size();

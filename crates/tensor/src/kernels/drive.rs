@@ -295,7 +295,7 @@ fn constant(pointers: &[*mut u8; OPERANDS]) -> [*const u8; MAX_INPUTS] {
 }
 
 /// Dims with equal steps become one; the output's smallest stride comes last.
-fn coalesce(out: &Operand, inputs: &[&Operand], sizes: &[usize; OPERANDS]) -> SmallVec<[Dim; 6]> {
+pub(super) fn coalesce(out: &Operand, inputs: &[&Operand], sizes: &[usize; OPERANDS]) -> SmallVec<[Dim; 6]> {
     let mut dims: SmallVec<[Dim; 6]> = SmallVec::new();
     for (d, &size) in out.shape.iter().enumerate() {
         if size == 1 {

@@ -2,7 +2,7 @@
 
 use super::element::Element;
 use super::operand::Operand;
-use kiln_ir::DType;
+use kiln_ir::{DType, bf16, f16};
 
 /// A target that is no class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,8 +18,8 @@ pub struct IndexOutOfRange {
 /// `ignore_index`. Without `weight` every class weighs 1. On error nothing has been written.
 ///
 /// # Safety
-/// The contract of [`Operand`]; `input` is [N, C] of f32 or f64, `losses`, `weights` [N] and `weight` [C] of
-/// the same dtype, `target` [N] of i64; outputs overlap nothing.
+/// The contract of [`Operand`]; `input` is [N, C] of a float dtype, `losses`, `weights` [N] and `weight` [C] of
+/// the one it is computed in, `target` [N] of i64; outputs overlap nothing.
 pub unsafe fn nll_forward(
     losses: &Operand,
     weights: &Operand,
@@ -32,8 +32,10 @@ pub unsafe fn nll_forward(
     unsafe {
         check(target, input.shape[1], ignore_index)?;
         match input.dtype {
-            DType::F64 => forward::<f64>(losses, weights, input, target, weight, ignore_index),
-            _ => forward::<f32>(losses, weights, input, target, weight, ignore_index),
+            DType::F64 => forward(losses, weights, input, target, weight, ignore_index, |x: f64| x),
+            DType::F16 => forward(losses, weights, input, target, weight, ignore_index, f16::to_f32),
+            DType::BF16 => forward(losses, weights, input, target, weight, ignore_index, bf16::to_f32),
+            _ => forward(losses, weights, input, target, weight, ignore_index, |x: f32| x),
         }
     }
     Ok(())
@@ -62,13 +64,14 @@ unsafe fn check(target: &Operand, classes: usize, ignore_index: i64) -> Result<(
 
 /// # Safety
 /// That of [`nll_forward`]; targets are checked.
-unsafe fn forward<T: Element + std::ops::Mul<Output = T> + std::ops::Neg<Output = T>>(
+unsafe fn forward<I: Copy, T: Element + std::ops::Mul<Output = T> + std::ops::Neg<Output = T>>(
     losses: &Operand,
     weights: &Operand,
     input: &Operand,
     target: &Operand,
     weight: Option<&Operand>,
     ignore_index: i64,
+    widen: impl Fn(I) -> T,
 ) {
     for row in 0..target.shape[0] {
         // SAFETY: rows of all operands, and a class that was checked.
@@ -78,7 +81,7 @@ unsafe fn forward<T: Element + std::ops::Mul<Output = T> + std::ops::Neg<Output 
                 (T::from_bool(0), T::from_bool(0))
             } else {
                 let w = weight.map_or(T::from_bool(1), |w| at::<T>(w, &[class as usize]).read());
-                (-(w * at::<T>(input, &[row, class as usize]).read()), w)
+                (-(w * widen(at::<I>(input, &[row, class as usize]).read())), w)
             };
             at::<T>(losses, &[row]).write(loss);
             at::<T>(weights, &[row]).write(w);

@@ -1,12 +1,12 @@
-//! Along one dim: positions of extrema and medians, sorting orders, scans. Lines are shared between threads.
+//! Along one dim: positions of extrema and medians, sorting orders. Lines are shared between threads.
 //!
 //! Operands are dense; a line is the elements that differ in the dim alone.
 
 use super::element::{Bool, Element};
 use super::operand::Shared;
+use super::sort::{Ranked, Sorter, bounds};
 use kiln_ir::DType;
 use kiln_runtime::{parallel_for, threads};
-use std::cmp::Ordering;
 
 /// How the lines of a dense operand lie: `outer` × `size` × `inner` elements, the lines across the middle.
 #[derive(Clone, Copy, Debug)]
@@ -80,13 +80,6 @@ impl Position {
     }
 }
 
-/// The order of numbers with NaN as the largest.
-#[inline(always)]
-fn order<T: Element>(a: T, b: T) -> Ordering {
-    #[allow(clippy::eq_op, reason = "NaN differs from itself")]
-    a.partial_cmp(&b).unwrap_or_else(|| (a != a).cmp(&(b != b)))
-}
-
 /// The first element that no other beats; NaN beats all.
 #[inline(always)]
 fn extreme<T: Element>(line: impl Iterator<Item = T>, beats: impl Fn(T, T) -> bool) -> i64 {
@@ -144,12 +137,12 @@ pub unsafe fn positions(position: Position, dtype: DType, lines: Lines, x: *cons
 ///
 /// # Safety
 /// That of [`positions`].
-unsafe fn line_positions<T: Element>(position: Position, lines: Lines, x: *const T, out: *mut i64) {
+unsafe fn line_positions<T: Ranked>(position: Position, lines: Lines, x: *const T, out: *mut i64) {
     let count = position.count(lines.size);
     let shared = Shared::new((x, out));
     let work = |begin: usize, end: usize| {
         let (x, out) = shared.get();
-        let mut pairs: Vec<(T, i64)> = Vec::new();
+        let mut sorter = Sorter::default();
         for line in begin..end {
             let from = x.wrapping_add(lines.start(line, lines.size));
             let to = out.wrapping_add(lines.start(line, count));
@@ -163,125 +156,20 @@ unsafe fn line_positions<T: Element>(position: Position, lines: Lines, x: *const
                 Position::Smallest => put(0, extreme(values, |a, b| a < b)),
                 Position::LargestSoFar => extremes(values, |a, b| a > b, put),
                 Position::SmallestSoFar => extremes(values, |a, b| a < b, put),
-                _ => {
-                    pairs.clear();
-                    pairs.extend(values.zip(0..));
-                    arrange(position, &mut pairs);
-                    let skip = if position == Position::Median { median(&pairs) } else { 0 };
-                    for (i, &(_, at)) in pairs[skip..].iter().take(count).enumerate() {
-                        put(i, at);
+                Position::Median => {
+                    sorter.rank(values);
+                    match T::LAST.and_then(|last| sorter.keys.iter().position(|&key| key == last)) {
+                        Some(first) => put(0, first as i64),
+                        None => put(0, sorter.nth((lines.size.max(1) - 1) / 2)),
                     }
                 }
-            }
-        }
-    };
-    let (total, n) = (lines.count() * lines.size, lines.count());
-    if total < 2 * GRAIN { work(0, n) } else { parallel_for(n, GRAIN.div_ceil(lines.size.max(1)), work) }
-}
-
-/// Where the median of pairs in order is: the first NaN, which are last, if there is one.
-fn median<T: Element>(pairs: &[(T, i64)]) -> usize {
-    #[allow(clippy::eq_op, reason = "NaN differs from itself")]
-    pairs.iter().position(|&(x, _)| x != x).unwrap_or((pairs.len().max(1) - 1) / 2)
-}
-
-/// Puts the pairs in the order asked for, as far as it is asked for.
-fn arrange<T: Element>(position: Position, pairs: &mut [(T, i64)]) {
-    let descending =
-        matches!(position, Position::Sorted { descending: true } | Position::Top { largest: true, .. });
-    // The index decides between equals: then no stable sort is needed.
-    let compare = |a: &(T, i64), b: &(T, i64)| {
-        let by_value = if descending { order(b.0, a.0) } else { order(a.0, b.0) };
-        by_value.then(a.1.cmp(&b.1))
-    };
-    match position {
-        Position::Top { count, .. } if count < pairs.len() => {
-            if count > 0 {
-                pairs.select_nth_unstable_by(count - 1, compare);
-                pairs[..count].sort_unstable_by(compare);
-            }
-        }
-        _ => pairs.sort_unstable_by(compare),
-    }
-}
-
-/// A scan's state, one step at a time.
-pub(super) trait Scanner {
-    /// Elements and results.
-    type Item: Element;
-    /// What is carried along the line.
-    type State: Copy;
-    /// The state before the first element.
-    const START: Self::State;
-    /// One more element.
-    fn step(state: Self::State, x: Self::Item) -> Self::State;
-    /// The result at this element.
-    fn result(state: Self::State) -> Self::Item;
-}
-
-macro_rules! scanner {
-    ($name:ident: $item:ty, $state:ty, $start:expr; |$s:ident, $x:ident| $step:expr) => {
-        pub(super) struct $name;
-        impl Scanner for $name {
-            type Item = $item;
-            type State = $state;
-            const START: $state = $start;
-            #[inline(always)]
-            fn step($s: $state, $x: $item) -> $state {
-                $step
-            }
-            #[inline(always)]
-            fn result(state: $state) -> $item {
-                state as $item
-            }
-        }
-    };
-}
-
-// f32 is carried in f64, like PyTorch's.
-scanner!(SumF32: f32, f64, 0.0; |s, x| s + f64::from(x));
-scanner!(SumF64: f64, f64, 0.0; |s, x| s + x);
-scanner!(SumI64: i64, i64, 0; |s, x| s.wrapping_add(x));
-scanner!(ProdF32: f32, f64, 1.0; |s, x| s * f64::from(x));
-scanner!(ProdF64: f64, f64, 1.0; |s, x| s * x);
-scanner!(ProdI64: i64, i64, 1; |s, x| s.wrapping_mul(x));
-scanner!(LogSumExpF32: f32, f64, f64::NEG_INFINITY; |s, x| log_add_exp(s, f64::from(x)));
-scanner!(LogSumExpF64: f64, f64, f64::NEG_INFINITY; |s, x| log_add_exp(s, x));
-
-fn log_add_exp(a: f64, b: f64) -> f64 {
-    if a.is_nan() || b.is_nan() {
-        return f64::NAN;
-    }
-    if a == b && a.is_infinite() { a } else { a.max(b) + (-(a - b).abs()).exp().ln_1p() }
-}
-
-/// What a scan carries along.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scan {
-    Sum,
-    /// The product.
-    Prod,
-    /// log Σ exp.
-    LogSumExp,
-}
-
-/// `out = scan of x along each line`, from the end if `reverse`.
-///
-/// # Safety
-/// `x` and `out` have the lines' elements of S's type and don't overlap.
-pub(super) unsafe fn scan_lines<S: Scanner>(lines: Lines, reverse: bool, x: *const u8, out: *mut u8) {
-    let shared = Shared::new((x.cast::<S::Item>(), out.cast::<S::Item>()));
-    let work = |begin: usize, end: usize| {
-        let (x, out) = shared.get();
-        for line in begin..end {
-            let start = lines.start(line, lines.size);
-            let mut state = S::START;
-            for i in 0..lines.size {
-                let at = start + if reverse { lines.size - 1 - i } else { i } * lines.inner;
-                // SAFETY: an element of the line; lines have their own.
-                unsafe {
-                    state = S::step(state, x.add(at).read());
-                    out.add(at).write(S::result(state));
+                Position::Sorted { descending } => {
+                    sorter.rank_from(values, descending);
+                    sorter.sort(put);
+                }
+                Position::Top { count, largest } => {
+                    sorter.rank_from(values, largest);
+                    sorter.top(count, put);
                 }
             }
         }
@@ -290,23 +178,76 @@ pub(super) unsafe fn scan_lines<S: Scanner>(lines: Lines, reverse: bool, x: *con
     if total < 2 * GRAIN { work(0, n) } else { parallel_for(n, GRAIN.div_ceil(lines.size.max(1)), work) }
 }
 
-/// `out = scan of x along each line` for a dtype that computes: f32, f64 or i64.
+/// The distinct elements of an array in order.
+#[derive(Clone, Debug, Default)]
+pub struct Distinct {
+    /// Where each occurs first.
+    pub firsts: Vec<usize>,
+    /// How often each occurs.
+    pub counts: Vec<i64>,
+    /// For each element of the array, which of them it is.
+    pub inverse: Vec<i64>,
+}
+
+/// The distinct elements among `n`. NaN come last, each for itself, as they equal nothing.
 ///
 /// # Safety
-/// `x` and `out` have the lines' elements of the dtype and don't overlap.
-pub unsafe fn scan(scan: Scan, dtype: DType, lines: Lines, reverse: bool, x: *const u8, out: *mut u8) {
-    use DType::{F32, F64};
-    // SAFETY: the caller's contract; each scanner fits the dtype.
+/// `x` has n elements of a dtype that computes, or truth values.
+pub unsafe fn distinct(dtype: DType, x: *const u8, n: usize) -> Distinct {
+    /// # Safety
+    /// There are n elements.
+    unsafe fn typed<T: Ranked>(x: *const T, n: usize) -> Distinct {
+        let mut found = Distinct { inverse: vec![0; n], ..Distinct::default() };
+        let mut sorter = Sorter::default();
+        // SAFETY: the caller's promise.
+        sorter.rank((0..n).map(|i| unsafe { x.add(i).read() }));
+        let (low, high) = bounds(&sorter.keys);
+        if T::LAST.is_none() && high.saturating_sub(low) < n as u64 / 4 {
+            return counted(&sorter.keys, low, (high - low) as usize + 1);
+        }
+        let mut order = vec![0; n];
+        sorter.sort(|i, at| order[i] = at as usize);
+        let keys = &sorter.keys;
+        let mut before = None;
+        for at in order {
+            let key = keys[at];
+            if before != Some(key) || T::LAST == Some(key) {
+                found.firsts.push(at);
+                found.counts.push(0);
+                before = Some(key);
+            }
+            let last = found.counts.len() - 1;
+            found.counts[last] += 1;
+            found.inverse[at] = last as i64;
+        }
+        found
+    }
+    /// Of keys in a range that is not much larger than their number.
+    fn counted(keys: &[u64], low: u64, range: usize) -> Distinct {
+        let mut all = vec![(0, 0); range];
+        for (at, &key) in keys.iter().enumerate() {
+            let (count, first) = &mut all[(key - low) as usize];
+            if *count == 0 {
+                *first = at;
+            }
+            *count += 1;
+        }
+        let mut found = Distinct::default();
+        for (count, first) in all.iter_mut().filter(|(count, _)| *count > 0) {
+            found.counts.push(*count);
+            found.firsts.push(*first);
+            *count = found.counts.len() as i64 - 1;
+        }
+        found.inverse = keys.iter().map(|&key| all[(key - low) as usize].0).collect();
+        found
+    }
+    // SAFETY: the caller's contract.
     unsafe {
-        match (scan, dtype) {
-            (Scan::Sum, F32) => scan_lines::<SumF32>(lines, reverse, x, out),
-            (Scan::Sum, F64) => scan_lines::<SumF64>(lines, reverse, x, out),
-            (Scan::Sum, _) => scan_lines::<SumI64>(lines, reverse, x, out),
-            (Scan::Prod, F32) => scan_lines::<ProdF32>(lines, reverse, x, out),
-            (Scan::Prod, F64) => scan_lines::<ProdF64>(lines, reverse, x, out),
-            (Scan::Prod, _) => scan_lines::<ProdI64>(lines, reverse, x, out),
-            (Scan::LogSumExp, F64) => scan_lines::<LogSumExpF64>(lines, reverse, x, out),
-            (Scan::LogSumExp, _) => scan_lines::<LogSumExpF32>(lines, reverse, x, out),
+        match dtype {
+            DType::F32 => typed::<f32>(x.cast(), n),
+            DType::F64 => typed::<f64>(x.cast(), n),
+            DType::Bool => typed::<Bool>(x.cast(), n),
+            _ => typed::<i64>(x.cast(), n),
         }
     }
 }

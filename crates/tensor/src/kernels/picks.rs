@@ -4,13 +4,20 @@ use super::isa::vectorised;
 use kiln_runtime::parallel_for;
 use kiln_runtime::threads::{self, GRAIN};
 use smallvec::SmallVec;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The first index that is not below `size`, or negative.
 pub fn outside(index: &[i64], size: usize) -> Option<i64> {
     let size = size as u64;
-    // SAFETY: nothing is asked.
-    let block = index.chunks(4096).find(|block| unsafe { is_outside(block, size) })?;
-    block.iter().copied().find(|&i| i as u64 >= size)
+    let found = AtomicBool::new(false);
+    parallel_for(index.len(), GRAIN, |begin, end| {
+        // SAFETY: nothing is asked.
+        if index[begin..end].chunks(4096).any(|block| unsafe { is_outside(block, size) }) {
+            found.store(true, Ordering::Relaxed);
+        }
+    });
+    // Which one is the first is only worth a second look.
+    found.into_inner().then(|| index.iter().copied().find(|&i| i as u64 >= size)).flatten()
 }
 
 vectorised! {

@@ -7,10 +7,10 @@
 
 use super::convert::convert;
 use super::drive::{Loop, MAX_INPUTS};
-use super::element::{Bool, Element};
 use super::isa::vectorised;
 use super::narrow::widening;
 use super::operand::{Operand, Shared};
+use super::reducers::*;
 use super::strided::gather;
 use kiln_ir::DType;
 use kiln_runtime::parallel_for;
@@ -23,6 +23,8 @@ use std::slice::from_raw_parts;
 pub enum Reduction {
     /// The sum. Integers wrap; booleans are counted, giving i64.
     Sum,
+    /// The sum of what is not NaN.
+    Nansum,
     /// The largest element; NaN if there is one. Of nothing: the dtype's least value.
     Amax,
     /// The smallest element; NaN if there is one. Of nothing: the dtype's largest value.
@@ -55,8 +57,10 @@ pub unsafe fn reduce(reduction: Reduction, out: &Operand, input: &Operand, dims:
         match (reduction, input.dtype.computing()) {
             (Reduction::Sum, DType::F32) => run::<SumF32>(out, input, dims),
             (Reduction::Sum, DType::F64) => run::<SumF64>(out, input, dims),
-            (Reduction::Sum, DType::Bool) => run::<CountBool>(out, input, dims),
-            (Reduction::Sum, _) => run::<SumI64>(out, input, dims),
+            (Reduction::Nansum, DType::F32) => run::<NansumF32>(out, input, dims),
+            (Reduction::Nansum, DType::F64) => run::<NansumF64>(out, input, dims),
+            (Reduction::Sum | Reduction::Nansum, DType::Bool) => run::<CountBool>(out, input, dims),
+            (Reduction::Sum | Reduction::Nansum, _) => run::<SumI64>(out, input, dims),
             (Reduction::Amax, DType::F32) => run::<AmaxF32>(out, input, dims),
             (Reduction::Amax, DType::F64) => run::<AmaxF64>(out, input, dims),
             (Reduction::Amax, DType::Bool) => run::<AmaxBool>(out, input, dims),
@@ -72,97 +76,6 @@ pub unsafe fn reduce(reduction: Reduction, out: &Operand, input: &Operand, dims:
         }
     }
 }
-
-/// A reduction of one dtype.
-pub(super) trait Reducer: 'static {
-    /// Elements.
-    type In: Element;
-    /// What a vector lane accumulates over a short stretch.
-    type Lane: Copy + Send + Sync;
-    /// What stretches are joined in.
-    type Total: Copy + Send + Sync;
-    /// The result.
-    type Out: Element;
-    /// The lane of nothing.
-    const LANE: Self::Lane;
-    /// The total of nothing.
-    const TOTAL: Self::Total;
-    /// One more element.
-    fn step(lane: Self::Lane, x: Self::In) -> Self::Lane;
-    /// Two lanes in one.
-    fn merge(a: Self::Lane, b: Self::Lane) -> Self::Lane;
-    /// A lane as a total.
-    fn widen(lane: Self::Lane) -> Self::Total;
-    /// Two totals in one.
-    fn join(a: Self::Total, b: Self::Total) -> Self::Total;
-    /// The result.
-    fn finish(total: Self::Total) -> Self::Out;
-}
-
-macro_rules! reducer {
-    ($name:ident: $in:ty, $lane:ty, $total:ty, $out:ty;
-     $zero_lane:expr, $zero_total:expr; |$x:ident| $lift:expr; |$a:ident, $b:ident| $join:expr) => {
-        pub(super) struct $name;
-        impl Reducer for $name {
-            type In = $in;
-            type Lane = $lane;
-            type Total = $total;
-            type Out = $out;
-            const LANE: $lane = $zero_lane;
-            const TOTAL: $total = $zero_total;
-            #[inline(always)]
-            fn step($a: $lane, $x: $in) -> $lane {
-                let $b: $lane = $lift;
-                $join
-            }
-            #[inline(always)]
-            fn merge($a: $lane, $b: $lane) -> $lane {
-                $join
-            }
-            #[inline(always)]
-            fn widen(lane: $lane) -> $total {
-                lane as $total
-            }
-            #[inline(always)]
-            fn join($a: $total, $b: $total) -> $total {
-                $join
-            }
-            #[inline(always)]
-            fn finish(total: $total) -> $out {
-                total as $out
-            }
-        }
-    };
-}
-
-reducer!(SumF32: f32, f32, f64, f32; 0.0, 0.0; |x| x; |a, b| a + b);
-reducer!(SumF64: f64, f64, f64, f64; 0.0, 0.0; |x| x; |a, b| a + b);
-reducer!(SumI64: i64, i64, i64, i64; 0, 0; |x| x; |a, b| a.wrapping_add(b));
-reducer!(CountBool: Bool, i64, i64, i64; 0, 0; |x| i64::from(x); |a, b| a + b);
-// A NaN in `a` stays because no comparison with it holds, one in `b` is taken up.
-reducer!(AmaxF32: f32, f32, f32, f32; f32::NEG_INFINITY, f32::NEG_INFINITY; |x| x;
-    |a, b| if (b > a) | b.is_nan() { b } else { a });
-reducer!(AmaxF64: f64, f64, f64, f64; f64::NEG_INFINITY, f64::NEG_INFINITY; |x| x;
-    |a, b| if (b > a) | b.is_nan() { b } else { a });
-reducer!(AmaxI64: i64, i64, i64, i64; i64::MIN, i64::MIN; |x| x; |a, b| if b > a { b } else { a });
-reducer!(AmaxBool: Bool, Bool, Bool, Bool; 0, 0; |x| x; |a, b| a | b);
-reducer!(AminF32: f32, f32, f32, f32; f32::INFINITY, f32::INFINITY; |x| x;
-    |a, b| if (b < a) | b.is_nan() { b } else { a });
-reducer!(AminF64: f64, f64, f64, f64; f64::INFINITY, f64::INFINITY; |x| x;
-    |a, b| if (b < a) | b.is_nan() { b } else { a });
-reducer!(AminI64: i64, i64, i64, i64; i64::MAX, i64::MAX; |x| x; |a, b| if b < a { b } else { a });
-reducer!(AminBool: Bool, Bool, Bool, Bool; 1, 1; |x| x; |a, b| a & b);
-// In f64, so that large and small factors of f32 may come in any order.
-reducer!(ProdF32: f32, f64, f64, f32; 1.0, 1.0; |x| f64::from(x); |a, b| a * b);
-reducer!(ProdF64: f64, f64, f64, f64; 1.0, 1.0; |x| x; |a, b| a * b);
-reducer!(ProdI64: i64, i64, i64, i64; 1, 1; |x| x; |a, b| a.wrapping_mul(b));
-reducer!(ProdBool: Bool, i64, i64, i64; 1, 1; |x| i64::from(x); |a, b| a * b);
-
-// The maximum of numbers: one instruction, where NaN may or may not show.
-reducer!(LargestF32: f32, f32, f32, f32; f32::NEG_INFINITY, f32::NEG_INFINITY; |x| x;
-    |a, b| if b > a { b } else { a });
-reducer!(LargestF64: f64, f64, f64, f64; f64::NEG_INFINITY, f64::NEG_INFINITY; |x| x;
-    |a, b| if b > a { b } else { a });
 
 // Lanes, stretches, pieces and tiles decide in which order elements are added: they are fixed, since no bit depends on the
 // machine or on the number of threads.
@@ -218,6 +131,20 @@ vectorised! {
             }
         }
         total
+    }
+}
+
+vectorised! {
+    /// The totals of rows of `length`, fewer than [`LANES`], as [`total`] has them.
+    ///
+    /// # Safety
+    /// None.
+    fn short_totals [R: Reducer] [R] (out: &mut [R::Out], x: &[R::In], length: usize) {
+        for (out, row) in out.iter_mut().zip(x.chunks_exact(length)) {
+            let add = |total, &x| R::join(total, R::widen(R::step(R::LANE, x)));
+            // As one total of a piece is: joined with that of nothing.
+            *out = R::finish(R::join(R::TOTAL, row.iter().fold(R::TOTAL, add)));
+        }
     }
 }
 
@@ -380,6 +307,22 @@ unsafe fn reduce_rows<R: Reducer>(out: *mut R::Out, input: Source, kept: &[Dim],
             store(task, unsafe { range_total::<R>(base, reduced, first, last) });
         }
     };
+    // Short rows one behind the other: their totals don't wait for each other.
+    if let ([Dim { stride, .. }], [Dim { stride: 1, size }]) = (kept, reduced)
+        && *size < LANES
+        && *stride == *size as isize
+        && let Some(x) = input.direct::<R::In>()
+    {
+        let memory = Shared::new((out, x));
+        return parallel_for(outputs, GRAIN.div_ceil(length), |begin, end| {
+            let (out, x) = memory.get();
+            // SAFETY: these outputs, and their rows.
+            unsafe {
+                let x = from_raw_parts(x.add(begin * length), (end - begin) * length);
+                short_totals::<R>(std::slice::from_raw_parts_mut(out.add(begin), end - begin), x, length);
+            }
+        });
+    }
     let tasks = outputs * pieces;
     // SAFETY: output `i` is written by the task that owns it alone.
     let finish = |i: usize, total: R::Total| unsafe { shared.get().0.add(i).write(R::finish(total)) };
@@ -517,17 +460,36 @@ unsafe fn reduce_columns<R: Reducer>(out: *mut R::Out, input: Source, kept: &[Di
         parallel_for(tasks, (GRAIN / task_elements.max(1)).max(1), work);
     }
     if pieces > 1 {
-        let mut column = [R::TOTAL; 16];
-        for task in 0..groups * tiles {
+        for (task, rows) in partials.chunks_exact_mut(pieces * TILE).enumerate() {
             let (group, first) = (task / tiles, task % tiles * TILE);
-            for j in 0..TILE.min(inner.size - first) {
-                for (piece, total) in column[..pieces].iter_mut().enumerate() {
-                    *total = partials[(task * pieces + piece) * TILE + j];
-                }
-                let total = pairwise::<R>(&column[..pieces]);
+            let width = TILE.min(inner.size - first);
+            join_pairwise::<R>(rows, width);
+            for (j, &total) in rows[..width].iter().enumerate() {
                 // SAFETY: an output of this group and tile.
                 unsafe { out.add(group * inner.size + first + j).write(R::finish(total)) };
             }
+        }
+    }
+}
+
+/// [`pairwise`] for the columns of rows of [`TILE`] totals, the first `width` of them: into the first row.
+fn join_pairwise<R: Reducer>(rows: &mut [R::Total], width: usize) {
+    let count = rows.len() / TILE;
+    if count > 1 {
+        let (left, right) = rows.split_at_mut(count / 2 * TILE);
+        join_pairwise::<R>(left, width);
+        join_pairwise::<R>(right, width);
+        // SAFETY: nothing is asked.
+        unsafe { join_rows::<R>(&mut left[..width], &right[..width]) };
+    }
+}
+
+vectorised! {
+    /// # Safety
+    /// None.
+    fn join_rows [R: Reducer] [R] (left: &mut [R::Total], right: &[R::Total]) {
+        for (left, &right) in left.iter_mut().zip(right) {
+            *left = R::join(*left, right);
         }
     }
 }

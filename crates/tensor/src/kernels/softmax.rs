@@ -8,7 +8,8 @@ use super::element::Element;
 use super::isa::vectorised;
 use super::narrow::{narrowing, widening};
 use super::operand::{Operand, Shared};
-use super::reduce::{LargestF32, LargestF64, Reducer, SumF32, SumF64, total};
+use super::reduce::total;
+use super::reducers::{LargestF32, LargestF64, Reducer, SumF32, SumF64};
 use super::strided::{gather, scatter};
 use super::tiles::{TILE_ROWS, transpose};
 use kiln_ir::DType;
@@ -166,7 +167,7 @@ unsafe fn lines<T: Float>(operands: [&Operand; 2], dim: usize, body: impl Fn(&mu
     let beside = strides.iter().all(|&stride| stride != 1)
         && outer_strides.iter().all(|strides| strides.last() == Some(&1))
         && side >= TILE_ROWS / 2
-        && (machine().l1 / (2 * LINE)..MOST_TURNED).contains(&length);
+        && (2 * TILE_ROWS..MOST_TURNED).contains(&length);
     if beside {
         let per_block = side.div_ceil(TILE_ROWS);
         let groups = numel / length / side * per_block;

@@ -50,6 +50,33 @@ fn index_tensors_stand_where_pytorch_puts_them() -> Result<()> {
     Ok(())
 }
 
+/// Before anything is changed, and whatever else is empty.
+#[test]
+fn every_index_is_checked() -> Result<()> {
+    let x = ramp(&[2, 3, 4])?;
+    let at = |places: &[i64]| Tensor::from_slice(places);
+    for bad in [-3, 2] {
+        let (first, last) = (at(&[0, bad])?, at(&[1, 1])?);
+        for error in [
+            x.index(&[Some(&first), None, Some(&last)]).unwrap_err(),
+            x.index_put(&[Some(&first), None, Some(&last)], 1.0, false).unwrap_err(),
+            x.index_put_(&[Some(&first), None, Some(&last)], 1.0, true).map(drop).unwrap_err(),
+            ramp(&[2, 0])?.index(&[Some(&first)]).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains(&bad.to_string()), "{error}");
+        }
+    }
+    assert_eq!(x.to_vec::<f32>()?, ramp(&[2, 3, 4])?.to_vec::<f32>()?);
+    assert_eq!(x.index(&[Some(&at(&[])?), None, Some(&at(&[3])?)])?.shape().to_vec(), [0, 3]);
+    // In place, through a view, and from the tensor's own memory.
+    let turned = x.transpose(0, 2)?;
+    turned.index_put_(&[Some(&at(&[-1, 0])?)], &x.i((.., .., 0..1))?.transpose(0, 2)?, false)?;
+    assert_eq!(x.i((0, 1))?.to_vec::<f32>()?, [4.0, 5.0, 6.0, 4.0]);
+    x.index_put_(&[None, Some(&at(&[2, 2, 2])?)], 1.0, true)?;
+    assert_eq!(x.i((1, 2))?.to_vec::<f32>()?, [23.0, 24.0, 25.0, 23.0]);
+    Ok(())
+}
+
 #[test]
 fn values_are_set_in_place() -> Result<()> {
     let x = ramp(&[2, 3])?;

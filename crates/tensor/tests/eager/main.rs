@@ -6,6 +6,7 @@ mod dtypes;
 mod functions;
 mod halves;
 mod indexing;
+mod kernels;
 mod lists;
 mod nn;
 mod order;

@@ -2,8 +2,11 @@
 
 mod costs;
 mod lines;
+mod moving;
+mod order;
 mod picks;
 mod pointwise;
+mod resample;
 
 use kiln_ir::{DType, bf16, f16};
 
