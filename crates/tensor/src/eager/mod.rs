@@ -29,6 +29,7 @@ use crate::storage::Guard;
 use crate::tensor::{Held, Ready};
 use crate::{Tensor, custom};
 
+pub(crate) use integer::division;
 pub use scan::{CompileBody, compile_bodies_by};
 
 /// An operand made ready: a tensor, or a number waiting for its dtype.
@@ -323,7 +324,7 @@ impl Job<'_> {
     }
 
     fn run(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
-        if let Some(division) = integer::division(self.op)
+        if let Some(division) = division(self.op)
             && !out.dtype.is_float()
         {
             return self.divide(division, out, inputs);

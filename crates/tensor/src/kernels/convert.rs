@@ -35,7 +35,7 @@ pub unsafe fn convert(out: &Operand, input: &Operand) {
 }
 
 /// The loop that converts, and what it takes.
-fn cast(from: DType, to: DType) -> (Loop, Form) {
+pub(super) fn cast(from: DType, to: DType) -> (Loop, Form) {
     if from == to {
         let copy: Loop = match from.size() {
             1 => copy_loop::<u8>,
