@@ -191,6 +191,18 @@ impl InDouble<2> for Pow {
             Width::F64 => power_for_f64(cx, size, y),
         };
         let result = cx.name("result", result);
+        // Eager loops compute these powers, where one serves all elements, by what they are.
+        let square = cx.mul(size, size);
+        let cube = cx.mul(square, size);
+        let root = cx.sqrt(size);
+        let inverse = cx.div(one, size);
+        let known = [(1.0, size), (2.0, square), (3.0, cube), (0.5, root), (-1.0, inverse)];
+        let mut result = result;
+        for (exponent, power) in known {
+            let exponent = cx.constant(exponent);
+            let is_known = cx.eq(y, exponent);
+            result = cx.select(is_known, power, result);
+        }
         // 0, ∞, and infinite exponents: 0 or ∞, by whether the size and the exponent are on the same side.
         let flat = cx.eq(size, zero);
         let endless = cx.eq(size, infinity);
@@ -230,6 +242,30 @@ impl InDouble<2> for Pow {
         let trivial = cx.or(y_zero, x_one);
         cx.select(trivial, one, result)
     }
+}
+
+/// x³, as a power.
+pub struct Cube;
+
+impl InDouble<1> for Cube {
+    const NAME: &'static str = "cube";
+
+    #[inline(always)]
+    fn body<L: Lane>(cx: &mut L, [x]: [L::F; 1], _: Width) -> L::F {
+        let square = cx.mul(x, x);
+        cx.mul(square, x)
+    }
+}
+
+/// x to the power ½: of −0 it is 0, of −∞ it is ∞.
+#[inline(always)]
+pub fn half_power<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let (zero, infinity) = (cx.constant(0.0), cx.constant(f64::INFINITY));
+    let sum = cx.add(x, zero);
+    let root = cx.sqrt(sum);
+    let size = cx.abs(x);
+    let endless = cx.eq(size, infinity);
+    cx.select(endless, infinity, root)
 }
 
 /// √(x² + y²).

@@ -56,6 +56,17 @@ pub(crate) fn function(op: &Op, operands: usize) -> Option<Function> {
     (function.arity() == operands).then_some(function)
 }
 
+/// The function that the power with this exponent is on floats, where it is one that is quicker.
+pub(crate) fn power(exponent: Scalar) -> Option<Function> {
+    match exponent.as_f64() {
+        2.0 => Some(Function::Square),
+        3.0 => Some(Function::Cube),
+        0.5 => Some(Function::HalfPower),
+        -1.0 => Some(Function::Reciprocal),
+        _ => None,
+    }
+}
+
 /// Whether an op with this many operands has a kernel of its own; the others run by their decomposition, each
 /// step of which rounds to the dtype of its result.
 pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
@@ -328,6 +339,15 @@ impl Job<'_> {
             && !out.dtype.is_float()
         {
             return self.divide(division, out, inputs);
+        }
+        if let (Op::Pow {}, &[x @ Input::Tensor(_), Input::Number(exponent)]) = (self.op, inputs)
+            && out.dtype.is_float()
+        {
+            match (exponent.as_f64(), power(exponent)) {
+                (1.0, _) => return self.copy_into(out, inputs, 0),
+                (_, Some(function)) => return self.function(function, out, &[x]),
+                _ => {}
+            }
         }
         if let Some(function) = function(self.op, inputs.len()) {
             return self.function(function, out, inputs);
