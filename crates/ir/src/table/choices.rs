@@ -96,7 +96,7 @@ macro_rules! rows_choices {
 
             /// x with NaN and the infinities replaced
             [pointwise nan_to_num_with nan_to_num_with_] "nan_to_num" NanToNum (x, nan, posinf, neginf) () {}
-                { ty: choices::nan_to_num_type, grad: Grad::Decompose, decompose: steps!(|x, nan, posinf, neginf| if x.dtype().is_float() {
+                { ty: choices::nan_to_num_type, grad: rule!(|g, x, _nan, _posinf, _neginf| [x.abs().lt(f64::INFINITY).where_(g, 0.0)]), decompose: steps!(|x, nan, posinf, neginf| if x.dtype().is_float() {
                       let filled = x.eq(f64::INFINITY).where_(posinf, x.eq(x).where_(x, nan));
                       x.eq(f64::NEG_INFINITY).where_(neginf, filled)
                   } else { x }),

@@ -7,6 +7,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use kiln_ir::math::Function;
 use kiln_ir::{
     Class, DType, Device, Layout, Op, Result, Scalar, Shape, TensorTy, Ty, Value, Values, result_dtype,
 };
@@ -51,13 +52,21 @@ struct Waiting {
 }
 
 /// What an op is in a formula, and the dtype in which it takes its operands.
-fn step(op: &Op, tys: &[Ty], result: &TensorTy) -> Option<(Computes, DType)> {
+fn step(op: &Op, tys: &[Ty], result: &TensorTy, exponent: Option<Scalar>) -> Option<(Computes, DType)> {
     if eager::division(op).is_some() && !result.dtype.is_float() {
         return None;
     }
     let compare = |comparison| (Computes::Comparison(comparison), result_dtype(tys));
     let bits = |function| (Computes::Bits(function), result.dtype);
     let (computes, taken) = match (eager::function(op, tys.len()), op) {
+        (Some(Function::Pow), _)
+            if result.dtype.is_float() && exponent.is_some_and(|y| y.as_f64() == 1.0) =>
+        {
+            (Computes::Conversion, result.dtype)
+        }
+        (Some(Function::Pow), _) if result.dtype.is_float() => {
+            (Computes::Function(exponent.and_then(eager::power).unwrap_or(Function::Pow)), result.dtype)
+        }
         (Some(function), _) => (Computes::Function(function), result.dtype),
         (None, Op::Eq {}) => compare(Comparison::Eq),
         (None, Op::Ne {}) => compare(Comparison::Ne),
@@ -105,7 +114,11 @@ impl EagerEmit {
         }
         let result = op.infer(&tys).map_err(|why| op.error(&tys, why, self.loc))?.remove(0);
         let step = match &result {
-            Ty::Tensor(result) if !tys.iter().any(is_list) => step(&op, &tys, result),
+            Ty::Tensor(result) if !tys.iter().any(is_list) => {
+                let second = args.get(1).map(|arg| &self.items[arg.index()].0);
+                let number = second.and_then(|item| if let Item::Number(x) = item { Some(*x) } else { None });
+                step(&op, &tys, result, number)
+            }
             _ => None,
         };
         let Some(deferred) = &mut self.deferred else { return Ok(smallvec![]) };
@@ -254,7 +267,7 @@ impl Run<'_> {
                 continue;
             };
             let mut sources = SmallVec::new();
-            for (i, arg) in args.iter().enumerate() {
+            for (i, arg) in args.iter().enumerate().take(computes.arity()) {
                 sources.push(match self.cx.items[arg.index()].0 {
                     Item::Number(x) => self::number(op, computes, i, taken, x),
                     Item::Pending(number) => Source::Step(self.ops[number].place),

@@ -45,6 +45,14 @@ pub(super) fn cast(from: DType, to: DType) -> (Loop, Form) {
         };
         return (copy, Form::Memory);
     }
+    let truncation = match from {
+        DType::F32 => f32_truncation(to),
+        DType::F64 => f64_truncation(to),
+        _ => None,
+    };
+    if let Some(truncation) = truncation {
+        return (truncation, Form::Memory);
+    }
     // One step where the other end is what a narrow dtype is computed in.
     let step = match (from.computing() == to, to.computing() == from) {
         (true, _) => widening(from),
@@ -85,6 +93,40 @@ impl<A: Element, O: Element> Map for Cast<A, O> {
         a.cast()
     }
 }
+
+macro_rules! truncations {
+    ($name:ident $float:ty: $($dtype:ident $integer:ty),*) => {
+        /// The loop from these floats to integers of a dtype.
+        fn $name(to: DType) -> Option<Loop> {
+            match to {
+                $(DType::$dtype => Some(map_loop::<Truncate<$float, $integer>, 1>),)*
+                _ => None,
+            }
+        }
+
+        $(impl Map for Truncate<$float, $integer> {
+            type In = $float;
+            type Out = $integer;
+            // An i32 is there at once; an i64 is what counts.
+            const HAS_RARE: bool = true;
+            #[inline(always)]
+            fn map([x, ..]: [$float; MAX_INPUTS]) -> $integer {
+                x as i64 as $integer
+            }
+            #[inline(always)]
+            fn quick([x, ..]: [$float; MAX_INPUTS], missed: &mut bool) -> $integer {
+                *missed |= !(x.abs() < 2147483648.0);
+                x as i32 as $integer
+            }
+        })*
+    };
+}
+
+/// A float as an i64, wrapped.
+struct Truncate<F, I>(PhantomData<(F, I)>);
+
+truncations!(f32_truncation f32: I64 i64, I32 i32, I16 i16, I8 i8, U8 u8);
+truncations!(f64_truncation f64: I64 i64, I32 i32, I16 i16, I8 i8, U8 u8);
 
 /// Rows of a transpose's tiles, along which the input is contiguous: enough that a visit to one of its pages
 /// pays, since each column may lie in another page.

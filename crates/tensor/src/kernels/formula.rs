@@ -79,6 +79,16 @@ impl Computes {
         }
     }
 
+    /// How many operands it has.
+    pub fn arity(self) -> usize {
+        match self {
+            Computes::Function(function) => function.arity(),
+            Computes::Comparison(_) | Computes::Bits(_) | Computes::Logical(Logical::And) => 2,
+            Computes::Choice => 3,
+            Computes::Logical(Logical::Not) | Computes::Conversion => 1,
+        }
+    }
+
     /// In vector instructions.
     fn instructions(self) -> usize {
         match self {

@@ -3,8 +3,10 @@
 
 use std::cell::Cell;
 
-use kiln_ir::{Class, DType, Domain, Op, SampleArg};
+use kiln_ir::{Class, DType, Domain, Loc, Op, SampleArg, Value};
 
+use crate::autograd::EagerEmit;
+use crate::dispatch::arg_tys;
 use crate::hook::{Arg, Output};
 use crate::{Result, Tensor, no_grad, run_op};
 
@@ -198,6 +200,53 @@ fn formulas_are_their_ops_on_samples() {
                         format!("{:?} of {:?} {dtype:?} {lies:?}", sample.op, sample.args)
                     });
                 }
+            }
+        }
+    }
+}
+
+/// A row that is a scalar function as well computes what its decomposition does.
+#[test]
+fn functions_are_their_formulas() {
+    for row in rows().filter(|row| row.function.is_some() && row.decompose.is_some()) {
+        for sample in row.sample_calls() {
+            for &dtype in sample.dtypes {
+                let mut numbers = Numbers(row.name.len() as u64);
+                let mut made = Vec::new();
+                for arg in &sample.args {
+                    made.push(match arg {
+                        SampleArg::Tensor(shape, domain) => {
+                            Some(tensor(&mut numbers, shape, dtype, *domain, Lies::Dense).unwrap())
+                        }
+                        SampleArg::Fixed(dtype, shape, domain) => {
+                            Some(tensor(&mut numbers, shape, *dtype, *domain, Lies::Dense).unwrap())
+                        }
+                        SampleArg::Number(_) => None,
+                    });
+                }
+                let args: Vec<Arg<'_>> = sample
+                    .args
+                    .iter()
+                    .zip(&made)
+                    .map(|(arg, made)| match (arg, made) {
+                        (SampleArg::Number(x), _) => Arg::Number(*x),
+                        (_, Some(tensor)) => Arg::Tensor(tensor),
+                        _ => unreachable!("tensors were made"),
+                    })
+                    .collect();
+                let Output::Tensor(got) = run_op(&sample.op, &args).unwrap() else { continue };
+                let mut cx = EagerEmit::new(false, Loc::UNKNOWN);
+                let tys = arg_tys(&args).unwrap();
+                let values: Vec<Value> = args.iter().zip(&tys).map(|(arg, ty)| cx.arg(arg, ty)).collect();
+                let parts = sample.op.decompose(&mut cx, &values).unwrap().unwrap();
+                let expected = cx.take(parts[0]).unwrap();
+                assert_eq!(
+                    bits(&got).unwrap(),
+                    bits(&expected).unwrap(),
+                    "{:?} {dtype:?} {:?}",
+                    sample.op,
+                    sample.args
+                );
             }
         }
     }
