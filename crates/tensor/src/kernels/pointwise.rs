@@ -464,22 +464,42 @@ kiln_ir::scalar_functions!(define_loops);
 vectorised! {
     /// # Safety
     /// That of [`Loop`].
-    fn select_loop [T: Copy] [T] (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize) {
-        #[inline(always)]
-        fn each<T: Copy>(out: &mut [T], condition: &[Bool], a: &[T], b: &[T]) {
-            for (((out, &condition), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
-                *out = if condition != 0 { a } else { b };
-            }
-        }
+    fn select_loop [T: Mask] [T] (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             let condition = from_raw_parts(inputs[0], n);
             let a = from_raw_parts(inputs[1].cast::<T>(), n);
             let b = from_raw_parts(inputs[2].cast::<T>(), n);
-            each(from_raw_parts_mut(out.cast::<T>(), n), condition, a, b);
+            choose(from_raw_parts_mut(out.cast::<T>(), n), condition, a, b);
         }
     }
 }
+
+#[inline(always)]
+fn choose<T: Mask>(out: &mut [T], condition: &[Bool], a: &[T], b: &[T]) {
+    for (((out, &condition), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+        *out = T::choose(condition, a, b);
+    }
+}
+
+/// The bits of an element.
+trait Mask: Copy {
+    /// `condition ? a : b`, by bits: of a branch the compiler makes a choice of addresses, which no vector can follow.
+    fn choose(condition: Bool, a: Self, b: Self) -> Self;
+}
+
+macro_rules! masks {
+    ($($ty:ty)*) => {$(
+        impl Mask for $ty {
+            #[inline(always)]
+            fn choose(condition: Bool, a: $ty, b: $ty) -> $ty {
+                let mask = <$ty>::from(condition != 0).wrapping_neg();
+                b ^ ((a ^ b) & mask)
+            }
+        }
+    )*};
+}
+masks!(u8 u16 u32 u64);
 
 macro_rules! maps {
     ($($name:ident: $in:ty => $out:ty, |$a:ident, $b:ident, $c:ident| $body:expr;)*) => {$(
