@@ -299,3 +299,26 @@ fn formulas_are_their_ops_in_many_blocks() {
         }
     }
 }
+
+/// A power with one exponent for all is the power with as many exponents.
+#[test]
+fn powers_are_powers() {
+    let numbers = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e-40, -1e-40, 3e38, -3e38, 1e-45, 0.3, 7e12];
+    let special = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    let x: Vec<f64> = numbers.iter().chain(&special).copied().collect();
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let x = Tensor::from_slice(&x).unwrap().to_dtype(dtype).unwrap();
+        for exponent in [0.0, 1.0, 2.0, 3.0, 0.5, -1.0, 1.7] {
+            let by_number = x.pow(exponent).unwrap();
+            let all = Tensor::full_of(x.shape(), exponent, dtype, &crate::Device::Cpu).unwrap();
+            // 1.7 is no half, and a number isn't rounded.
+            if exponent != 1.7 || dtype.computing() == dtype {
+                assert_eq!(
+                    bits(&by_number).unwrap(),
+                    bits(&x.pow(&all).unwrap()).unwrap(),
+                    "{dtype:?} {exponent}"
+                );
+            }
+        }
+    }
+}
