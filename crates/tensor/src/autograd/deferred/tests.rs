@@ -237,6 +237,9 @@ fn functions_are_their_formulas() {
                 let Output::Tensor(got) = run_op(&sample.op, &args).unwrap() else { continue };
                 let mut cx = EagerEmit::new(false, Loc::UNKNOWN);
                 let tys = arg_tys(&args).unwrap();
+                if row.prim.is_some_and(|is_prim| is_prim(&sample.op, &tys)) {
+                    continue;
+                }
                 let values: Vec<Value> = args.iter().zip(&tys).map(|(arg, ty)| cx.arg(arg, ty)).collect();
                 let parts = sample.op.decompose(&mut cx, &values).unwrap().unwrap();
                 let expected = cx.take(parts[0]).unwrap();
