@@ -5,7 +5,7 @@ use kiln_ir::{Dims, Layout, Result, Scalar, TensorTy};
 
 use super::{Input, Job, operand};
 use crate::create::allocate;
-use crate::kernels;
+use crate::kernels::{self, Operand};
 use crate::tensor::Ready;
 
 impl Job<'_> {
@@ -27,6 +27,22 @@ impl Job<'_> {
             // SAFETY: `out` is fresh and dense, of the shape that is left; dims were checked by the type rule.
             unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) }
         }
+        Ok(())
+    }
+
+    pub(super) fn nansum(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
+        if !dims.is_empty() {
+            return self.reduce(kernels::Reduction::Nansum, out, inputs, dims);
+        }
+        // Each element is a sum of one.
+        let x = self.tensor(inputs, 0)?;
+        let (mut shape, mut strides) = (x.layout.shape.to_vec(), x.layout.strides.to_vec());
+        let last = shape.len();
+        shape.push(1);
+        strides.push(0);
+        let x = Operand { shape: &shape, strides: &strides, ..operand(x) };
+        // SAFETY: `out` is fresh and dense, of the shape without the last dim; `x` is locked for reading.
+        unsafe { kernels::reduce(kernels::Reduction::Nansum, &operand(out), &x, &[last]) };
         Ok(())
     }
 
