@@ -358,7 +358,7 @@ impl Job<'_> {
             Op::MaskedScatter {} => self.masked_scatter(out, inputs),
             Op::MaskedScatterBackward { .. } => self.masked_scatter_backward(out, inputs),
             Op::Sum { dims, .. } => self.reduce(kernels::Reduction::Sum, out, inputs, dims),
-            Op::Nansum { dims, .. } => self.nansum(out, inputs, dims),
+            Op::Nansum { dims, .. } => self.reduce(kernels::Reduction::Nansum, out, inputs, dims),
             Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
             Op::Amin { dims, .. } => self.reduce(kernels::Reduction::Amin, out, inputs, dims),
             Op::Prod { dims, .. } => self.reduce(kernels::Reduction::Prod, out, inputs, dims),

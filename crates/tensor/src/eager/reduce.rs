@@ -5,7 +5,7 @@ use kiln_ir::{Dims, Layout, Result, Scalar, TensorTy};
 
 use super::{Input, Job, operand};
 use crate::create::allocate;
-use crate::kernels::{self, Operand};
+use crate::kernels;
 use crate::tensor::Ready;
 
 impl Job<'_> {
@@ -20,29 +20,13 @@ impl Job<'_> {
         // The kernel drops the dims; dense memory is the same with them kept as 1.
         let dropped =
             Ready { layout: Layout::contiguous(x.layout.shape.reduced(dims, false)), ..out.clone() };
-        if dims.is_empty() {
+        if dims.is_empty() && reduction != kernels::Reduction::Nansum {
             // SAFETY: `out` is fresh, `x` locked for reading; nothing is reduced, so shapes agree.
             unsafe { kernels::convert(&operand(&dropped), &operand(x)) }
         } else {
             // SAFETY: `out` is fresh and dense, of the shape that is left; dims were checked by the type rule.
             unsafe { kernels::reduce(reduction, &operand(&dropped), &operand(x), dims) }
         }
-        Ok(())
-    }
-
-    pub(super) fn nansum(&self, out: &Ready, inputs: &[Input], dims: &Dims) -> Result<()> {
-        if !dims.is_empty() {
-            return self.reduce(kernels::Reduction::Nansum, out, inputs, dims);
-        }
-        // Each element is a sum of one.
-        let x = self.tensor(inputs, 0)?;
-        let (mut shape, mut strides) = (x.layout.shape.to_vec(), x.layout.strides.to_vec());
-        let last = shape.len();
-        shape.push(1);
-        strides.push(0);
-        let x = Operand { shape: &shape, strides: &strides, ..operand(x) };
-        // SAFETY: `out` is fresh and dense, of the shape without the last dim; `x` is locked for reading.
-        unsafe { kernels::reduce(kernels::Reduction::Nansum, &operand(out), &x, &[last]) };
         Ok(())
     }
 
