@@ -37,6 +37,8 @@ impl<'a> DenseCall<'a> {
     /// The call as such a one, if it is.
     pub(crate) fn of(op: &Op, args: &[Arg<'a>], in_place: bool) -> Option<DenseCall<'a>> {
         let function = match (function(op, args.len())?, args) {
+            // The powers 0 and 1 are no function.
+            (Function::Pow, [_, Arg::Number(y)]) if matches!(y.as_f64(), 0.0 | 1.0) => return None,
             (Function::Pow, [_, Arg::Number(exponent)]) => power(*exponent).unwrap_or(Function::Pow),
             (function, _) => function,
         };

@@ -479,6 +479,12 @@ macro_rules! scalar_functions {
         /// x moved towards 0 by lambd.
         Softshrink "softshrink" 5 |cx, x, lambd| activation::softshrink(cx, x, lambd);
             exact Formula;
+        /// −1, 0 or 1.
+        Sign "sign" 4 |cx, x| composite::sign(cx, x);
+            exact Formula, integers |a| a.signum();
+        /// x with NaN and the infinities replaced: arguments x, nan, posinf, neginf.
+        NanToNum "nan_to_num" 5 |cx, x, nan, posinf, neginf| composite::nan_to_num(cx, x, nan, posinf, neginf);
+            exact Formula, integers |x, _nan, _posinf, _neginf| x;
         /// Largest integer ≤ x.
         Floor "floor" 1 |cx, x| cx.floor(x);
             exact One(f64::floor), integers |a| a;

@@ -103,9 +103,9 @@ impl EagerEmit {
     }
 
     /// The tensors behind values: the end of what is emitted.
-    pub fn results(mut self, values: &[Option<Value>]) -> Result<Vec<Option<Tensor>>> {
-        self.run_deferred(values)?;
-        values.iter().map(|value| value.map(|value| self.result(value)).transpose()).collect()
+    pub fn results(mut self, values: Vec<Option<Value>>) -> Result<Vec<Option<Tensor>>> {
+        self.run_deferred(&values)?;
+        values.into_iter().map(|value| value.map(|value| self.result(value)).transpose()).collect()
     }
 
     /// The tensor behind a value: the end of what is emitted.

@@ -333,7 +333,7 @@ fn differentiate(
         }
     };
     debug_assert!(values.iter().flatten().all(|v| cx.tensor_ty(*v).dtype.is_float()));
-    let results = cx.results(&values)?;
+    let results = cx.results(values)?;
     anomaly::check(op.name(), &results, node.loc)?;
     Ok(wholes(results))
 }

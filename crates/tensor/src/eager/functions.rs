@@ -3,7 +3,7 @@
 use kiln_ir::math::Function;
 use kiln_ir::{Approximate, Op, Result, Scalar, Why};
 
-use super::{Input, Job, number_dtype};
+use super::{Input, Job, number_dtype, operand};
 use crate::kernels;
 use crate::tensor::Ready;
 
@@ -55,8 +55,14 @@ impl Job<'_> {
         if !out.dtype.is_float() {
             return None;
         }
-        if exponent.as_f64() == 1.0 {
-            return Some(self.copy_into(out, inputs, 0));
+        match exponent.as_f64() {
+            // SAFETY: `out` is fresh or locked for writing.
+            0.0 => unsafe {
+                kernels::fill(&operand(out), Scalar::Int(1).to_element(out.dtype));
+                return Some(Ok(()));
+            },
+            1.0 => return Some(self.copy_into(out, inputs, 0)),
+            _ => {}
         }
         power(exponent).map(|function| self.function(function, out, &[x]))
     }

@@ -520,6 +520,7 @@ maps! {
     And: Bool => Bool, |a, b, c| a & b;
     Or: Bool => Bool, |a, b, c| a | b;
     Not: Bool => Bool, |a, b, c| a ^ 1;
+    Same: Bool => Bool, |a, b, c| a;
     Xor: Bool => Bool, |a, b, c| a ^ b;
     IntAnd: i64 => i64, |a, b, c| a & b;
     IntOr: i64 => i64, |a, b, c| a | b;
@@ -553,6 +554,8 @@ fn bool_loop(function: Function) -> Option<Loop> {
     match function {
         Function::Add | Function::Maximum => Some(map_loop::<Or, 2>),
         Function::Mul | Function::Minimum => Some(map_loop::<And, 2>),
+        Function::Sign => Some(map_loop::<Same, 1>),
+        Function::NanToNum => Some(map_loop::<Same, 4>),
         _ => None,
     }
 }
