@@ -57,7 +57,7 @@ macro_rules! rows_reductions {
                   decompose: Some(products::backward_steps), eval: Eval::Structural, samples: products::backward_samples };
             /// Sum over dims, NaN counted as 0
             [reduction nansum _none] "nansum" Nansum (x) () { dims: Dims, keepdim: bool }
-                { ty: reductions::ty, grad: Grad::Decompose, decompose: Some(reductions::nansum_steps), kernel: true,
+                { ty: reductions::ty, grad: Grad::Decompose, decompose: Some(reductions::nansum_steps),
                   eval: Eval::Structural, samples: || samples::reductions(samples::ALL, true, |dims, keepdim| Op::Nansum { dims, keepdim }) };
             /// log Σ exp(x) over dims
             [reduction logsumexp _none] "logsumexp" Logsumexp (x) () { dims: Dims, keepdim: bool }

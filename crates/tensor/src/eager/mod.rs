@@ -358,7 +358,6 @@ impl Job<'_> {
             Op::MaskedScatter {} => self.masked_scatter(out, inputs),
             Op::MaskedScatterBackward { .. } => self.masked_scatter_backward(out, inputs),
             Op::Sum { dims, .. } => self.reduce(kernels::Reduction::Sum, out, inputs, dims),
-            Op::Nansum { dims, .. } => self.reduce(kernels::Reduction::Nansum, out, inputs, dims),
             Op::Amax { dims, .. } => self.reduce(kernels::Reduction::Amax, out, inputs, dims),
             Op::Amin { dims, .. } => self.reduce(kernels::Reduction::Amin, out, inputs, dims),
             Op::Prod { dims, .. } => self.reduce(kernels::Reduction::Prod, out, inputs, dims),
@@ -434,9 +433,7 @@ impl Job<'_> {
     /// at them.
     fn is_widened(&self, out: &Ready, inputs: &[Input]) -> bool {
         let computes = match self.op.row().class {
-            Class::Reduction => {
-                !matches!(self.op, Op::Sum { .. } | Op::Nansum { .. } | Op::Amax { .. } | Op::Mean { .. })
-            }
+            Class::Reduction => !matches!(self.op, Op::Sum { .. } | Op::Amax { .. } | Op::Mean { .. }),
             Class::Composite => !matches!(self.op, Op::Softmax { .. } | Op::LogSoftmax { .. }),
             Class::Random | Class::Contraction => true,
             Class::Index => !matches!(

@@ -20,7 +20,7 @@ impl Job<'_> {
         // The kernel drops the dims; dense memory is the same with them kept as 1.
         let dropped =
             Ready { layout: Layout::contiguous(x.layout.shape.reduced(dims, false)), ..out.clone() };
-        if dims.is_empty() && reduction != kernels::Reduction::Nansum {
+        if dims.is_empty() {
             // SAFETY: `out` is fresh, `x` locked for reading; nothing is reduced, so shapes agree.
             unsafe { kernels::convert(&operand(&dropped), &operand(x)) }
         } else {

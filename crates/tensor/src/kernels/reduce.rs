@@ -23,8 +23,6 @@ use std::slice::from_raw_parts;
 pub enum Reduction {
     /// The sum. Integers wrap; booleans are counted, giving i64.
     Sum,
-    /// The sum of floats, NaN counted as 0.
-    Nansum,
     /// The largest element; NaN if there is one. Of nothing: the dtype's least value.
     Amax,
     /// The smallest element; NaN if there is one. Of nothing: the dtype's largest value.
@@ -59,9 +57,6 @@ pub unsafe fn reduce(reduction: Reduction, out: &Operand, input: &Operand, dims:
             (Reduction::Sum, DType::F64) => run::<SumF64>(out, input, dims),
             (Reduction::Sum, DType::Bool) => run::<CountBool>(out, input, dims),
             (Reduction::Sum, _) => run::<SumI64>(out, input, dims),
-            (Reduction::Nansum, DType::F32) => run::<NansumF32>(out, input, dims),
-            (Reduction::Nansum, DType::F64) => run::<NansumF64>(out, input, dims),
-            (Reduction::Nansum, _) => reduce(Reduction::Sum, out, input, dims),
             (Reduction::Amax, DType::F32) => run::<AmaxF32>(out, input, dims),
             (Reduction::Amax, DType::F64) => run::<AmaxF64>(out, input, dims),
             (Reduction::Amax, DType::Bool) => run::<AmaxBool>(out, input, dims),
@@ -142,8 +137,6 @@ macro_rules! reducer {
 
 reducer!(SumF32: f32, f32, f64, f32; 0.0, 0.0; |x| x; |a, b| a + b);
 reducer!(SumF64: f64, f64, f64, f64; 0.0, 0.0; |x| x; |a, b| a + b);
-reducer!(NansumF32: f32, f32, f64, f32; 0.0, 0.0; |x| if x.is_nan() { 0.0 } else { x }; |a, b| a + b);
-reducer!(NansumF64: f64, f64, f64, f64; 0.0, 0.0; |x| if x.is_nan() { 0.0 } else { x }; |a, b| a + b);
 reducer!(SumI64: i64, i64, i64, i64; 0, 0; |x| x; |a, b| a.wrapping_add(b));
 reducer!(CountBool: Bool, i64, i64, i64; 0, 0; |x| i64::from(x); |a, b| a + b);
 // A NaN in `a` stays because no comparison with it holds, one in `b` is taken up.
