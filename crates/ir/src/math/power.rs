@@ -4,7 +4,7 @@
 //! double, for doubles two of them.
 
 use super::exponential::exp2;
-use super::lane::{InDouble, Lane, Width};
+use super::lane::{InDouble, Lane, Rare, Width};
 
 /// log₂((1 + s)/(1 − s)) = s·P(s²) on |s| ≤ 0.172; error 2^-44.6.
 const LOG2: &[f64] = &[
@@ -194,15 +194,16 @@ impl InDouble<2> for Pow {
         // Eager loops compute these powers, where one serves all elements, by what they are.
         let square = cx.mul(size, size);
         let cube = cx.mul(square, size);
-        let root = cx.sqrt(size);
-        let inverse = cx.div(one, size);
-        let known = [(1.0, size), (2.0, square), (3.0, cube), (0.5, root), (-1.0, inverse)];
         let mut result = result;
-        for (exponent, power) in known {
+        for (exponent, power) in [(1.0, size), (2.0, square), (3.0, cube)] {
             let exponent = cx.constant(exponent);
             let is_known = cx.eq(y, exponent);
             result = cx.select(is_known, power, result);
         }
+        let (half, minus_one) = (cx.constant(0.5), cx.constant(-1.0));
+        let (is_half, is_inverse) = (cx.eq(y, half), cx.eq(y, minus_one));
+        let is_slow = cx.or(is_half, is_inverse);
+        let result = cx.rarely::<RootOrInverse, 2>(is_slow, result, [size, y]);
         // 0, ∞, and infinite exponents: 0 or ∞, by whether the size and the exponent are on the same side.
         let flat = cx.eq(size, zero);
         let endless = cx.eq(size, infinity);
@@ -241,6 +242,21 @@ impl InDouble<2> for Pow {
         let x_one = cx.eq(x, one);
         let trivial = cx.or(y_zero, x_one);
         cx.select(trivial, one, result)
+    }
+}
+
+/// The powers ½ and −1, which would hold up all others.
+struct RootOrInverse;
+
+impl Rare<2> for RootOrInverse {
+    const NAME: &'static str = "root_or_inverse";
+
+    #[inline(always)]
+    fn body<L: Lane>(cx: &mut L, [x, y]: [L::F; 2]) -> L::F {
+        let (zero, one) = (cx.constant(0.0), cx.constant(1.0));
+        let (root, inverse) = (cx.sqrt(x), cx.div(one, x));
+        let is_root = cx.gt(y, zero);
+        cx.select(is_root, root, inverse)
     }
 }
 
