@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 
 use kiln_ir::math::Function;
 use kiln_ir::{
-    Class, DType, Device, Layout, Op, Result, Scalar, Shape, TensorTy, Ty, Value, Values, result_dtype,
+    Class, DType, Device, Error, Layout, Op, Result, Scalar, Shape, TensorTy, Ty, Value, Values, result_dtype,
 };
 
 use super::emit::{EagerEmit, Item};
@@ -121,7 +121,7 @@ impl EagerEmit {
             }
             _ => None,
         };
-        let Some(deferred) = &mut self.deferred else { return Ok(smallvec![]) };
+        let deferred = self.deferred.get_or_insert_default();
         let number = deferred.ops.len();
         let value = Value(self.items.len() as u32);
         let args = args.iter().copied().collect();
@@ -243,10 +243,12 @@ impl Run<'_> {
             let (op, ty) = (&self.ops[numbers[0]].op, &self.cx.items[value.index()].1);
             let ready = held.operand(tensor, Some(ty), op, self.cx.loc)?;
             let layout = match ready.layout.shape == *shape {
-                true => None,
+                true => Some(ready.layout.clone()),
                 false => ready.layout.view(&Op::Expand { shape: shape.clone() }),
             };
-            readies.push((ready, layout.unwrap_or_else(|| ready.layout.clone())));
+            let no_broadcast =
+                || Error::bug(format!("an operand of {} has no shape for {shape:?}", op.name()));
+            readies.push((ready, layout.ok_or_else(no_broadcast)?));
         }
         let strides = Layout::contiguous(shape.clone()).strides;
         let mut copies: SmallVec<[Ready; 2]> = SmallVec::new();
