@@ -23,7 +23,7 @@ use crate::tensor::{Held, Ready};
 
 /// Elements of the largest operand from which on it pays to wait: below, finding formulas costs more than they save.
 /// Tests look at all.
-const LEAST: usize = if cfg!(debug_assertions) { 0 } else { 1 << 11 };
+const LEAST: usize = if cfg!(debug_assertions) { 1 } else { 1 << 11 };
 
 /// Whether it pays to let ops on operands of these types wait.
 pub(super) fn pays<'a>(mut tys: impl Iterator<Item = &'a Ty>) -> bool {

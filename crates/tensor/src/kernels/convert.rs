@@ -120,7 +120,7 @@ macro_rules! truncations {
             }
             #[inline(always)]
             fn quick([x, ..]: [$float; MAX_INPUTS], missed: &mut bool) -> $integer {
-                *missed |= !(x.abs() < 2147483648.0);
+                *missed |= x.abs() >= 2147483648.0;
                 x as i32 as $integer
             }
         })*

