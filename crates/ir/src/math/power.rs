@@ -4,7 +4,7 @@
 //! double, for doubles two of them.
 
 use super::exponential::exp2;
-use super::lane::{InDouble, Lane, Rare, Width};
+use super::lane::{InDouble, Lane, Width};
 
 /// log₂((1 + s)/(1 − s)) = s·P(s²) on |s| ≤ 0.172; error 2^-44.6.
 const LOG2: &[f64] = &[
@@ -200,10 +200,6 @@ impl InDouble<2> for Pow {
             let is_known = cx.eq(y, exponent);
             result = cx.select(is_known, power, result);
         }
-        let (half, minus_one) = (cx.constant(0.5), cx.constant(-1.0));
-        let (is_half, is_inverse) = (cx.eq(y, half), cx.eq(y, minus_one));
-        let is_slow = cx.or(is_half, is_inverse);
-        let result = cx.rarely::<RootOrInverse, 2>(is_slow, result, [size, y]);
         // 0, ∞, and infinite exponents: 0 or ∞, by whether the size and the exponent are on the same side.
         let flat = cx.eq(size, zero);
         let endless = cx.eq(size, infinity);
@@ -245,21 +241,6 @@ impl InDouble<2> for Pow {
     }
 }
 
-/// The powers ½ and −1, which would hold up all others.
-struct RootOrInverse;
-
-impl Rare<2> for RootOrInverse {
-    const NAME: &'static str = "root_or_inverse";
-
-    #[inline(always)]
-    fn body<L: Lane>(cx: &mut L, [x, y]: [L::F; 2]) -> L::F {
-        let (zero, one) = (cx.constant(0.0), cx.constant(1.0));
-        let (root, inverse) = (cx.sqrt(x), cx.div(one, x));
-        let is_root = cx.gt(y, zero);
-        cx.select(is_root, root, inverse)
-    }
-}
-
 /// x³, as a power.
 pub struct Cube;
 
@@ -271,17 +252,6 @@ impl InDouble<1> for Cube {
         let square = cx.mul(x, x);
         cx.mul(square, x)
     }
-}
-
-/// x to the power ½: of −0 it is 0, of −∞ it is ∞.
-#[inline(always)]
-pub fn half_power<L: Lane>(cx: &mut L, x: L::F) -> L::F {
-    let (zero, infinity) = (cx.constant(0.0), cx.constant(f64::INFINITY));
-    let sum = cx.add(x, zero);
-    let root = cx.sqrt(sum);
-    let size = cx.abs(x);
-    let endless = cx.eq(size, infinity);
-    cx.select(endless, infinity, root)
 }
 
 /// √(x² + y²).

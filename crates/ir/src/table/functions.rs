@@ -522,13 +522,10 @@ macro_rules! scalar_functions {
         Clamp "clamp" 4 |cx, x, min, max| composite::clamp(cx, x, min, max);
             exact Formula, integers |x, min, max| x.max(min).min(max);
         /// xʸ.
-        Pow "pow" 154 rare |cx, x, y| cx.in_double::<power::Pow, 2>([x, y]);
+        Pow "pow" 154 |cx, x, y| cx.in_double::<power::Pow, 2>([x, y]);
             exact Two(f64::powf), integers |a, b| int_pow(a, b);
         /// x³, as a power.
         Cube "cube" 5 |cx, x| cx.in_double::<power::Cube, 1>([x]);
-            exact Formula;
-        /// x to the power ½.
-        HalfPower "half_power" 10 |cx, x| power::half_power(cx, x);
             exact Formula;
         /// Interpolation between (a, b) by weight: arguments a, b, weight.
         Lerp "lerp" 4 |cx, a, b, weight| composite::lerp(cx, a, b, weight);

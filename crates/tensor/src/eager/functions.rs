@@ -23,8 +23,6 @@ pub(crate) fn power(exponent: Scalar) -> Option<Function> {
     match exponent.as_f64() {
         2.0 => Some(Function::Square),
         3.0 => Some(Function::Cube),
-        0.5 => Some(Function::HalfPower),
-        -1.0 => Some(Function::Reciprocal),
         _ => None,
     }
 }
