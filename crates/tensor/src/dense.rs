@@ -7,7 +7,7 @@ use kiln_ir::math::Function;
 use kiln_ir::{Device, Loc, Op, Result, Scalar, TensorTy};
 
 use crate::create::allocate_like;
-use crate::eager::{Input, function, lock, number_dtype, overlaps};
+use crate::eager::{Input, function, lock, number_dtype, overlaps, power};
 use crate::hook::Arg;
 use crate::kernels::{self, Dense, MAX_INPUTS, Row, Step};
 use crate::storage::{Guard, Use, independent};
@@ -36,7 +36,12 @@ pub(crate) struct DenseCall<'a> {
 impl<'a> DenseCall<'a> {
     /// The call as such a one, if it is.
     pub(crate) fn of(op: &Op, args: &[Arg<'a>], in_place: bool) -> Option<DenseCall<'a>> {
-        let function = function(op, args.len())?;
+        let function = match (function(op, args.len())?, args) {
+            // The powers 0 and 1 are no function.
+            (Function::Pow, [_, Arg::Number(y)]) if matches!(y.as_f64(), 0.0 | 1.0) => return None,
+            (Function::Pow, [_, Arg::Number(exponent)]) => power(*exponent).unwrap_or(Function::Pow),
+            (function, _) => function,
+        };
         let Some(Arg::Tensor(first)) = args.first() else { return None };
         let first = first.try_kept()?;
         if !first.dtype.is_float() || first.device != Device::Cpu {

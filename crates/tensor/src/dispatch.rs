@@ -586,9 +586,10 @@ fn overwrite(target: &Tensor, result: &Tensor, loc: Loc) -> Result<Tensor> {
 fn decomposed(call: &Call<'_>, tys: &[Ty], grad_enabled: bool) -> Result<Tensor> {
     let mut cx = EagerEmit::new(grad_enabled, call.loc);
     let args: SmallVec<[_; 4]> = call.args.iter().zip(tys).map(|(arg, ty)| cx.arg(arg, ty)).collect();
+    cx.begin();
     // The user knows the op that was called, not what it is made of.
     match call.op.decompose(&mut cx, &args).map_err(|error| error.named(call.op.name()))? {
-        Some(values) => cx.take(values[0]),
+        Some(values) => cx.take(values[0]).map_err(|error| error.named(call.op.name())),
         None => {
             let why = Why::NotDifferentiable { reason: "it has neither a gradient rule nor a decomposition" };
             Err(call.op.error(tys, why, call.loc))

@@ -51,6 +51,26 @@ pub fn clamp<L: Lane>(cx: &mut L, x: L::F, min: L::F, max: L::F) -> L::F {
     minimum(cx, raised, max)
 }
 
+/// `(x > 0) - (x < 0)`.
+#[inline(always)]
+pub fn sign<L: Lane>(cx: &mut L, x: L::F) -> L::F {
+    let (zero, one) = (cx.constant(0.0), cx.constant(1.0));
+    let (above, below) = (cx.gt(x, zero), cx.lt(x, zero));
+    let above = cx.select(above, one, zero);
+    let below = cx.select(below, one, zero);
+    cx.sub(above, below)
+}
+
+/// `x == -inf ? neginf : x == inf ? posinf : x == x ? x : nan`.
+#[inline(always)]
+pub fn nan_to_num<L: Lane>(cx: &mut L, x: L::F, nan: L::F, posinf: L::F, neginf: L::F) -> L::F {
+    let (most, least) = (cx.constant(f64::INFINITY), cx.constant(f64::NEG_INFINITY));
+    let (is_number, is_most, is_least) = (cx.eq(x, x), cx.eq(x, most), cx.eq(x, least));
+    let result = cx.select(is_number, x, nan);
+    let result = cx.select(is_most, posinf, result);
+    cx.select(is_least, neginf, result)
+}
+
 /// The smallest integer ≥ x: `-floor(-x)`.
 #[inline(always)]
 pub fn ceil<L: Lane>(cx: &mut L, x: L::F) -> L::F {

@@ -3,7 +3,8 @@
 use super::lane::{Lane, Width};
 use super::scalar::{ScalarF32, ScalarF64};
 use super::{
-    arcs, composite, error_function, exponential, gamma, hyperbolic, logarithm, power, trigonometric,
+    activation, arcs, composite, error_function, exponential, gamma, hyperbolic, logarithm, power,
+    trigonometric,
 };
 
 /// A function of the C library, which Rust's standard library has, too.

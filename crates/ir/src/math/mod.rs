@@ -11,6 +11,7 @@
 //! assert!(c::function(Function::Exp, Width::F32).contains("kiln_exp_f32(f32v x)"));
 //! ```
 
+mod activation;
 mod arcs;
 pub mod c;
 mod composite;

@@ -191,6 +191,15 @@ impl InDouble<2> for Pow {
             Width::F64 => power_for_f64(cx, size, y),
         };
         let result = cx.name("result", result);
+        // Eager loops compute these powers, where one serves all elements, by what they are.
+        let square = cx.mul(size, size);
+        let cube = cx.mul(square, size);
+        let mut result = result;
+        for (exponent, power) in [(1.0, size), (2.0, square), (3.0, cube)] {
+            let exponent = cx.constant(exponent);
+            let is_known = cx.eq(y, exponent);
+            result = cx.select(is_known, power, result);
+        }
         // 0, ∞, and infinite exponents: 0 or ∞, by whether the size and the exponent are on the same side.
         let flat = cx.eq(size, zero);
         let endless = cx.eq(size, infinity);
@@ -229,6 +238,19 @@ impl InDouble<2> for Pow {
         let x_one = cx.eq(x, one);
         let trivial = cx.or(y_zero, x_one);
         cx.select(trivial, one, result)
+    }
+}
+
+/// x³, as a power.
+pub struct Cube;
+
+impl InDouble<1> for Cube {
+    const NAME: &'static str = "cube";
+
+    #[inline(always)]
+    fn body<L: Lane>(cx: &mut L, [x]: [L::F; 1], _: Width) -> L::F {
+        let square = cx.mul(x, x);
+        cx.mul(square, x)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use crate::decompose::one as result;
 use crate::formula::Term;
-use crate::gradient::Cx;
+use crate::gradient::{Cx, Grads, g};
 use crate::samples::{Any, FLOATS, calls, t};
 use crate::types::{Rule, common_device, float, one, tensor};
-use crate::{DType, EmitExt, Op, Result, Sample, ScalarKind, Shape, Ty, Value, Values, Why};
+use crate::{DType, Dims, EmitExt, GradCall, Op, Result, Sample, ScalarKind, Shape, Ty, Value, Values, Why};
 
 /// selu's factors.
 pub(crate) const SELU_ALPHA: f64 = 1.6732632423543772;
@@ -21,7 +21,8 @@ macro_rules! rows_activations {
             /// x / (1 + e⁻ˣ)
             [pointwise silu silu_] "silu" Silu (x) () {}
                 { ty: activations::ty, grad: rule!(|g, x| { let s = x.sigmoid(); [g * (s * (x * (1.0 - s) + 1.0))] }),
-                  decompose: steps!(|x| x * x.sigmoid()), eval: Eval::float(|a| a[0] / (1.0 + (-a[0]).exp())),
+                  decompose: steps!(|x| x * x.sigmoid()), function: Some(Function::Silu),
+                  eval: Eval::float(|a| a[0] / (1.0 + (-a[0]).exp())),
                   samples: samples::unary_float };
             /// x · tanh(log(1 + eˣ))
             [pointwise mish mish_] "mish" Mish (x) () {}
@@ -30,16 +31,19 @@ macro_rules! rows_activations {
                       [g * (t + x * x.sigmoid() * (1.0 - t * t))]
                   }),
                   decompose: steps!(|x| x * activations::log_one_plus_exp(x).tanh()),
+                  function: Some(Function::Mish),
                   eval: Eval::float(|a| a[0] * (nan_max(a[0], 0.0) + (-a[0].abs()).exp().ln_1p()).tanh()), samples: samples::unary_float };
             /// x where positive, alpha·(eˣ − 1) elsewhere
             [pointwise elu elu_] "elu" Elu (x, alpha) () {}
                 { ty: activations::ty, grad: rule!(|g, x, alpha| [x.le(0.0).where_(g * (x.minimum(0.0).exp() * alpha), g)]),
                   decompose: steps!(|x, alpha| x.gt(0.0).where_(x, x.minimum(0.0).expm1() * alpha)),
+                  function: Some(Function::Elu),
                   eval: Eval::float(|a| if a[0] > 0.0 { a[0] } else { a[1] * a[0].exp_m1() }), samples: || samples::activation(&[1.25]) };
             /// x where positive, alpha·(e^(x/alpha) − 1) elsewhere
             [pointwise celu celu_] "celu" Celu (x, alpha) () {}
                 { ty: activations::ty, grad: rule!(|g, x, alpha| [x.le(0.0).where_(g * (x.minimum(0.0) / alpha).exp(), g)]),
                   decompose: steps!(|x, alpha| x.gt(0.0).where_(x, (x.minimum(0.0) / alpha).expm1() * alpha)),
+                  function: Some(Function::Celu),
                   eval: Eval::float(|a| if a[0] > 0.0 { a[0] } else { a[1] * (a[0] / a[1]).exp_m1() }), samples: || samples::activation(&[1.5]) };
             /// elu with the factors that keep mean and variance
             [pointwise selu selu_] "selu" Selu (x) () {}
@@ -48,17 +52,19 @@ macro_rules! rows_activations {
                       g * activations::SELU_SCALE,
                   )]),
                   decompose: steps!(|x| x.elu(activations::SELU_ALPHA) * activations::SELU_SCALE),
+                  function: Some(Function::Selu),
                   eval: Eval::float(|a| activations::SELU_SCALE * if a[0] > 0.0 { a[0] } else { activations::SELU_ALPHA * a[0].exp_m1() }),
                   samples: || samples::activation(&[]) };
             /// x where positive, negative_slope·x elsewhere
             [pointwise leaky_relu leaky_relu_] "leaky_relu" LeakyRelu (x, negative_slope) () {}
                 { ty: activations::ty, grad: rule!(|g, x, slope| [x.gt(0.0).where_(g, g * slope)]),
                   decompose: steps!(|x, slope| x.gt(0.0).where_(x, x * slope)),
+                  function: Some(Function::LeakyRelu),
                   eval: Eval::float(|a| if a[0] > 0.0 { a[0] } else { a[1] * a[0] }), samples: || samples::activation(&[0.01]) };
             /// min(max(x, 0), 6)
             [pointwise relu6 relu6_] "relu6" Relu6 (x) () {}
                 { ty: activations::limits_ty, grad: rule!(|g, x| [x.ge(6.0).where_(0.0, x.le(0.0).where_(0.0, g))]),
-                  decompose: steps!(|x| x.hardtanh(0.0, 6.0)),
+                  decompose: Some(activations::relu6_steps),
                   eval: Eval::both(|a| -nan_max(-nan_max(a[0], 0.0), -6.0), |a| a[0].clamp(0, 6)),
                   samples: || samples::activation_of(samples::NUMBERS, &[]) };
             /// x limited to [min_val, max_val]; at the edges its slope is 0
@@ -71,15 +77,19 @@ macro_rules! rows_activations {
             [pointwise hardsigmoid hardsigmoid_] "hardsigmoid" Hardsigmoid (x) () {}
                 { ty: activations::ty, grad: rule!(|g, x| [x.gt(-3.0).logical_and(x.lt(3.0)).where_(g / 6.0, 0.0)]),
                   decompose: steps!(|x| activations::ramp(x) / 6.0),
+                  function: Some(Function::Hardsigmoid),
                   eval: Eval::float(|a| -nan_max(-nan_max(a[0] + 3.0, 0.0), -6.0) / 6.0), samples: || samples::activation(&[]) };
             /// x · hardsigmoid(x)
             [pointwise hardswish hardswish_] "hardswish" Hardswish (x) () {}
                 { ty: activations::ty, grad: rule!(|g, x| [x.le(-3.0).where_(0.0, x.ge(3.0).where_(g, g * (x / 3.0 + 0.5)))]),
                   decompose: steps!(|x| x * activations::ramp(x) / 6.0),
+                  function: Some(Function::Hardswish),
                   eval: Eval::float(|a| a[0] * -nan_max(-nan_max(a[0] + 3.0, 0.0), -6.0) / 6.0), samples: || samples::activation(&[]) };
             /// x, and 0 where |x| ≤ lambd
             [pointwise hardshrink hardshrink_] "hardshrink" Hardshrink (x, lambd) () {}
-                { ty: activations::ty, grad: Grad::Decompose, decompose: steps!(|x, lambd| x.abs().le(lambd).where_(0.0, x)),
+                { ty: activations::ty, grad: rule!(|g, x, lambd| [x.abs().le(lambd).where_(0.0, g)]),
+                  decompose: steps!(|x, lambd| x.abs().le(lambd).where_(0.0, x)),
+                  function: Some(Function::Hardshrink),
                   eval: Eval::float(|a| if a[0].abs() <= a[1] { 0.0 } else { a[0] }), samples: || samples::activation(&[0.5]) };
             /// x moved towards 0 by lambd
             [pointwise softshrink softshrink_] "softshrink" Softshrink (x, lambd) () {}
@@ -87,6 +97,7 @@ macro_rules! rows_activations {
                       let nothing = x * 0.0; // NaN stays
                       x.gt(lambd).where_(x - lambd, x.lt(-lambd).where_(x + lambd, nothing))
                   }),
+                  function: Some(Function::Softshrink),
                   eval: Eval::float(|a| if a[0] > a[1] { a[0] - a[1] } else if a[0] < -a[1] { a[0] + a[1] } else { a[0] * 0.0 }),
                   samples: || samples::activation(&[0.5]) };
             /// x − tanh x
@@ -95,7 +106,8 @@ macro_rules! rows_activations {
                   eval: Eval::float(|a| a[0] - a[0].tanh()), samples: || samples::activation_of(samples::NUMBERS, &[]) };
             /// x where it is above the threshold, value elsewhere
             [pointwise threshold threshold_] "threshold" Threshold (x, threshold, value) () {}
-                { ty: activations::limits_ty, grad: Grad::Decompose, decompose: Some(activations::threshold_steps),
+                { ty: activations::limits_ty, grad: rule!(|g, x, threshold, _value| [x.le(threshold).where_(0.0, g)]),
+                  decompose: Some(activations::threshold_steps),
                   eval: Eval::both(|a| if a[0] <= a[1] { a[2] } else { a[0] }, |a| if a[0] <= a[1] { a[2] } else { a[0] }),
                   samples: || samples::activation_of(samples::NUMBERS, &[0.1, 3.0]) };
             /// log(1 + e^(beta·x)) / beta, and x where beta·x is above the threshold
@@ -108,16 +120,18 @@ macro_rules! rows_activations {
                       let scaled = x * beta;
                       scaled.gt(threshold).where_(x, activations::log_one_plus_exp(scaled) / beta)
                   }),
+                  function: Some(Function::Softplus),
                   eval: Eval::float(|a| if a[0] * a[1] > a[2] { a[0] } else { (a[0] * a[1]).exp().ln_1p() / a[1] }),
                   samples: || samples::activation(&[1.5, 4.0]) };
             /// log(1 / (1 + e⁻ˣ))
             [pointwise log_sigmoid log_sigmoid_] "log_sigmoid" LogSigmoid (x) () {}
                 { ty: activations::ty, grad: rule!(|g, x| [g * (-x).sigmoid()]),
                   decompose: steps!(|x| -activations::log_one_plus_exp(-x)),
+                  function: Some(Function::LogSigmoid),
                   eval: Eval::float(|a| a[0].min(0.0) - (-a[0].abs()).exp().ln_1p()), samples: || samples::activation(&[]) };
             /// x where positive, weight·x elsewhere; one weight, or one for each channel (dim 1)
             [composite prelu _none] "prelu" Prelu (x, weight) () {}
-                { ty: activations::prelu_type, grad: Grad::Decompose, decompose: Some(activations::prelu_steps), eval: Eval::Structural, samples: activations::prelu_samples };
+                { ty: activations::prelu_type, grad: Grad::Fn(activations::prelu), decompose: Some(activations::prelu_steps), eval: Eval::Structural, samples: activations::prelu_samples };
         ]}
     };
 }
@@ -172,8 +186,12 @@ fn parameters(cx: Cx<'_>, x: Value, numbers: &[Value]) -> Result<Vec<Value>> {
 
 pub(crate) fn hardtanh_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
     let limits = parameters(cx, args[0], &args[1..])?;
-    let raised = cx.maximum(args[0], limits[0])?;
-    result(cx.minimum(raised, limits[1]))
+    result(cx.clamp(args[0], limits[0], limits[1]))
+}
+
+pub(crate) fn relu6_steps(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
+    let (least, most) = (cx.number(0.0)?, cx.number(6.0)?);
+    hardtanh_steps(cx, op, &[args[0], least, most])
 }
 
 pub(crate) fn threshold_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
@@ -209,12 +227,35 @@ pub(crate) fn prelu_type(_: &Op, args: &[Ty]) -> Rule {
     one(x.clone())
 }
 
+/// The shape in which weights are broadcast over x, and the dims over which.
+fn prelu_shape(cx: Cx<'_>, args: &[Value]) -> (Shape, Dims) {
+    let (x, weights) = (cx.tensor_ty(args[0]).shape, cx.tensor_ty(args[1]).shape.numel());
+    let over = |dim: &usize| weights == 1 || *dim != 1;
+    let shape = (0..x.rank()).map(|dim| if over(&dim) { 1 } else { weights }).collect();
+    (shape, (0..x.rank()).filter(over).collect())
+}
+
+pub(crate) fn prelu(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let (g, x, zero) = (g!(call), call.inputs[0], cx.number(0.0)?);
+    let positive = cx.gt(x, zero)?;
+    let gx = call.wanted(cx, 0, |cx| {
+        let (shape, _) = prelu_shape(cx, call.inputs);
+        let weight = cx.reshape(call.inputs[1], shape)?;
+        let scaled = cx.mul(g, weight)?;
+        cx.where_(positive, g, scaled)
+    })?;
+    let gw = call.wanted(cx, 1, |cx| {
+        let product = cx.mul(g, x)?;
+        let shares = cx.where_(positive, zero, product)?;
+        let (shape, (_, dims)) = (cx.tensor_ty(call.inputs[1]).shape, prelu_shape(cx, call.inputs));
+        let sum = if dims.is_empty() { shares } else { cx.sum(shares, dims, false)? };
+        cx.reshape(sum, shape)
+    })?;
+    Ok(vec![gx, gw])
+}
+
 pub(crate) fn prelu_steps(cx: Cx<'_>, _: &Op, args: &[Value]) -> Result<Values> {
-    let (x, weight) = (cx.tensor_ty(args[0]), cx.tensor_ty(args[1]));
-    let mut shape: Shape = x.shape.iter().map(|_| 1).collect();
-    if weight.shape.numel() != 1 {
-        shape[1] = weight.shape.numel();
-    }
+    let (shape, _) = prelu_shape(cx, args);
     let weight = cx.reshape(args[1], shape)?;
     let scaled = cx.mul(weight, args[0])?;
     let (zero, x) = (cx.number(0.0)?, args[0]);

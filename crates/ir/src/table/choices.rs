@@ -48,7 +48,7 @@ macro_rules! rows_choices {
                       if x.dtype() == DType::Bool { positive } else { positive.to(x.dtype()) - x.lt(0).to(x.dtype()) }
                   }),
                   eval: Eval::both(|a| if a[0] > 0.0 { 1.0 } else if a[0] < 0.0 { -1.0 } else { 0.0 }, |a| a[0].signum()),
-                  samples: samples::unary };
+                  function: Some(Function::Sign), samples: samples::unary };
             /// Whether the sign bit is set
             [pointwise signbit signbit_] "signbit" Signbit (x) () {}
                 { ty: types::compare, grad: Grad::Zero, decompose: steps!(|x| if x.dtype().is_float() { x.number(1.0).copysign(x).lt(0) } else { x.lt(0) }),
@@ -96,12 +96,12 @@ macro_rules! rows_choices {
 
             /// x with NaN and the infinities replaced
             [pointwise nan_to_num_with nan_to_num_with_] "nan_to_num" NanToNum (x, nan, posinf, neginf) () {}
-                { ty: choices::nan_to_num_type, grad: Grad::Decompose, decompose: steps!(|x, nan, posinf, neginf| if x.dtype().is_float() {
+                { ty: choices::nan_to_num_type, grad: rule!(|g, x, _nan, _posinf, _neginf| [x.abs().lt(f64::INFINITY).where_(g, 0.0)]), decompose: steps!(|x, nan, posinf, neginf| if x.dtype().is_float() {
                       let filled = x.eq(f64::INFINITY).where_(posinf, x.eq(x).where_(x, nan));
                       x.eq(f64::NEG_INFINITY).where_(neginf, filled)
                   } else { x }),
                   eval: Eval::both(|a| if a[0].is_nan() { a[1] } else if a[0] == f64::INFINITY { a[2] }
-                  else if a[0] == f64::NEG_INFINITY { a[3] } else { a[0] }, |a| a[0]), samples: choices::nan_to_num_samples };
+                  else if a[0] == f64::NEG_INFINITY { a[3] } else { a[0] }, |a| a[0]), function: Some(Function::NanToNum), samples: choices::nan_to_num_samples };
             /// x, and value where the mask holds
             [index masked_fill _none] "masked_fill" MaskedFill (x, mask, value) () {}
                 { ty: choices::masked_fill_type, grad: Grad::Decompose, decompose: Some(choices::masked_fill_steps), eval: Eval::Structural, samples: choices::masked_fill_samples };

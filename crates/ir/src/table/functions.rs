@@ -79,7 +79,7 @@ macro_rules! rows_functions {
                   function: Some(Function::Rsqrt), samples: samples::unary_positive };
             /// x · x
             [pointwise square square_] "square" Square (x) () {}
-                { ty: functions::square_type, grad: Grad::Decompose, decompose: steps!(promoted |x| x * x),
+                { ty: functions::square_type, grad: rule!(|g, x| { let half = g * x; [half + half] }), decompose: steps!(promoted |x| x * x),
                   eval: Eval::both(|a| a[0] * a[0], |a| a[0].wrapping_mul(a[0])), function: Some(Function::Square),
                   samples: samples::unary };
             /// Sine
@@ -443,6 +443,48 @@ macro_rules! scalar_functions {
         /// max(x, 0).
         Relu "relu" 1 |cx, x| composite::relu(cx, x);
             exact One(|x| if x > 0.0 || x.is_nan() { x } else { 0.0 }), integers |a| a.max(0);
+        /// x · σ(x).
+        Silu "silu" 24 |cx, x| activation::silu(cx, x);
+            exact Formula;
+        /// x · tanh(log(1 + eˣ)).
+        Mish "mish" 80 |cx, x| activation::mish(cx, x);
+            exact Formula;
+        /// log(1 + e^(beta·x)) / beta: arguments x, beta, threshold.
+        Softplus "softplus" 64 |cx, x, beta, threshold| activation::softplus(cx, x, beta, threshold);
+            exact Formula;
+        /// log(1 / (1 + e⁻ˣ)).
+        LogSigmoid "log_sigmoid" 52 |cx, x| activation::log_sigmoid(cx, x);
+            exact Formula;
+        /// x where positive, alpha·(eˣ − 1) elsewhere.
+        Elu "elu" 20 |cx, x, alpha| activation::elu(cx, x, alpha);
+            exact Formula;
+        /// x where positive, alpha·(e^(x/alpha) − 1) elsewhere.
+        Celu "celu" 27 |cx, x, alpha| activation::celu(cx, x, alpha);
+            exact Formula;
+        /// elu with the factors that keep mean and variance.
+        Selu "selu" 21 |cx, x| activation::selu(cx, x);
+            exact Formula;
+        /// x where positive, slope·x elsewhere.
+        LeakyRelu "leaky_relu" 3 |cx, x, slope| activation::leaky_relu(cx, x, slope);
+            exact Formula;
+        /// min(max(x + 3, 0), 6) / 6.
+        Hardsigmoid "hardsigmoid" 12 |cx, x| activation::hardsigmoid(cx, x);
+            exact Formula;
+        /// x · hardsigmoid(x).
+        Hardswish "hardswish" 13 |cx, x| activation::hardswish(cx, x);
+            exact Formula;
+        /// x, and 0 where |x| ≤ lambd.
+        Hardshrink "hardshrink" 3 |cx, x, lambd| activation::hardshrink(cx, x, lambd);
+            exact Formula;
+        /// x moved towards 0 by lambd.
+        Softshrink "softshrink" 5 |cx, x, lambd| activation::softshrink(cx, x, lambd);
+            exact Formula;
+        /// −1, 0 or 1.
+        Sign "sign" 4 |cx, x| composite::sign(cx, x);
+            exact Formula, integers |a| a.signum();
+        /// x with NaN and the infinities replaced: arguments x, nan, posinf, neginf.
+        NanToNum "nan_to_num" 5 |cx, x, nan, posinf, neginf| composite::nan_to_num(cx, x, nan, posinf, neginf);
+            exact Formula, integers |x, _nan, _posinf, _neginf| x;
         /// Largest integer ≤ x.
         Floor "floor" 1 |cx, x| cx.floor(x);
             exact One(f64::floor), integers |a| a;
@@ -482,6 +524,9 @@ macro_rules! scalar_functions {
         /// xʸ.
         Pow "pow" 154 |cx, x, y| cx.in_double::<power::Pow, 2>([x, y]);
             exact Two(f64::powf), integers |a, b| int_pow(a, b);
+        /// x³, as a power.
+        Cube "cube" 5 |cx, x| cx.in_double::<power::Cube, 1>([x]);
+            exact Formula;
         /// Interpolation between (a, b) by weight: arguments a, b, weight.
         Lerp "lerp" 4 |cx, a, b, weight| composite::lerp(cx, a, b, weight);
             exact Formula;

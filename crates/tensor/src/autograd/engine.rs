@@ -309,7 +309,8 @@ fn differentiate(
     let needs: Vec<bool> = node.edges.iter().map(|e| !matches!(e, Edge::None)).collect();
     let large = grads[0].as_ref().is_some_and(|g| g.numel() >= LARGE);
     let grads = [grads[0].take().map(|g| cx.tensor(&g))];
-    if large && matches!(op.row().grad, Grad::Fn(_)) {
+    cx.begin();
+    if large && cx.is_immediate() && matches!(op.row().grad, Grad::Fn(_)) {
         let tys: Vec<Ty> = inputs.iter().map(|&v| cx.ty(v).clone()).collect();
         // Otherwise all is let go of at the end.
         if let Ok(lifetimes) = Lifetimes::of(op, &tys, &Ty::Tensor(ty), &needs) {
@@ -332,8 +333,7 @@ fn differentiate(
         }
     };
     debug_assert!(values.iter().flatten().all(|v| cx.tensor_ty(*v).dtype.is_float()));
-    let results = values.into_iter().map(|value| value.map(|v| cx.take(v)).transpose());
-    let results = results.collect::<Result<Vec<_>>>()?;
+    let results = cx.results(values)?;
     anomaly::check(op.name(), &results, node.loc)?;
     Ok(wholes(results))
 }

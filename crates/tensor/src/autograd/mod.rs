@@ -3,6 +3,7 @@
 //! The rules are the op table's; the engine runs them through [`Emit`](kiln_ir::Emit) on real tensors.
 
 mod anomaly;
+mod deferred;
 mod emit;
 mod engine;
 mod function;

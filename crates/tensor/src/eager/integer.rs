@@ -7,7 +7,7 @@ use crate::kernels::{self, Bits};
 use crate::tensor::Ready;
 
 /// The division of integers that an op stands for.
-pub(super) fn division(op: &Op) -> Option<Division> {
+pub(crate) fn division(op: &Op) -> Option<Division> {
     Some(match op {
         Op::FloorDivide {} => Division::FloorDivide,
         Op::DivTrunc {} => Division::DivTrunc,

@@ -1,6 +1,7 @@
 //! Eager execution: from an op and its operands to a call of a kernel. Locks storages, converts and
 //! broadcasts operands, sends self-overlapping changes through a temporary.
 
+mod functions;
 mod gather;
 mod index;
 mod indexing;
@@ -17,11 +18,10 @@ mod windows;
 
 use smallvec::SmallVec;
 
-use kiln_ir::math::Function;
 use kiln_ir::table::recurrent::Sequence;
 use kiln_ir::{
-    Approximate, Class, Custom, DType, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape,
-    TensorTy, Ty, Why, result_dtype,
+    Class, Custom, DType, Error, Layout, Loc, Op, Result, Scalar, ScatterReduce, Shape, TensorTy, Ty, Why,
+    result_dtype,
 };
 
 use crate::create::allocate;
@@ -31,6 +31,8 @@ use crate::storage::Guard;
 use crate::tensor::{Held, Ready};
 use crate::{Tensor, custom};
 
+pub(crate) use functions::{function, has_kernel, power};
+pub(crate) use integer::division;
 pub use scan::{CompileBody, compile_bodies_by};
 
 /// An operand made ready: a tensor, or a number waiting for its dtype.
@@ -44,23 +46,6 @@ struct Job<'a> {
     op: &'a Op,
     tys: &'a [Ty],
     loc: Loc,
-}
-
-/// The scalar function that a pointwise op with this many operands computes, for ops that are one.
-pub(crate) fn function(op: &Op, operands: usize) -> Option<Function> {
-    let function = match op {
-        Op::Add {} if operands == 3 => Function::AddAlpha,
-        Op::Sub {} if operands == 3 => Function::SubAlpha,
-        Op::Gelu { approximate: Approximate::Tanh } => Function::GeluTanh,
-        _ => op.row().function?,
-    };
-    (function.arity() == operands).then_some(function)
-}
-
-/// Whether an op with this many operands has a kernel of its own; the others run by their decomposition, each
-/// step of which rounds to the dtype of its result.
-pub(crate) fn has_kernel(op: &Op, operands: usize) -> bool {
-    op.row().decompose.is_none() || function(op, operands).is_some() || op.row().kernel
 }
 
 /// Runs an op into fresh memory.
@@ -285,17 +270,6 @@ impl Job<'_> {
         Ok(kernel(&operand(out), &references))
     }
 
-    fn function(&self, function: Function, out: &Ready, inputs: &[Input]) -> Result<()> {
-        // SAFETY: inputs are locked for reading, `out` is fresh or locked for writing; all are broadcast to
-        // its shape and of one dtype; `compute_in_place` let no partial overlap through.
-        let done = self.pointwise(out.dtype, number_dtype(out.dtype), out, inputs, |out, inputs| unsafe {
-            kernels::pointwise(function, out, inputs)
-        });
-        done?.map_err(|unsupported| {
-            self.op.error(self.tys, Why::Unsupported { dtype: unsupported.dtype }, self.loc)
-        })
-    }
-
     fn compare(&self, comparison: Comparison, out: &Ready, inputs: &[Input]) -> Result<()> {
         let dtype = result_dtype(self.tys);
         // SAFETY: as in `function`; the output is bool.
@@ -325,10 +299,13 @@ impl Job<'_> {
     }
 
     fn run(&self, out: &Ready, inputs: &[Input]) -> Result<()> {
-        if let Some(division) = integer::division(self.op)
+        if let Some(division) = division(self.op)
             && !out.dtype.is_float()
         {
             return self.divide(division, out, inputs);
+        }
+        if let Some(done) = self.power(out, inputs) {
+            return done;
         }
         if let Some(function) = function(self.op, inputs.len()) {
             return self.function(function, out, inputs);

@@ -36,7 +36,7 @@ pub unsafe fn convert(out: &Operand, input: &Operand) {
 }
 
 /// The loop that converts, and what it takes.
-fn cast(from: DType, to: DType) -> (Loop, Form) {
+pub(super) fn cast(from: DType, to: DType) -> (Loop, Form) {
     if from == to {
         let copy: Loop = match from.size() {
             1 => copy_loop::<u8>,
@@ -45,6 +45,19 @@ fn cast(from: DType, to: DType) -> (Loop, Form) {
             _ => copy_loop::<u64>,
         };
         return (copy, Form::Memory);
+    }
+    let direct = match from {
+        DType::F32 => f32_truncation(to),
+        DType::F64 => f64_truncation(to),
+        // Truth values are bytes, 0 or 1.
+        DType::Bool | DType::U8 => from_integer::<u8>(to),
+        DType::I8 => from_integer::<i8>(to),
+        DType::I16 => from_integer::<i16>(to),
+        DType::I32 => from_integer::<i32>(to),
+        DType::I64 | DType::F16 | DType::BF16 => None,
+    };
+    if let Some(direct) = direct {
+        return (direct, Form::Memory);
     }
     // One step where the other end is what a narrow dtype is computed in.
     let step = match (from.computing() == to, to.computing() == from) {
@@ -122,6 +135,85 @@ unsafe fn repeat(out: &Operand, input: &Operand) -> bool {
     }
     true
 }
+
+macro_rules! truncations {
+    ($name:ident $float:ty: $($dtype:ident $integer:ty),*) => {
+        /// The loop from these floats to integers of a dtype.
+        fn $name(to: DType) -> Option<Loop> {
+            match to {
+                $(DType::$dtype => Some(map_loop::<Truncate<$float, $integer>, 1>),)*
+                _ => None,
+            }
+        }
+
+        $(impl Map for Truncate<$float, $integer> {
+            type In = $float;
+            type Out = $integer;
+            // An i32 is there at once; an i64 is what counts.
+            const HAS_RARE: bool = true;
+            #[inline(always)]
+            fn map([x, ..]: [$float; MAX_INPUTS]) -> $integer {
+                x as i64 as $integer
+            }
+            #[inline(always)]
+            fn quick([x, ..]: [$float; MAX_INPUTS], missed: &mut bool) -> $integer {
+                *missed |= x.abs() >= 2147483648.0;
+                x as i32 as $integer
+            }
+        })*
+    };
+}
+
+/// A float as an i64, wrapped.
+struct Truncate<F, I>(PhantomData<(F, I)>);
+
+truncations!(f32_truncation f32: I64 i64, I32 i32, I16 i16, I8 i8, U8 u8);
+truncations!(f64_truncation f64: I64 i64, I32 i32, I16 i16, I8 i8, U8 u8);
+
+macro_rules! integer_casts {
+    ($($dtype:ident $method:ident $to:ty),*; $($from:ty)*) => {
+        /// A narrow integer, which is any of these at once.
+        trait Integer: Copy {
+            $(fn $method(self) -> $to;)*
+        }
+
+        integer_casts!(@each [$($method $to),*] $($from)*);
+
+        /// The loop from these integers to a dtype.
+        fn from_integer<A: Integer>(to: DType) -> Option<Loop> {
+            match to {
+                $(DType::$dtype => Some(map_loop::<Direct<A, $to>, 1>),)*
+                _ => None,
+            }
+        }
+
+        $(impl<A: Integer> Map for Direct<A, $to> {
+            type In = A;
+            type Out = $to;
+            #[inline(always)]
+            fn map([x, ..]: [A; MAX_INPUTS]) -> $to {
+                x.$method()
+            }
+        })*
+    };
+    (@each $list:tt $($from:ty)*) => {
+        $(integer_casts!(@one $from $list);)*
+    };
+    (@one $from:ty [$($method:ident $to:ty),*]) => {
+        impl Integer for $from {
+            $(#[inline(always)]
+            fn $method(self) -> $to {
+                self as $to
+            })*
+        }
+    };
+}
+
+/// An integer as another number.
+struct Direct<A, B>(PhantomData<(A, B)>);
+
+integer_casts!(U8 to_u8 u8, I8 to_i8 i8, I16 to_i16 i16, I32 to_i32 i32, I64 to_i64 i64, F32 to_f32 f32, F64 to_f64 f64;
+    u8 i8 i16 i32);
 
 /// Rows of a transpose's tiles, along which the input is contiguous: enough that a visit to one of its pages
 /// pays, since each column may lie in another page.

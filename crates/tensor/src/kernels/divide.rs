@@ -139,6 +139,12 @@ trait Kind {
     fn of_quotient(x: i64, y: i64, quotient: i64) -> i64;
 }
 
+/// Whether a number divides, and is divided, exactly enough as a double: below 2⁵² in size.
+#[inline(always)]
+fn is_short(x: i64) -> bool {
+    (x.wrapping_add(1 << 52) as u64) < 1 << 53
+}
+
 /// Whether a rest is on the other side of zero than the divisor.
 #[inline(always)]
 fn is_against(rest: i64, y: i64) -> bool {
@@ -159,18 +165,25 @@ macro_rules! kinds {
         impl Map for $name {
             type In = i64;
             type Out = i64;
+            const HAS_RARE: bool = true;
             #[inline(always)]
             fn map([a, b, ..]: [i64; MAX_INPUTS]) -> i64 {
                 Division::$name.checked(a, b).unwrap_or(0)
+            }
+            #[inline(always)]
+            fn quick([a, b, ..]: [i64; MAX_INPUTS], missed: &mut bool) -> i64 {
+                *missed |= !is_short(a) | !is_short(b) | (b == 0);
+                // A quotient that isn't whole is further from the next whole number than what rounding adds to it.
+                $name::of_quotient(a, b, (a as f64 / b as f64) as i64)
             }
         }
     )*};
 }
 
 kinds! {
-    FloorDivide: |x, y, quotient, rest| quotient - i64::from(is_against(rest, y));
+    FloorDivide: |x, y, quotient, rest| quotient.wrapping_sub(i64::from(is_against(rest, y)));
     DivTrunc: |x, y, quotient, rest| quotient;
-    Remainder: |x, y, quotient, rest| if is_against(rest, y) { rest + y } else { rest };
+    Remainder: |x, y, quotient, rest| if is_against(rest, y) { rest.wrapping_add(y) } else { rest };
     Fmod: |x, y, quotient, rest| rest;
 }
 
@@ -242,6 +255,15 @@ mod tests {
                     (Fmod::of_quotient(x, y, quotient), Division::Fmod),
                 ] {
                     assert_eq!(Some(got), division.checked(x, y), "{x} {division:?} {y}");
+                }
+                let mut missed = false;
+                for (got, division) in [
+                    (FloorDivide::quick([x, y, y, y], &mut missed), Division::FloorDivide),
+                    (DivTrunc::quick([x, y, y, y], &mut missed), Division::DivTrunc),
+                    (Remainder::quick([x, y, y, y], &mut missed), Division::Remainder),
+                    (Fmod::quick([x, y, y, y], &mut missed), Division::Fmod),
+                ] {
+                    assert!(missed || Some(got) == division.checked(x, y), "{x} {division:?} {y}");
                 }
             }
         }

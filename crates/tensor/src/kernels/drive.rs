@@ -399,8 +399,12 @@ impl Walk {
                     if filled[o] == pointers[o] {
                         continue;
                     }
-                    // A scalar's block serves all later runs: fill it up where there are any.
-                    wanted = if length < BLOCK && self.dims.len() == 1 { n } else { BLOCK };
+                    // A scalar's block serves all later runs: fill it up for them where there are any.
+                    wanted = match &self.dims[..] {
+                        [_] if length < BLOCK => n,
+                        [.., inner] => inner.size.min(BLOCK),
+                        [] => BLOCK,
+                    };
                     filled[o] = pointers[o];
                 }
                 // SAFETY: n elements of the operand are read, or one; the blocks have room.

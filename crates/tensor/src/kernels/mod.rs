@@ -5,6 +5,7 @@
 //! | [`pointwise`] | scalar functions, comparisons, logic, `where`                            |
 //! | [`divide`]    | divisions of integers                                                    |
 //! | [`blocks`]    | several scalar functions one after the other, block by block               |
+//! | [`formula`]   | several of all of these, on values that stay in the cache                   |
 //! | [`convert`]   | copies, transposes and casts; `fill`, `arange`                           |
 //! | [`copy`]      | copies between layouts                                                   |
 //! | [`reduce`]    | sums and maxima over any set of dims                                     |
@@ -33,6 +34,7 @@ mod copy;
 mod divide;
 mod drive;
 mod element;
+pub mod formula;
 mod isa;
 mod narrow;
 pub mod nll;

@@ -75,12 +75,7 @@ pub unsafe fn pointwise(function: Function, out: &Operand, inputs: &[&Operand]) 
     debug_assert_eq!(inputs.len(), function.arity());
     debug_assert!(inputs.iter().all(|i| i.dtype.computing() == out.dtype.computing()));
     let unsupported = Unsupported { function: function.name(), dtype: out.dtype };
-    let inner = match out.dtype.computing() {
-        DType::F32 => f32_loops(function),
-        DType::F64 => f64_loops(function),
-        DType::Bool => bool_loop(function).ok_or(unsupported)?.into(),
-        _ => i64_loop(function).ok_or(unsupported)?.into(),
-    };
+    let inner = function_loops(function, out.dtype).ok_or(unsupported)?;
     // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
     unsafe { drive(inner, Form::Computing, cost(function), out, inputs) };
     Ok(())
@@ -98,6 +93,16 @@ pub unsafe fn pointwise_rows(function: Function, rows: &[Row]) {
     unsafe { drive_rows(inner, cost(function), function.arity(), rows) };
 }
 
+/// The loops of a function for the type that a dtype is computed in, if it has one there.
+pub(super) fn function_loops(function: Function, dtype: DType) -> Option<Loops> {
+    match dtype.computing() {
+        DType::F32 => Some(f32_loops(function)),
+        DType::F64 => Some(f64_loops(function)),
+        DType::Bool => bool_loop(function).map(Loops::from),
+        _ => i64_loop(function).map(Loops::from),
+    }
+}
+
 /// The loops for the type that a float dtype is computed in.
 pub(super) fn float_loops(function: Function, dtype: DType) -> Loops {
     match dtype {
@@ -112,14 +117,19 @@ pub(super) fn float_loops(function: Function, dtype: DType) -> Loops {
 /// The contract of [`Operand`]; the inputs have one dtype, the output is bool; overlap as the module says.
 pub unsafe fn compare(comparison: Comparison, out: &Operand, left: &Operand, right: &Operand) {
     debug_assert!(out.dtype == DType::Bool && left.dtype.computing() == right.dtype.computing());
-    let inner = match left.dtype.computing() {
+    let inner = comparison_loop(comparison, left.dtype);
+    // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
+    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
+}
+
+/// The loop that compares elements of the type that a dtype is computed in.
+pub(super) fn comparison_loop(comparison: Comparison, dtype: DType) -> Loop {
+    match dtype.computing() {
         DType::F32 => compare_loop::<f32>(comparison),
         DType::F64 => compare_loop::<f64>(comparison),
         DType::Bool => compare_loop::<Bool>(comparison),
         _ => compare_loop::<i64>(comparison),
-    };
-    // SAFETY: the loop is one for the computing type; the rest is the caller's contract.
-    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
+    }
 }
 
 /// `out = connective(inputs…)` on booleans; `Not` takes one input.
@@ -127,12 +137,16 @@ pub unsafe fn compare(comparison: Comparison, out: &Operand, left: &Operand, rig
 /// # Safety
 /// The contract of [`Operand`]; everything is bool; overlap as the module says.
 pub unsafe fn logical(connective: Logical, out: &Operand, inputs: &[&Operand]) {
-    let inner: Loop = match connective {
-        Logical::And => map_loop::<And, 2>,
-        Logical::Not => map_loop::<Not, 1>,
-    };
+    let inner = logical_loop(connective);
     // SAFETY: the loop is one for bool; the rest is the caller's contract.
     unsafe { drive(inner, Form::Memory, Cost::Cheap, out, inputs) }
+}
+
+pub(super) fn logical_loop(connective: Logical) -> Loop {
+    match connective {
+        Logical::And => map_loop::<And, 2>,
+        Logical::Not => map_loop::<Not, 1>,
+    }
 }
 
 /// `out = left ? right`, bit by bit; shifts by less than 0 or more than 63 places move every bit out.
@@ -141,7 +155,14 @@ pub unsafe fn logical(connective: Logical, out: &Operand, inputs: &[&Operand]) {
 /// The contract of [`Operand`]; all dtypes are equal, bool (no shifts) or integers; overlap as the module says.
 pub unsafe fn bits(function: Bits, out: &Operand, left: &Operand, right: &Operand) {
     debug_assert!(left.dtype == out.dtype && right.dtype == out.dtype);
-    let inner: Loop = match (function, out.dtype) {
+    let inner = bits_loop(function, out.dtype);
+    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
+    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
+}
+
+/// The loop for the type that a dtype is computed in.
+pub(super) fn bits_loop(function: Bits, dtype: DType) -> Loop {
+    match (function, dtype) {
         (Bits::And, DType::Bool) => map_loop::<And, 2>,
         (Bits::Or, DType::Bool) => map_loop::<Or, 2>,
         (Bits::Xor, DType::Bool) => map_loop::<Xor, 2>,
@@ -150,9 +171,7 @@ pub unsafe fn bits(function: Bits, out: &Operand, left: &Operand, right: &Operan
         (Bits::Xor, _) => map_loop::<IntXor, 2>,
         (Bits::Left, _) => map_loop::<IntLeft, 2>,
         (Bits::Right, _) => map_loop::<IntRight, 2>,
-    };
-    // SAFETY: the loop is one for this dtype; the rest is the caller's contract.
-    unsafe { drive(inner, Form::Computing, Cost::Cheap, out, &[left, right]) }
+    }
 }
 
 /// `out = condition ? a : b`, PyTorch's `where`.
@@ -161,14 +180,19 @@ pub unsafe fn bits(function: Bits, out: &Operand, left: &Operand, right: &Operan
 /// The contract of [`Operand`]; `condition` is bool, the others have one dtype; overlap as the module says.
 pub unsafe fn select(out: &Operand, condition: &Operand, a: &Operand, b: &Operand) {
     debug_assert!(condition.dtype == DType::Bool && a.dtype == out.dtype && b.dtype == out.dtype);
-    let inner: Loop = match out.dtype.size() {
+    let inner = choice_loop(out.dtype);
+    // SAFETY: the loop is one for elements of this size; the rest is the caller's contract.
+    unsafe { drive(inner, Form::Memory, Cost::Cheap, out, &[condition, a, b]) }
+}
+
+/// The loop of `where` for elements of a dtype as they are in memory.
+pub(super) fn choice_loop(dtype: DType) -> Loop {
+    match dtype.size() {
         1 => select_loop::<u8>,
         2 => select_loop::<u16>,
         4 => select_loop::<u32>,
         _ => select_loop::<u64>,
-    };
-    // SAFETY: the loop is one for elements of this size; the rest is the caller's contract.
-    unsafe { drive(inner, Form::Memory, Cost::Cheap, out, &[condition, a, b]) }
+    }
 }
 
 pub(super) fn cost(function: Function) -> Cost {
@@ -440,22 +464,42 @@ kiln_ir::scalar_functions!(define_loops);
 vectorised! {
     /// # Safety
     /// That of [`Loop`].
-    fn select_loop [T: Copy] [T] (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize) {
-        #[inline(always)]
-        fn each<T: Copy>(out: &mut [T], condition: &[Bool], a: &[T], b: &[T]) {
-            for (((out, &condition), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
-                *out = if condition != 0 { a } else { b };
-            }
-        }
+    fn select_loop [T: Mask] [T] (out: *mut u8, inputs: &[*const u8; MAX_INPUTS], n: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             let condition = from_raw_parts(inputs[0], n);
             let a = from_raw_parts(inputs[1].cast::<T>(), n);
             let b = from_raw_parts(inputs[2].cast::<T>(), n);
-            each(from_raw_parts_mut(out.cast::<T>(), n), condition, a, b);
+            choose(from_raw_parts_mut(out.cast::<T>(), n), condition, a, b);
         }
     }
 }
+
+#[inline(always)]
+fn choose<T: Mask>(out: &mut [T], condition: &[Bool], a: &[T], b: &[T]) {
+    for (((out, &condition), &a), &b) in out.iter_mut().zip(condition).zip(a).zip(b) {
+        *out = T::choose(condition, a, b);
+    }
+}
+
+/// The bits of an element.
+trait Mask: Copy {
+    /// `condition ? a : b`, by bits: of a branch the compiler makes a choice of addresses, which no vector can follow.
+    fn choose(condition: Bool, a: Self, b: Self) -> Self;
+}
+
+macro_rules! masks {
+    ($($ty:ty)*) => {$(
+        impl Mask for $ty {
+            #[inline(always)]
+            fn choose(condition: Bool, a: $ty, b: $ty) -> $ty {
+                let mask = <$ty>::from(condition != 0).wrapping_neg();
+                b ^ ((a ^ b) & mask)
+            }
+        }
+    )*};
+}
+masks!(u8 u16 u32 u64);
 
 macro_rules! maps {
     ($($name:ident: $in:ty => $out:ty, |$a:ident, $b:ident, $c:ident| $body:expr;)*) => {$(
@@ -476,6 +520,7 @@ maps! {
     And: Bool => Bool, |a, b, c| a & b;
     Or: Bool => Bool, |a, b, c| a | b;
     Not: Bool => Bool, |a, b, c| a ^ 1;
+    Same: Bool => Bool, |a, b, c| a;
     Xor: Bool => Bool, |a, b, c| a ^ b;
     IntAnd: i64 => i64, |a, b, c| a & b;
     IntOr: i64 => i64, |a, b, c| a | b;
@@ -509,6 +554,8 @@ fn bool_loop(function: Function) -> Option<Loop> {
     match function {
         Function::Add | Function::Maximum => Some(map_loop::<Or, 2>),
         Function::Mul | Function::Minimum => Some(map_loop::<And, 2>),
+        Function::Sign => Some(map_loop::<Same, 1>),
+        Function::NanToNum => Some(map_loop::<Same, 4>),
         _ => None,
     }
 }
