@@ -17,6 +17,8 @@
 //! for bf16 take subnormal numbers for zeros, so blocks in which there could be some, as operands or as sums, are
 //! computed without them: this changes no other bit.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod few;
 mod format;
 mod pack;
@@ -31,7 +33,7 @@ use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
 use few::{ABREAST, FEW};
 pub use format::Half;
-use pack::{Lines, least_exponent, pack, words};
+use pack::{Lines, least_exponent, pack, pack_rows, words};
 use tile::{Kernel, Set, Task, WIDEST};
 
 /// Where results go.
@@ -125,14 +127,15 @@ impl Plan {
     fn new(half: Half, set: Set, count: usize, shape: Shape) -> Plan {
         let kernel = Kernel::of(half, set);
         // All tiles, full or not, and the packing.
-        let cost = |m: usize, n: usize| m * n.next_multiple_of(kernel.width);
+        let cost =
+            |m: usize, n: usize| m.next_multiple_of(kernel.height(1)) * n.next_multiple_of(kernel.width);
         let is_turned = match shape.m.min(shape.n) {
             ..=FEW => shape.n < shape.m,
             _ => cost(shape.n, shape.m) < cost(shape.m, shape.n),
         };
         let Shape { m, n, k } = shape;
         let (m, n) = if is_turned { (n, m) } else { (m, n) };
-        let depth = words(k, kernel.is_paired).max(1);
+        let depth = kernel.depth(k).max(1);
         let (rows, panels) = (kernel.rows(), n.div_ceil(kernel.width));
         // The rows take half of a core's own cache.
         let most = (machine().l2 / 2 / (depth * size_of::<u32>())).max(rows) / rows * rows;
@@ -153,7 +156,8 @@ impl Plan {
         // Two groups at a time stay in the last cache, where they are packed once for all blocks of rows.
         let panel_bytes = depth * kernel.width * size_of::<u32>();
         let group = if row_blocks == 1 { group } else { group.min((machine().l3 / 8 / panel_bytes).max(1)) };
-        let stretch = (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1);
+        let stretch =
+            (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1).next_multiple_of(kernel.step);
         let (row_blocks, groups) = (m.div_ceil(height), panels.div_ceil(group));
         Plan {
             half,
@@ -172,8 +176,7 @@ impl Plan {
     /// Bytes of a block's packed rows, of a panel, and of a panel's sums.
     fn room(&self) -> [usize; 3] {
         let Plan { kernel, height, shape, .. } = self;
-        let (height, depth) =
-            (height.min(&shape.m).next_multiple_of(kernel.rows()), words(shape.k, kernel.is_paired));
+        let (height, depth) = (height.min(&shape.m).next_multiple_of(kernel.rows()), kernel.depth(shape.k));
         let mut words = [height * depth, depth * kernel.width, height * kernel.width];
         if shape.m <= FEW {
             words[0] = words[0].max(shape.m * few_pitch(shape.k));
@@ -232,14 +235,17 @@ impl Plan {
     /// The operand's elements are readable; there is room for the panel. `FAST` needs AVX2 and F16C.
     #[inline(always)]
     unsafe fn panel<const FAST: bool>(&self, rhs: Matrix<u16>, number: usize, to: *mut u32) -> u16 {
-        let Plan { half, kernel: Kernel { width, is_paired, .. }, shape: Shape { n, k, .. }, .. } = *self;
-        let j = number * width;
+        let Plan {
+            half, kernel: kernel @ Kernel { width, is_paired, .. }, shape: Shape { n, k, .. }, ..
+        } = *self;
+        let (j, packed, depth) = (number * width, words(k, is_paired) * width, kernel.depth(k) * width);
         // SAFETY: the caller's promise is passed on.
         unsafe {
             let lines = Lines { from: rhs.at(0, j), half, count: width.min(n - j), length: k };
             pack::<FAST>(lines, is_paired, to, width);
+            to.add(packed).write_bytes(0, depth - packed);
             match is_paired {
-                true => least_exponent(std::slice::from_raw_parts(to, words(k, true) * width)),
+                true => least_exponent(std::slice::from_raw_parts(to, packed)),
                 false => 0,
             }
         }
@@ -258,7 +264,7 @@ impl Plan {
         let Plan { half, kernel, shape: Shape { m, n, k }, height, .. } = *self;
         let Kernel { width, is_paired, .. } = kernel;
         let Product { results, start, lhs, rhs } = product;
-        let depth = words(k, is_paired);
+        let depth = kernel.depth(k);
         let [rows_bytes, panel_bytes, _] = self.room();
         let packed = scratch.cast::<u32>();
         let panel = scratch.wrapping_add(rows_bytes).cast::<u32>();
@@ -306,18 +312,15 @@ impl Plan {
         let tiles = || (0..count).step_by(kernel.rows()).map(move |i| (i, kernel.height(count - i)));
         // SAFETY: rows of the product; the scratch has room for tiles of them.
         let least_row = unsafe {
-            let mut end = 0;
-            for (i, rows) in tiles() {
-                let from = lhs.at(first + i, 0).transposed();
-                let lines = Lines { from, half, count: rows.min(count - i), length: k };
-                pack::<FAST>(lines, is_paired, packed.add(i * depth), rows);
-                end = i + rows;
-            }
+            let rows = Lines { from: lhs.at(first, 0).transposed(), half, count, length: k };
+            let end = pack_rows::<FAST>(rows, &kernel, packed);
             match is_paired {
                 true => least_exponent(std::slice::from_raw_parts(packed, end * depth)),
                 false => 0,
             }
         };
+        #[cfg(target_arch = "x86_64")]
+        let _registers = if kernel.step > 1 { amx::Registers::new() } else { None };
         for number in panels {
             let j = number * width;
             let columns = width.min(n - j);
@@ -545,7 +548,7 @@ impl Plan {
     /// That of [`products`].
     unsafe fn one(&self, product: Product, bytes: usize) -> Result<(), AllocError> {
         let Plan { kernel, shape: Shape { n, k, .. }, group, row_blocks, groups, .. } = *self;
-        let size = words(k, kernel.is_paired) * kernel.width;
+        let size = kernel.depth(k) * kernel.width;
         let together = (bytes / (group * size * size_of::<u32>()).max(1)).clamp(1, groups);
         let room = Buffer::alloc((together * group * size * size_of::<u32>()).max(1))?;
         let mut least = vec![0_u16; together * group];

@@ -2,7 +2,10 @@
 
 use super::Half;
 #[cfg(target_arch = "x86_64")]
+use super::amx;
+#[cfg(target_arch = "x86_64")]
 use super::few::{TURNED, turn_lines};
+use super::tile::{Kernel, MOST_ROWS};
 use crate::gemm::Matrix;
 
 /// Words of one line that are packed at a time.
@@ -20,6 +23,36 @@ pub(super) struct Lines {
     pub(super) length: usize,
 }
 
+impl Lines {
+    fn are_side_by_side(&self) -> bool {
+        self.from.column == 1 && (self.from.row != 1 || self.length == 1) && self.count > 1
+    }
+
+    /// Word `w` of lines that lie side by side.
+    ///
+    /// # Safety
+    /// The elements are readable. `FAST` needs AVX2 and F16C.
+    #[inline(always)]
+    unsafe fn step<const FAST: bool>(&self, is_paired: bool, w: usize, to: &mut [u32]) {
+        let Lines { from, half, length, .. } = *self;
+        // SAFETY: the elements of one step or two.
+        unsafe {
+            if !is_paired {
+                return half.widen_all::<FAST>(from.at(place(w, length), 0).pointer, to);
+            }
+            let first = std::slice::from_raw_parts(from.at(2 * w, 0).pointer, to.len());
+            if 2 * w + 1 < length {
+                let second = std::slice::from_raw_parts(from.at(2 * w + 1, 0).pointer, to.len());
+                for ((word, &first), &second) in to.iter_mut().zip(first).zip(second) {
+                    *word = u32::from(first) | u32::from(second) << 16;
+                }
+            } else {
+                to.iter_mut().zip(first).for_each(|(word, &first)| *word = u32::from(first));
+            }
+        }
+    }
+}
+
 /// The number of words that so many elements of a line make.
 pub(super) fn words(length: usize, is_paired: bool) -> usize {
     if is_paired { length.div_ceil(2) } else { length }
@@ -28,6 +61,68 @@ pub(super) fn words(length: usize, is_paired: bool) -> usize {
 /// The word an element is in where a word is an f32: the second of two neighbours comes first, as in a pair.
 fn place(p: usize, length: usize) -> usize {
     if p ^ 1 < length { p ^ 1 } else { p }
+}
+
+/// Steps, and lines at most (a multiple of every tile's), that are read together where lines lie side by side: so wide
+/// that all of a cache line is used when it is there.
+const STEPS: usize = 8;
+const TOGETHER: usize = 240;
+
+/// Packs rows as tiles of them, one tile after the other; returns how many rows they have, with zeros behind the last.
+///
+/// # Safety
+/// That of [`pack`], for all tiles.
+#[inline(always)]
+pub(super) unsafe fn pack_rows<const FAST: bool>(rows: Lines, kernel: &Kernel, to: *mut u32) -> usize {
+    let Lines { from, half, count, length } = rows;
+    let depth = kernel.depth(length);
+    let total = words(length, kernel.is_paired);
+    let tiles =
+        |begin: usize, end: usize| (begin..end).step_by(kernel.rows()).map(|i| (i, kernel.height(count - i)));
+    let end = tiles(0, count).last().map_or(0, |(i, height)| i + height);
+    if kernel.step > 1 || !rows.are_side_by_side() {
+        for (i, height) in tiles(0, count) {
+            let lines = Lines { from: from.at(0, i), count: height.min(count - i), ..rows };
+            // SAFETY: the caller's promise is passed on.
+            unsafe {
+                match kernel.step {
+                    1 => pack::<FAST>(lines, kernel.is_paired, to.add(i * depth), height),
+                    #[cfg(target_arch = "x86_64")]
+                    _ => amx::pack(lines, to.add(i * depth), height),
+                    #[cfg(not(target_arch = "x86_64"))]
+                    _ => {}
+                }
+            }
+        }
+        return end;
+    }
+    let mut room = [[0_u32; TOGETHER + MOST_ROWS]; STEPS];
+    for begin in (0..count).step_by(TOGETHER) {
+        let lines = TOGETHER.min(count - begin);
+        let part = Lines { from: from.at(0, begin), half, count: lines, length };
+        room.iter_mut().for_each(|row| row[lines..].fill(0));
+        for w in (0..total).step_by(STEPS) {
+            let steps = STEPS.min(total - w);
+            // SAFETY: the caller's promise is passed on.
+            unsafe {
+                for (s, row) in room[..steps].iter_mut().enumerate() {
+                    part.step::<FAST>(kernel.is_paired, w + s, &mut row[..lines]);
+                }
+                for (i, height) in tiles(begin, begin + lines) {
+                    let to = to.add(i * depth + w * height);
+                    for (s, row) in room[..steps].iter().enumerate() {
+                        let (from, to) = (row.as_ptr().add(i - begin), to.add(s * height));
+                        match height {
+                            // So many are a few instructions.
+                            MOST_ROWS => *to.cast::<[u32; MOST_ROWS]>() = *from.cast::<[u32; MOST_ROWS]>(),
+                            _ => std::ptr::copy_nonoverlapping(from, to, height),
+                        }
+                    }
+                }
+            }
+        }
+    }
+    end
 }
 
 /// Packs lines: word `w` of line `j` goes to `to + w · width + j`, zeros behind the lines.
@@ -39,12 +134,14 @@ pub(super) unsafe fn pack<const FAST: bool>(lines: Lines, is_paired: bool, to: *
     let Lines { from, count, length, .. } = lines;
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        if from.column == 1 && (from.row != 1 || length == 1) && count > 1 {
-            return if is_paired {
-                side_by_side(lines, to, width)
-            } else {
-                widened::<FAST>(lines, to, width)
-            };
+        if lines.are_side_by_side() {
+            for w in 0..words(length, is_paired) {
+                let to = std::slice::from_raw_parts_mut(to.add(w * width), width);
+                let (to, rest) = to.split_at_mut(count);
+                rest.fill(0);
+                lines.step::<FAST>(is_paired, w, to);
+            }
+            return;
         }
         let total = words(length, is_paired);
         let mut room = [[0; STRETCH]; 4];
@@ -141,50 +238,6 @@ unsafe fn turn(sources: [*const u32; 4], count: usize, to: *mut u32, width: usiz
         for (line, source) in sources.iter().enumerate().take(wanted) {
             // SAFETY: a word of the line, which need not lie as words do, and its place.
             unsafe { *to.add(w * width + line) = source.add(w).read_unaligned() }
-        }
-    }
-}
-
-/// Pairs of lines that lie side by side in memory.
-///
-/// # Safety
-/// That of [`pack`]; elements of neighbouring lines are neighbours.
-#[inline(always)]
-unsafe fn side_by_side(lines: Lines, to: *mut u32, width: usize) {
-    let Lines { from, count, length, .. } = lines;
-    for p in (0..length).step_by(2) {
-        // SAFETY: the elements of two steps, and the row that is made of them.
-        unsafe {
-            let to = std::slice::from_raw_parts_mut(to.add(p / 2 * width), width);
-            let first = std::slice::from_raw_parts(from.at(p, 0).pointer, count);
-            let (to, rest) = to.split_at_mut(count);
-            rest.fill(0);
-            if p + 1 < length {
-                let second = std::slice::from_raw_parts(from.at(p + 1, 0).pointer, count);
-                for ((word, &first), &second) in to.iter_mut().zip(first).zip(second) {
-                    *word = u32::from(first) | u32::from(second) << 16;
-                }
-            } else {
-                to.iter_mut().zip(first).for_each(|(word, &first)| *word = u32::from(first));
-            }
-        }
-    }
-}
-
-/// Numbers of lines that lie side by side in memory, as f32.
-///
-/// # Safety
-/// That of [`side_by_side`].
-#[inline(always)]
-unsafe fn widened<const FAST: bool>(lines: Lines, to: *mut u32, width: usize) {
-    let Lines { from, half, count, length } = lines;
-    for p in 0..length {
-        // SAFETY: the elements of a step, and the row that is made of them.
-        unsafe {
-            let to = std::slice::from_raw_parts_mut(to.add(place(p, length) * width), width);
-            let (to, rest) = to.split_at_mut(count);
-            rest.fill(0);
-            half.widen_all::<FAST>(from.at(p, 0).pointer, to);
         }
     }
 }
