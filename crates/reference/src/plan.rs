@@ -89,9 +89,10 @@ pub fn run_call(
             let mut graph = Graph::new();
             let mut inputs: Vec<Value> = args.iter().map(|arg| graph.input(arg.ty())).collect();
             graph.loc = call.loc;
-            if call.product().is_some_and(|product| product.out.ty.dtype != product.lhs.ty.dtype) {
+            if let Some(product) = call.product() {
                 // Sums that are not rounded.
-                for input in &mut inputs {
+                let is_wide = product.out.ty.dtype == DType::F32;
+                for input in inputs.iter_mut().filter(|_| is_wide) {
                     *input = graph.to(*input, DType::F32)?;
                 }
             }

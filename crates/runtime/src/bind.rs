@@ -9,10 +9,10 @@ use kiln_plan::{Call, Launch, Numbers, Place, Plan, Product, Signature, Step, Th
 use crate::convolution::Geometry;
 use crate::convolve::{self, Convolution, OnPlanes};
 use crate::gemm;
-use crate::halves::Half;
+use crate::halves::{Format, Half, HalvesAt};
 use crate::kept::Kept;
 use crate::kernel::Kernel;
-use crate::program::{BatchAt, Element, HalvesAt, MatrixAt, Program, Task};
+use crate::program::{BatchAt, Element, MatrixAt, Program, Task};
 
 /// A kernel of a plan, compiled and loaded.
 #[derive(Debug, Clone)]
@@ -100,18 +100,21 @@ fn batch(view: &ViewRef) -> BatchAt {
     BatchAt { matrix: matrix(view), sizes, strides }
 }
 
-/// Products of halves; `None` if the call is anything else.
+/// Products with operands that are halves; `None` if the call is anything else.
 fn halves(call: &Call) -> Option<HalvesAt> {
     let Product { batch: count, m, n, k, lhs, rhs, out } = call.product()?;
-    let half = match lhs.ty.dtype {
-        DType::F16 => Half::F16,
-        DType::BF16 => Half::Bf16,
-        _ => return None,
+    let format = |view: &ViewRef| match view.ty.dtype {
+        DType::F16 => Some(Format::Half(Half::F16)),
+        DType::BF16 => Some(Format::Half(Half::Bf16)),
+        DType::F32 => Some(Format::F32),
+        _ => None,
     };
-    let is_rounded = out.ty.dtype == lhs.ty.dtype;
-    let is_known = rhs.ty.dtype == lhs.ty.dtype && (is_rounded || out.ty.dtype == DType::F32);
+    let formats = [format(lhs)?, format(rhs)?];
+    let is_rounded = out.ty.dtype != DType::F32;
+    let fits = !is_rounded || lhs.ty.dtype == out.ty.dtype && rhs.ty.dtype == out.ty.dtype;
     let (shape, [dst, lhs, rhs]) = (gemm::Shape { m, n, k }, [out, lhs, rhs].map(batch));
-    is_known.then_some(HalvesAt { half, batch: count, shape, dst, is_rounded, lhs, rhs })
+    let is_known = fits && formats != [Format::F32; 2];
+    is_known.then_some(HalvesAt { formats, batch: count, shape, dst, is_rounded, lhs, rhs })
 }
 
 impl Binder<'_> {

@@ -239,7 +239,7 @@ pub(super) unsafe fn pack(from: Lines, to: *mut u32, lines: usize) {
             let mut sources = [std::ptr::null(); TURNED];
             sources.iter_mut().zip(&pairs).for_each(|(source, pairs)| *source = pairs.as_ptr().cast::<u16>());
             // SAFETY: 16 lines of 16 words, and a tile.
-            unsafe { turn_lines(&sources, SIDE, to.add(leading / SIDE * TILE), SIDE) }
+            unsafe { turn_lines(&sources, [SIDE; 2], SIDE, to.add(leading / SIDE * TILE), SIDE) }
         }
     }
 }

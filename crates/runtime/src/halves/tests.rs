@@ -84,7 +84,7 @@ fn check(set: Set, half: Half, scale: f32, step: usize, words: &mut Words) {
                 let product = Product { results, start, lhs: lhs.matrix(), rhs: rhs.matrix() };
                 let product = crate::threads::Shared(product);
                 // SAFETY: matrices of these shapes in memory of their own.
-                unsafe { products_with(set, half, 1, shape, &|_| product.get()) }.unwrap();
+                unsafe { products_with(set, [Format::Half(half); 2], 1, shape, &|_| product.get()) }.unwrap();
             }
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
                 let mut exact = if with_start { start.get(half, i, j) } else { 0.0 };
@@ -177,7 +177,7 @@ fn special_numbers() {
                 let rhs = Matrix::new(rhs.as_mut_ptr(), 37, 1);
                 let product = crate::threads::Shared(Product { results, start: None, lhs, rhs });
                 // SAFETY: matrices of these shapes in memory of their own.
-                unsafe { products_with(set, half, 1, shape, &|_| product.get()) }.unwrap();
+                unsafe { products_with(set, [Format::Half(half); 2], 1, shape, &|_| product.get()) }.unwrap();
                 let value = |i: usize, j: usize| f32::from_bits(half.widen(dst[i * 37 + j]));
                 assert!(is_expected(value(13, 35)), "{half:?} {k} {left:x} {right:x}: {}", value(13, 35));
                 assert_eq!(value(12, 34), k as f32);
@@ -216,7 +216,7 @@ fn bits_do_not_depend_on_tiles() {
                 };
                 let shape = Shape { m: height, n, k };
                 // SAFETY: bands of rows of matrices of these shapes.
-                unsafe { products_with(set, half, m / height, shape, &product) }.unwrap();
+                unsafe { products_with(set, [Format::Half(half); 2], m / height, shape, &product) }.unwrap();
                 dst.iter().map(|x| x.to_bits()).collect()
             };
             let mut fused = None;
@@ -255,7 +255,12 @@ fn tiles_have_one_order() {
                 let results = Results::Sums(Matrix::new(dst.as_mut_ptr(), n as isize, 1));
                 let product = Shared(Product { results, start: None, lhs: lhs.matrix(), rhs: rhs.matrix() });
                 // SAFETY: matrices of these shapes in memory of their own.
-                unsafe { products_with(set, Half::Bf16, 1, Shape { m, n, k }, &|_| product.get()) }.unwrap();
+                unsafe {
+                    products_with(set, [Format::Half(Half::Bf16); 2], 1, Shape { m, n, k }, &|_| {
+                        product.get()
+                    })
+                }
+                .unwrap();
                 for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
                     let mut sum = 0.0_f32;
                     for step in (0..k).step_by(2 * amx::SIDE) {
@@ -294,7 +299,7 @@ fn bits_do_not_depend_on_shared_panels() {
             let rhs = Matrix::new(rhs.as_mut_ptr(), n as isize, 1);
             let product = Shared(Product { results, start: None, lhs, rhs });
             let shape = Shape { m, n, k };
-            let plan = Plan::new(half, set, 1, shape);
+            let plan = Plan::new([Format::Half(half); 2], set, 1, shape);
             let (height, group) = (24, 2);
             let row_blocks = plan.shape.m.div_ceil(height);
             let groups = plan.shape.n.div_ceil(plan.kernel.width).div_ceil(group);
@@ -303,7 +308,7 @@ fn bits_do_not_depend_on_shared_panels() {
                 // SAFETY: matrices of these shapes in memory of their own.
                 Some(bytes) => unsafe { plan.one(product.get(), bytes) },
                 // SAFETY: as above.
-                None => unsafe { products_with(set, half, 1, shape, &|_| product.get()) },
+                None => unsafe { products_with(set, [Format::Half(half); 2], 1, shape, &|_| product.get()) },
             }
             .unwrap();
             dst.iter().map(|x| x.to_bits()).collect()
@@ -313,5 +318,95 @@ fn bits_do_not_depend_on_shared_panels() {
             [1, 100_000, 1 << 30].into_iter().all(|bytes| bits(Some(bytes)) == whole),
             "{set:?} {half:?}"
         );
+    }
+}
+
+/// A matrix in any format, behind some layout.
+enum Operand {
+    Halves(Half, Owned),
+    Floats(Vec<f32>, [usize; 2]),
+}
+
+impl Operand {
+    fn new(format: Format, size: [usize; 2], layout: usize, mut value: impl FnMut() -> f32) -> Operand {
+        match format {
+            Format::Half(half) => Operand::Halves(half, Owned::new(size, layout, || half.narrow(value()))),
+            Format::F32 => {
+                let strides = if layout == 1 { [1, size[0] + 1] } else { [size[1] + layout, 1] };
+                Operand::Floats((0..(size[0] + 1) * (size[1] + 4)).map(|_| value()).collect(), strides)
+            }
+        }
+    }
+    fn matrix(&mut self) -> Matrix<u16> {
+        match self {
+            Operand::Halves(_, owned) => owned.matrix(),
+            Operand::Floats(values, [row, column]) => {
+                format::floats(Matrix::new(values.as_mut_ptr(), *row as isize, *column as isize))
+            }
+        }
+    }
+    fn get(&self, i: usize, j: usize) -> f64 {
+        match self {
+            Operand::Halves(half, owned) => owned.get(*half, i, j),
+            Operand::Floats(values, [row, column]) => f64::from(values[i * row + j * column]),
+        }
+    }
+}
+
+/// One operand may be f32, or a half of another format; and bands of rows beside a right operand that is packed once have
+/// the same bits.
+#[test]
+fn operands_of_two_formats_and_bands_of_rows() {
+    let mut words = Words(17);
+    let [f16, bf16] = [Half::F16, Half::Bf16].map(Format::Half);
+    let formats = [[Format::F32, bf16], [f16, Format::F32], [bf16, f16], [bf16, bf16], [f16, f16]];
+    for (set, formats) in Set::all().into_iter().flat_map(|set| formats.map(|formats| (set, formats))) {
+        for Shape { m, n, k } in shapes(&mut words).into_iter().step_by(3) {
+            let layouts: [usize; 2] = std::array::from_fn(|_| words.below(4));
+            let mut value = || words.next() as f32 / 2f32.powi(31) - 1.0;
+            let mut lhs = Operand::new(formats[0], [m, k], layouts[0], &mut value);
+            let mut rhs = Operand::new(formats[1], [k, n], layouts[1], &mut value);
+            let mut results = [vec![f32::NAN; m * n], vec![f32::NAN; m * n]];
+            let [whole, bands] = results.each_mut().map(|sums| {
+                let results = Results::Sums(Matrix::new(sums.as_mut_ptr(), n as isize, 1));
+                Shared(Product { results, start: None, lhs: lhs.matrix(), rhs: rhs.matrix() })
+            });
+            // SAFETY: matrices of these shapes in memory of their own.
+            unsafe { products_with(set, formats, 1, Shape { m, n, k }, &|_| whole.get()) }.unwrap();
+            // The last band is larger than the others.
+            let most = m.min(2 * 32 - 1);
+            let banded = Banded::with(set, formats, Shape { m: most, n, k });
+            let memory = Buffer::alloc(banded.bytes().max(1)).unwrap();
+            let Product { results: Results::Sums(to), lhs: from, rhs: right, .. } = bands.get() else {
+                continue;
+            };
+            // SAFETY: bands of rows of the same; the memory has room.
+            unsafe {
+                banded.pack(right, memory.as_ptr());
+                let mut i = 0;
+                while i < m {
+                    let rows = if m - i <= most { m - i } else { 32 };
+                    let product =
+                        Product { results: Results::Sums(to.at(i, 0)), lhs: from.at(i, 0), ..bands.get() };
+                    banded.rows(product, rows, memory.as_ptr());
+                    i += rows;
+                }
+            }
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let products = (0..k).map(|p| lhs.get(i, p) * rhs.get(p, j));
+                let (exact, size) = products.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                let got = f64::from(results[0][i * n + j]);
+                let bound = size * (k as f64 + 2.0) * 2f64.powi(-24) + 1e-40;
+                assert!(
+                    (got - exact).abs() <= bound,
+                    "{set:?} {formats:?} {m} {n} {k} {i} {j}: {got} {exact}"
+                );
+            }
+            // Tiles leave few columns of rows to others.
+            if set.pairs != Pairs::Tiles || n > FEW {
+                let bits = results.map(|sums| sums.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+                assert!(bits[0] == bits[1], "{set:?} {formats:?} {m} {n} {k} {layouts:?}");
+            }
+        }
     }
 }

@@ -11,10 +11,10 @@ use std::marker::PhantomData;
 use crate::cpu::{self, Isa, Pairs};
 use crate::lanes::{Lanes, Plain, Sums};
 
-use super::Half;
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::few::{self, Few};
+use super::format::{Format, Half};
 use super::pack::words;
 
 /// A few rows times a panel: a stretch of both, and the sums so far.
@@ -50,7 +50,7 @@ pub(super) struct Kernel {
     loops: Loops,
     /// The same for numbers so small that the machine's own instruction takes them for zeros.
     exact: Loops,
-    /// Loops for a few rows, in panels of the same width.
+    /// Loops for a few rows of halves of one format, in panels of the same width.
     pub(super) few: &'static Few,
 }
 
@@ -84,13 +84,13 @@ impl Set {
 }
 
 impl Kernel {
-    /// The best of a set.
-    pub(super) fn of(half: Half, set: Set) -> Kernel {
+    /// The best of a set for operands like these.
+    pub(super) fn of(formats: [Format; 2], set: Set) -> Kernel {
+        let is_bf16 = formats == [Format::Half(Half::Bf16); 2];
         #[cfg(target_arch = "x86_64")]
         {
-            let is_f16 = half == Half::F16;
-            let avx512 = if is_f16 { &few::AVX512_F16 } else { &few::AVX512_BF16 };
-            let avx2 = if is_f16 { &few::AVX2_F16 } else { &few::AVX2_BF16 };
+            let avx512 = if is_bf16 { &few::AVX512_BF16 } else { &few::AVX512_F16 };
+            let avx2 = if is_bf16 { &few::AVX2_BF16 } else { &few::AVX2_F16 };
             let floats = |width: usize, loops: Loops, few: &'static Few| Kernel {
                 width,
                 is_paired: false,
@@ -100,7 +100,9 @@ impl Kernel {
                 few,
             };
             match set.isa {
-                Isa::Avx512 if is_f16 || set.pairs == Pairs::Apart => return floats(WIDEST, AVX512, avx512),
+                Isa::Avx512 if !is_bf16 || set.pairs == Pairs::Apart => {
+                    return floats(WIDEST, AVX512, avx512);
+                }
                 Isa::Avx512 => {
                     let (step, loops, exact) = match set.pairs {
                         Pairs::Tiles if cpu::has_tiles() => (amx::SIDE, amx::TILES, amx::MODEL),
@@ -114,7 +116,7 @@ impl Kernel {
             }
         }
         let _ = set;
-        let few = if half == Half::F16 { &few::PLAIN_F16 } else { &few::PLAIN_BF16 };
+        let few = if is_bf16 { &few::PLAIN_BF16 } else { &few::PLAIN_F16 };
         Kernel { width: 8, is_paired: false, step: 1, loops: PLAIN, exact: PLAIN, few }
     }
 
