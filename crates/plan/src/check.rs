@@ -282,8 +282,7 @@ impl Check<'_> {
         args.iter().chain(outs).try_for_each(|view| self.view(view))?;
         let forwards = args.iter().chain(outs).all(|view| view.strides.iter().all(|stride| *stride >= 0));
         holds(forwards || call.product().is_some(), || "an operand that runs backwards".into())?;
-        // Products of halves, or of f32 and halves, may go on with their sums before they are rounded.
-        let is_wide = call.product().is_some_and(|product| product.out.ty.dtype == DType::F32);
+        let is_wide = call.widens();
         let widened = |ty: TensorTy| match ty.dtype {
             DType::F16 | DType::BF16 if is_wide => TensorTy { dtype: DType::F32, ..ty },
             _ => ty,

@@ -89,10 +89,9 @@ pub fn run_call(
             let mut graph = Graph::new();
             let mut inputs: Vec<Value> = args.iter().map(|arg| graph.input(arg.ty())).collect();
             graph.loc = call.loc;
-            if let Some(product) = call.product() {
+            if call.widens() {
                 // Sums that are not rounded.
-                let is_wide = product.out.ty.dtype == DType::F32;
-                for input in inputs.iter_mut().filter(|_| is_wide) {
+                for input in &mut inputs {
                     *input = graph.to(*input, DType::F32)?;
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kiln_ir::{DType, Fault, Op, planted};
 use kiln_plan::{Call, Launch, Numbers, Place, Plan, Product, Signature, Step, Then, ViewRef};
 
-use crate::convolution::Geometry;
+use crate::convolution::{self, Geometry};
 use crate::convolve::{self, Convolution, OnPlanes};
 use crate::gemm;
 use crate::halves::{Format, Half, HalvesAt};
@@ -100,15 +100,19 @@ fn batch(view: &ViewRef) -> BatchAt {
     BatchAt { matrix: matrix(view), sizes, strides }
 }
 
-/// Products with operands that are halves; `None` if the call is anything else.
-fn halves(call: &Call) -> Option<HalvesAt> {
-    let Product { batch: count, m, n, k, lhs, rhs, out } = call.product()?;
-    let format = |view: &ViewRef| match view.ty.dtype {
+/// What an operand of a step on f32 and halves is made of.
+fn format(view: &ViewRef) -> Option<Format> {
+    match view.ty.dtype {
         DType::F16 => Some(Format::Half(Half::F16)),
         DType::BF16 => Some(Format::Half(Half::Bf16)),
         DType::F32 => Some(Format::F32),
         _ => None,
-    };
+    }
+}
+
+/// Products with operands that are halves; `None` if the call is anything else.
+fn halves(call: &Call) -> Option<HalvesAt> {
+    let Product { batch: count, m, n, k, lhs, rhs, out } = call.product()?;
     let formats = [format(lhs)?, format(rhs)?];
     let is_rounded = out.ty.dtype != DType::F32;
     let fits = !is_rounded || lhs.ty.dtype == out.ty.dtype && rhs.ty.dtype == out.ty.dtype;
@@ -213,6 +217,13 @@ impl Binder<'_> {
         if planted(Fault::StrideOverlooked) {
             geometry.stride = [1, 1];
         }
+        let half = match format(x) {
+            Some(Format::Half(half)) if element == Element::F32 && convolution::is_for_halves(&geometry) => {
+                Some(half)
+            }
+            Some(Format::Half(_)) => return Err("a convolution of halves that widens no planes".into()),
+            _ => None,
+        };
         let constant = self.watched(weight, call.constant && convolve::is_kept(&geometry, element));
         let epilogue = match (&call.then, self.plan.steps.get(number + 1)) {
             (Some(Then::Planes(on)), Some(Step::Launch(launch))) => {
@@ -233,6 +244,7 @@ impl Binder<'_> {
         Ok(Task::Convolution(Box::new(Convolution {
             geometry,
             element,
+            half,
             dst: out.at.buffer.index(),
             x: (x.at.buffer.index(), x.at.offset as isize),
             weight: (weight.at.buffer.index(), weight.at.offset as isize),

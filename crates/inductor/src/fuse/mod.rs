@@ -411,7 +411,7 @@ impl<'g> Fusion<'g> {
 
     /// What a library step reads for an operand: the halves that it is, if it is a product of such.
     pub fn operand(&self, node: &Node, value: Value) -> Value {
-        let mut halves = node.args.iter().zip(halves::operands(self.graph, node));
+        let mut halves = node.args.iter().zip(halves::operands(self.graph, self.layouts, node));
         halves.find(|(arg, _)| **arg == value).and_then(|(_, half)| half).unwrap_or(value)
     }
 

@@ -11,8 +11,10 @@
 
 use std::borrow::Cow;
 
-use kiln_ir::{DType, Graph, Node, Op, TensorTy, Ty, Value};
+use kiln_ir::{DType, Def, Graph, Node, Op, TensorTy, Ty, Value};
 use kiln_prims::forms::replace;
+
+use crate::Layout;
 
 /// What is converted to f32 behind views, and the views, the last one first.
 fn behind_views(graph: &Graph, mut value: Value) -> Option<(Value, Vec<(Op, TensorTy)>)> {
@@ -46,8 +48,29 @@ fn found(graph: &Graph, node: &Node) -> [Option<(Value, Vec<(Op, TensorTy)>)>; 2
     }
 }
 
-/// The halves that a product's operands are: it reads them, and not a copy in f32.
-pub(crate) fn operands(graph: &Graph, node: &Node) -> [Option<Value>; 2] {
+/// The halves that the input of a convolution is, which widens a few planes of them at a time. All operands have to lie
+/// in order: `layouts` are the inputs'.
+fn planes(graph: &Graph, layouts: &[Layout], node: &Node) -> Option<Value> {
+    let (Op::Convolution { groups, .. }, &[x, weight]) = (&node.op, &node.args[..]) else { return None };
+    let (half, views) = behind_views(graph, x)?;
+    let in_order = |value: Value| match graph.def(value) {
+        Def::Input(number) => {
+            layouts[number as usize].strides == graph.tensor_of(value).shape.contiguous_strides()
+        }
+        Def::Node { node, .. } => {
+            let op = &graph.nodes[node as usize].op;
+            op.computes() || matches!(op, Op::To { .. })
+        }
+    };
+    let is_direct = kiln_plan::sums_planes(*groups, graph.tensor_of(x).shape[1]);
+    (is_direct && views.is_empty() && in_order(half) && in_order(weight)).then_some(half)
+}
+
+/// The halves that operands of a product or a convolution are: it reads them, and not a copy in f32.
+pub(crate) fn operands(graph: &Graph, layouts: &[Layout], node: &Node) -> [Option<Value>; 2] {
+    if let Some(x) = planes(graph, layouts, node) {
+        return [Some(x), None];
+    }
     found(graph, node).map(|half| half.filter(|(_, views)| views.is_empty()).map(|(half, _)| half))
 }
 

@@ -18,7 +18,9 @@ impl Banded {
     }
 
     pub(super) fn with(set: Set, formats: [Format; 2], shape: Shape) -> Banded {
-        let plan = Plan::new(formats, set, 1, shape);
+        // Nothing is cut of what is empty.
+        let some = Shape { m: shape.m.max(1), n: shape.n.max(1), ..shape };
+        let plan = Plan::new(formats, set, 1, some);
         let (kernel, panels) = (plan.kernel, shape.n.div_ceil(plan.kernel.width));
         let height = shape.m.max(1).next_multiple_of(kernel.rows());
         let plan = Plan {

@@ -81,7 +81,7 @@ pub(super) unsafe fn pack_rows<const FAST: bool>(rows: Lines, kernel: &Kernel, t
     let total = words(length, kernel.is_paired);
     let tiles =
         |begin: usize, end: usize| (begin..end).step_by(kernel.rows()).map(|i| (i, kernel.height(count - i)));
-    let end = tiles(0, count).last().map_or(0, |(i, height)| i + height);
+    let end = tiles(0, count).next_back().map_or(0, |(i, height)| i + height);
     if kernel.step > 1 || !rows.are_side_by_side() {
         for (i, height) in tiles(0, count) {
             let lines = Lines { from: from.at(0, i), count: height.min(count - i), ..rows };
