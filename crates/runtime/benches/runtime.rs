@@ -102,6 +102,7 @@ fn products() {
 
 /// Products of halves, rounded: `KILN_ISA=avx512` takes vectors where there are tiles.
 fn halves() {
+    println!("pairs of bf16: {:?}", kiln_runtime::cpu::pairs());
     let shapes = [
         (256, 256, 256),
         (1024, 1024, 1024),

@@ -64,7 +64,7 @@ pub fn isa() -> Isa {
 
 /// How pairs of bf16 are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pairs {
+pub enum Pairs {
     /// One number after the other.
     Apart,
     /// Vectors of pairs at a time.
@@ -74,7 +74,7 @@ pub(crate) enum Pairs {
 }
 
 /// What the instructions to use have for pairs of bf16.
-pub(crate) fn pairs() -> Pairs {
+pub fn pairs() -> Pairs {
     #[cfg(target_arch = "x86_64")]
     if isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
         return if has_tiles() { Pairs::Tiles } else { Pairs::Vectors };
