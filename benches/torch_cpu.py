@@ -67,13 +67,15 @@ def lstm(steps):
         return step
     return make
 
-def gpt(comp):
-    from transformers import GPT2Config, GPT2LMHeadModel
-    m = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=8192, bos_token_id=0, eos_token_id=0, attn_pdrop=0., embd_pdrop=0., resid_pdrop=0.))
-    opt, cm = O.AdamW(m.parameters(), lr=1e-4), comp(m)
-    ids = torch.randint(0, 8192, (4, 128))
-    def step(): opt.zero_grad(); cm(input_ids=ids, labels=ids, use_cache=False).loss.backward(); opt.step()
-    return step
+def gpt(dtype, texts):
+    def make(comp):
+        from transformers import GPT2Config, GPT2LMHeadModel
+        m = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=8192, bos_token_id=0, eos_token_id=0, attn_pdrop=0., embd_pdrop=0., resid_pdrop=0.)).to(dtype)
+        opt, cm = O.AdamW(m.parameters(), lr=1e-4), comp(m)
+        ids = torch.randint(0, 8192, (texts, 128))
+        def step(): opt.zero_grad(); cm(input_ids=ids, labels=ids, use_cache=False).loss.backward(); opt.step()
+        return step
+    return make
 
 def transformer(comp):
     """Twelve pre-norm blocks of width 256 with 4 heads on 4 x 128 tokens, learning the next of 1024 words."""
@@ -195,7 +197,8 @@ CASES = {
     "ln_gelu_4096x1024": (micro(lambda x: F.gelu(F.layer_norm(x, (1024,)) * 2 + 1)), 20),
     "chain10_4096x1024": (micro(lambda x: ((((x * 2 + 1).tanh() * x).sigmoid() + x).exp() - 1).relu().sqrt() * 0.5 + x), 20),
     "sum0_4096x1024": (micro(lambda x: (x * x).sum(0)), 20),
-    "gpt_train": (gpt, 10),
+    "gpt_train": (gpt(torch.float32, 4), 10),
+    "gpt_train_bf16": (gpt(torch.bfloat16, 8), 10),
     "transformer_train": (transformer, 10),
     "resnet18_train": (network("resnet18", 8, 112), 10),
     "mobilenet_v2_train": (network("mobilenet_v2", 16, 112), 10),

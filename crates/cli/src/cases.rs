@@ -36,6 +36,8 @@ pub enum Case {
     MlpTrain,
     /// A training step of a small GPT-2.
     GptTrain,
+    /// The same with parameters and activations in bf16, over twice as many texts.
+    GptTrainBf16,
     /// A training step of a network over pictures.
     NetworkTrain(Network),
     /// A training step of a transformer.
@@ -106,6 +108,7 @@ impl Case {
         optimizer(OptimizerKind::Adam, 1000, 128),
         Case::MlpTrain,
         Case::GptTrain,
+        Case::GptTrainBf16,
         Case::NetworkTrain(Network::Resnet18),
         Case::NetworkTrain(Network::MobilenetV2),
         Case::NetworkTrain(Network::EfficientnetB0),
@@ -144,7 +147,8 @@ impl Case {
         match self {
             Case::Optimizer { kind, layers, size } => optimizer_step(kind, layers, size, device),
             Case::MlpTrain => mlp_train(256, 64, device),
-            Case::GptTrain => gpt_train(device),
+            Case::GptTrain => gpt_train(DType::F32, 4, device),
+            Case::GptTrainBf16 => gpt_train(DType::BF16, 8, device),
             Case::NetworkTrain(network) => network.train(device),
             Case::TransformerTrain { layers } => transformer::train(layers, device),
             Case::LstmTrain { steps } => lstm_train(steps, device),
@@ -184,6 +188,7 @@ impl fmt::Display for Case {
             }
             Case::MlpTrain => f.write_str("mlp_train"),
             Case::GptTrain => f.write_str("gpt_train"),
+            Case::GptTrainBf16 => f.write_str("gpt_train_bf16"),
             Case::NetworkTrain(network) => network.fmt(f),
             Case::TransformerTrain { layers: TRANSFORMER_LAYERS } => f.write_str("transformer_train"),
             Case::TransformerTrain { layers } => write!(f, "transformer_train_{layers}"),
@@ -282,7 +287,7 @@ impl Workload {
     /// From now on it computes in f64, from the same numbers.
     pub fn widen(&self) -> Result<()> {
         let wide = |t: &Tensor| t.detach()?.to_dtype(DType::F64);
-        for tensor in self.state.iter().chain(&self.reads).filter(|t| t.dtype() == DType::F32) {
+        for tensor in self.state.iter().chain(&self.reads).filter(|t| t.dtype().is_float()) {
             tensor.set_data(&wide(tensor)?)?;
             tensor.set_grad(tensor.grad().as_ref().map(wide).transpose()?);
         }
@@ -352,13 +357,14 @@ fn lstm_train(steps: usize, device: &Device) -> Result<Workload> {
     Ok(Workload::new(step, state).reading(reads))
 }
 
-/// Forward, loss, backward and AdamW of four blocks of GPT-2, over 4 texts of 128 tokens.
-fn gpt_train(device: &Device) -> Result<Workload> {
+/// Forward, loss, backward and AdamW of four blocks of GPT-2, over texts of 128 tokens.
+fn gpt_train(dtype: DType, texts: usize, device: &Device) -> Result<Workload> {
     let config = Gpt2Config { vocab_size: 8192, n_embd: 256, n_layer: 4, n_head: 4, ..Gpt2Config::small() };
     let model = Gpt2::new(config.without_dropout())?;
+    model.to(dtype)?;
     let state = model.parameters();
     let opt = optim::AdamW::new(model.parameters(), 1e-4)?;
-    let ids = Tensor::randint(0, 8192, [4, 128], device)?;
+    let ids = Tensor::randint(0, 8192, [texts, 128], device)?;
     let reads = model.buffers();
     let step = move || {
         opt.zero_grad();

@@ -30,7 +30,7 @@ pub fn of(case: Case) -> Result<Option<Floor>, AllocError> {
         Case::MlpTrain => Ok(Some(mlp(256, 10, 64)?)),
         Case::Softmax | Case::Chain10 | Case::LnGelu => Ok(Some(copy(MATRIX.iter().product())?)),
         Case::Sum0 => Ok(Some(read(MATRIX.iter().product())?)),
-        Case::GptTrain | Case::NetworkTrain(_) => Ok(None),
+        Case::GptTrain | Case::GptTrainBf16 | Case::NetworkTrain(_) => Ok(None),
         Case::LstmTrain { .. }
         | Case::TransformerTrain { .. }
         | Case::Resnet18Latency

@@ -282,24 +282,17 @@ impl Check<'_> {
         args.iter().chain(outs).try_for_each(|view| self.view(view))?;
         let forwards = args.iter().chain(outs).all(|view| view.strides.iter().all(|stride| *stride >= 0));
         holds(forwards || call.product().is_some(), || "an operand that runs backwards".into())?;
-        let tensors = call.types().into_iter().map(Ty::Tensor);
+        let is_wide = call.widens();
+        let widened = |ty: TensorTy| match ty.dtype {
+            DType::F16 | DType::BF16 if is_wide => TensorTy { dtype: DType::F32, ..ty },
+            _ => ty,
+        };
+        let tensors = call.types().into_iter().map(|ty| Ty::Tensor(widened(ty)));
         let numbers =
             scalars.iter().map(|&scalar| self.kind(scalar, self.plan.scalars.len()).map(Ty::Scalar));
         let tys = tensors.map(Ok).chain(numbers).collect::<Checked<Vec<Ty>>>()?;
         let made = op.infer(&tys).map_err(|why| format!("{}: {why:?}", op.name()))?;
-        let is_product = call.product().is_some();
-        let is_result = |(made, out): (&Ty, &ViewRef)| match made.as_tensor() {
-            // Sums of products of halves, before they are rounded.
-            Some(made)
-                if is_product
-                    && out.ty.dtype == DType::F32
-                    && made.dtype.is_float()
-                    && made.dtype.is_narrow() =>
-            {
-                TensorTy { dtype: DType::F32, ..made.clone() } == out.ty
-            }
-            made => made == Some(&out.ty),
-        };
+        let is_result = |(made, out): (&Ty, &ViewRef)| made.as_tensor() == Some(&out.ty);
         let results = made.len() == outs.len() && made.iter().zip(outs).all(is_result);
         holds(results, || format!("{} gives other results", op.name()))?;
         if matches!(op, kiln_ir::Op::Bmm {}) {
@@ -422,8 +415,10 @@ impl Check<'_> {
                         holds(whole, wrong)?;
                     }
                     (_, Some(product)) => {
-                        let is_own = matches!(product.lhs.ty.dtype, DType::F32 | DType::F64);
-                        holds(is_own && (product.batch, product.m) == (batch, all), wrong)?;
+                        holds(
+                            product.out.ty.dtype.is_float() && (product.batch, product.m) == (batch, all),
+                            wrong,
+                        )?;
                     }
                     (_, None) => return Err(wrong()),
                 }

@@ -25,7 +25,7 @@ pub use machine::Machine;
 pub use numbers::Numbers;
 pub use plan::{
     Bands, BufferId, BufferPlan, BufferRef, BufferTy, Call, CheckText, Epilogue, Launch, OnPlanes, OneByOne,
-    Place, Plan, Product, ScalarOp, ScalarRef, Step, Then, ViewRef,
+    Place, Plan, Product, ScalarOp, ScalarRef, Step, Then, ViewRef, sums_planes,
 };
 pub use report::{Refusal, Report, StepReport};
 pub use signature::{Arguments, Signature};

@@ -125,6 +125,13 @@ impl ViewRef {
     }
 }
 
+/// Whether a convolution's groups have so few channels that planes are summed up directly. Such a step may read halves:
+/// it widens a few planes at a time.
+pub fn sums_planes(groups: usize, channels: usize) -> bool {
+    // A matrix of fewer columns would leave half of its panel empty.
+    groups > 1 && channels / groups <= 8
+}
+
 /// What a status other than 0 of a kernel means.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CheckText {
@@ -265,6 +272,12 @@ impl Call {
             _ => return None,
         };
         Some(Product { batch, m, n, k, lhs, rhs, out })
+    }
+
+    /// Whether operands that are halves count as f32: sums of f32 go on before they are rounded.
+    pub fn widens(&self) -> bool {
+        let is_f32 = |view: &ViewRef| view.ty.dtype == DType::F32;
+        matches!(self.op, Op::Mm {} | Op::Bmm {} | Op::Convolution { .. }) && self.outs.iter().all(is_f32)
     }
 
     /// The types of its tensors, as the op counts their dims.

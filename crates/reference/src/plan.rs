@@ -89,7 +89,7 @@ pub fn run_call(
             let mut graph = Graph::new();
             let mut inputs: Vec<Value> = args.iter().map(|arg| graph.input(arg.ty())).collect();
             graph.loc = call.loc;
-            if call.product().is_some_and(|product| product.out.ty.dtype != product.lhs.ty.dtype) {
+            if call.widens() {
                 // Sums that are not rounded.
                 for input in &mut inputs {
                     *input = graph.to(*input, DType::F32)?;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use kiln_runtime::convolution::{self, Geometry};
 use kiln_runtime::gemm::{Matrix, Shape, gemm_f32};
+use kiln_runtime::halves::{self, Half, Results};
 use kiln_runtime::pool::Buffer;
 use kiln_runtime::{Args, Kernel, KernelCache, Source, random, threads};
 
@@ -95,6 +96,62 @@ fn products() {
                 median / 1e3,
                 flops / median
             );
+        }
+    }
+}
+
+/// Products of halves, rounded: `KILN_ISA=avx512` takes vectors where there are tiles.
+fn halves() {
+    println!("pairs of bf16: {:?}", kiln_runtime::cpu::pairs());
+    let shapes = [
+        (256, 256, 256),
+        (1024, 1024, 1024),
+        (4096, 1024, 1024),
+        (1000, 1001, 999),
+        (64, 1024, 1024),
+        (16, 4096, 1024),
+        (4, 4096, 1024),
+        (1, 4096, 1024),
+    ];
+    for (m, n, k) in shapes {
+        let mut floats = vec![0f32; m * k + k * n + m * n];
+        random::fill_uniform_f32(&mut floats, 1, 0, -1.0, 1.0);
+        for half in [Half::Bf16, Half::F16] {
+            let mut values: Vec<u16> = match half {
+                Half::Bf16 => floats.iter().map(|x| (x.to_bits() >> 16) as u16).collect(),
+                // Of any sign, between a half and one.
+                Half::F16 => floats.iter().map(|x| (x.to_bits() >> 16) as u16 & 0x83ff | 0x3800).collect(),
+            };
+            // An address, so that threads may share it.
+            let address = values.as_mut_ptr() as usize;
+            for layout in ["NN", "NT", "TN"] {
+                let product = |_| {
+                    let lhs = address as *mut u16;
+                    let (rhs, dst) = (lhs.wrapping_add(m * k), lhs.wrapping_add(m * k + k * n));
+                    let [im, ik, in_] = [m, k, n].map(|size| size as isize);
+                    let lhs = if layout == "TN" { Matrix::new(lhs, 1, im) } else { Matrix::new(lhs, ik, 1) };
+                    let rhs = if layout == "NT" { Matrix::new(rhs, 1, ik) } else { Matrix::new(rhs, in_, 1) };
+                    halves::Product {
+                        results: Results::Rounded(Matrix::new(dst, in_, 1)),
+                        start: None,
+                        lhs,
+                        rhs,
+                    }
+                };
+                let runs = (20_000_000_000 / (2 * m * n * k)).clamp(9, 1000);
+                let (best, median) = time(runs, || {
+                    // SAFETY: the three matrices lie side by side in `values`.
+                    let done = unsafe { halves::products(half, 1, Shape { m, n, k }, &product) };
+                    done.expect("there is memory");
+                });
+                let flops = 2.0 * (m * n * k) as f64;
+                println!(
+                    "{half:?} {m}x{n}x{k} {layout}: best {:.1} us {:.0} GFLOP/s, median {:.1} us",
+                    best / 1e3,
+                    flops / best,
+                    median / 1e3
+                );
+            }
         }
     }
 }
@@ -224,12 +281,13 @@ fn kernels() {
 
 fn main() {
     println!("{} threads", threads::count());
-    let parts: [(&str, fn()); 6] = [
+    let parts: [(&str, fn()); 7] = [
         ("kernels", kernels),
         ("regions", regions),
         ("pool", pool),
         ("fills", fills),
         ("products", products),
+        ("halves", halves),
         ("convolutions", convolutions),
     ];
     // `cargo bench -p kiln-runtime -- products` runs one of them.

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::gemm::{self, Matrix, Product, Shape};
+use crate::halves::Banded;
 use crate::kept::{Contents, Made};
 use crate::kernel::Args;
 use crate::panel::Float;
@@ -49,6 +50,9 @@ struct Turned {
 
 /// Copies of right operands that are kept, by product.
 type KeptCopies = SmallVec<[(usize, Arc<Made>); MOST_TURNED]>;
+
+/// Products with halves: their steps, where their memory begins, and how they are computed.
+type Packed = SmallVec<[(usize, usize, Banded); MOST_TURNED]>;
 
 /// The most of them; others are turned round by every band.
 const MOST_TURNED: usize = 4;
@@ -91,15 +95,13 @@ impl Run<'_> {
         let (batch, m) = match &self.program.tasks[first] {
             Task::Gemm { shape, .. } => (1, shape.m),
             Task::Bmm { batch, shape, .. } => (*batch, shape.m),
-            Task::Kernel { .. }
-            | Task::Halves(_)
-            | Task::Convolution(_)
-            | Task::Random { .. }
-            | Task::Host => return Ok(()),
+            Task::Halves(step) => (step.batch, step.shape.m),
+            Task::Kernel { .. } | Task::Convolution(_) | Task::Random { .. } | Task::Host => return Ok(()),
         };
         // SAFETY: the caller's promise is passed on.
         let kept = unsafe { self.kept() };
         let (turned, turned_end) = self.turned(&kept, bytes.next_multiple_of(64));
+        let (packed, turned_end) = self.packed(rows.max(m - (count - 1) * rows), turned_end);
         // Kernels' tables of pointers and numbers come last.
         let table = self.members().map(|(_, step)| match step {
             Task::Kernel { bufs, scalars, .. } => bufs.len() + scalars.len(),
@@ -118,7 +120,7 @@ impl Run<'_> {
                     let (before, all) = (matrix * m, batch * m);
                     let band = Band { matrix, from, to, before, all, memory, is_new };
                     // SAFETY: the caller's promise is passed on; the tables lie behind everything else.
-                    unsafe { self.band(band, &turned, &kept, memory.wrapping_add(turned_end)) }?;
+                    unsafe { self.band(band, (&turned, &kept, &packed), memory.wrapping_add(turned_end)) }?;
                 }
                 Ok(())
             });
@@ -177,6 +179,21 @@ impl Run<'_> {
         (found, end)
     }
 
+    /// How products with halves are computed, of which there are at most so many rows at a time: their memory begins at
+    /// this byte; and where it ends.
+    fn packed(&self, rows: usize, mut end: usize) -> (Packed, usize) {
+        let packed = self.members().filter_map(|(index, step)| match step {
+            Task::Halves(step) => {
+                let banded = Banded::new(step.formats, Shape { m: rows, ..step.shape });
+                let offset = end;
+                end += banded.bytes().next_multiple_of(64);
+                Some((index, offset, banded))
+            }
+            _ => None,
+        });
+        (packed.collect(), end)
+    }
+
     fn members(&self) -> impl Iterator<Item = (usize, &Task)> {
         let Bands { first, steps, .. } = *self.bands;
         self.program.tasks.iter().enumerate().skip(first).take(steps)
@@ -189,8 +206,7 @@ impl Run<'_> {
     unsafe fn band(
         &self,
         band: Band,
-        turned: &[Option<Turned>],
-        kept: &KeptCopies,
+        (turned, kept, packed): (&[Option<Turned>], &KeptCopies, &Packed),
         table: *mut u8,
     ) -> Result<(), Failed> {
         let mut kernels = self.bands.kernels.iter();
@@ -236,7 +252,21 @@ impl Run<'_> {
                     // SAFETY: the caller's promise is passed on.
                     unsafe { self.product(band, rows, *element) }
                 }
-                Task::Halves(_) | Task::Convolution(_) | Task::Random { .. } | Task::Host => {}
+                Task::Halves(step) => {
+                    let Some((_, offset, banded)) = packed.iter().find(|(step, ..)| *step == index) else {
+                        continue;
+                    };
+                    let memory = band.memory.wrapping_add(*offset);
+                    let product = step.product(band.matrix, band.from, &|buffer| self.buffer(buffer, band));
+                    // SAFETY: the caller's promise is passed on; the thread's memory has room for it.
+                    unsafe {
+                        if band.is_new {
+                            banded.pack(product.rhs, memory);
+                        }
+                        banded.rows(product, band.to - band.from, memory);
+                    }
+                }
+                Task::Convolution(_) | Task::Random { .. } | Task::Host => {}
             }
         }
         Ok(())

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use kiln_ir::{DType, Fault, Op, planted};
 use kiln_plan::{Call, Launch, Numbers, Place, Plan, Product, Signature, Step, Then, ViewRef};
 
-use crate::convolution::Geometry;
+use crate::convolution::{self, Geometry};
 use crate::convolve::{self, Convolution, OnPlanes};
 use crate::gemm;
-use crate::halves::Half;
+use crate::halves::{Format, Half, HalvesAt};
 use crate::kept::Kept;
 use crate::kernel::Kernel;
-use crate::program::{BatchAt, Element, HalvesAt, MatrixAt, Program, Task};
+use crate::program::{BatchAt, Element, MatrixAt, Program, Task};
 
 /// A kernel of a plan, compiled and loaded.
 #[derive(Debug, Clone)]
@@ -100,18 +100,25 @@ fn batch(view: &ViewRef) -> BatchAt {
     BatchAt { matrix: matrix(view), sizes, strides }
 }
 
-/// Products of halves; `None` if the call is anything else.
+/// What an operand of a step on f32 and halves is made of.
+fn format(view: &ViewRef) -> Option<Format> {
+    match view.ty.dtype {
+        DType::F16 => Some(Format::Half(Half::F16)),
+        DType::BF16 => Some(Format::Half(Half::Bf16)),
+        DType::F32 => Some(Format::F32),
+        _ => None,
+    }
+}
+
+/// Products with operands that are halves; `None` if the call is anything else.
 fn halves(call: &Call) -> Option<HalvesAt> {
     let Product { batch: count, m, n, k, lhs, rhs, out } = call.product()?;
-    let half = match lhs.ty.dtype {
-        DType::F16 => Half::F16,
-        DType::BF16 => Half::Bf16,
-        _ => return None,
-    };
-    let is_rounded = out.ty.dtype == lhs.ty.dtype;
-    let is_known = rhs.ty.dtype == lhs.ty.dtype && (is_rounded || out.ty.dtype == DType::F32);
+    let formats = [format(lhs)?, format(rhs)?];
+    let is_rounded = out.ty.dtype != DType::F32;
+    let fits = !is_rounded || lhs.ty.dtype == out.ty.dtype && rhs.ty.dtype == out.ty.dtype;
     let (shape, [dst, lhs, rhs]) = (gemm::Shape { m, n, k }, [out, lhs, rhs].map(batch));
-    is_known.then_some(HalvesAt { half, batch: count, shape, dst, is_rounded, lhs, rhs })
+    let is_known = fits && formats != [Format::F32; 2];
+    is_known.then_some(HalvesAt { formats, batch: count, shape, dst, is_rounded, lhs, rhs })
 }
 
 impl Binder<'_> {
@@ -210,6 +217,13 @@ impl Binder<'_> {
         if planted(Fault::StrideOverlooked) {
             geometry.stride = [1, 1];
         }
+        let half = match format(x) {
+            Some(Format::Half(half)) if element == Element::F32 && convolution::is_for_halves(&geometry) => {
+                Some(half)
+            }
+            Some(Format::Half(_)) => return Err("a convolution of halves that widens no planes".into()),
+            _ => None,
+        };
         let constant = self.watched(weight, call.constant && convolve::is_kept(&geometry, element));
         let epilogue = match (&call.then, self.plan.steps.get(number + 1)) {
             (Some(Then::Planes(on)), Some(Step::Launch(launch))) => {
@@ -230,6 +244,7 @@ impl Binder<'_> {
         Ok(Task::Convolution(Box::new(Convolution {
             geometry,
             element,
+            half,
             dst: out.at.buffer.index(),
             x: (x.at.buffer.index(), x.at.offset as isize),
             weight: (weight.at.buffer.index(), weight.at.offset as isize),

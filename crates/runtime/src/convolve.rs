@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use smallvec::SmallVec;
 
 use crate::convolution::{self, Constant, Direct, Finished, Geometry, OnFinished};
+use crate::halves::Half;
 use crate::kept::{Contents, Form, Kept, Operand};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{self, AllocError};
@@ -23,6 +24,8 @@ pub(crate) struct Convolution {
     pub geometry: Geometry,
     /// Element type: a float.
     pub element: Element,
+    /// If the input is halves: their format.
+    pub half: Option<Half>,
     /// The buffer of the result.
     pub dst: usize,
     /// The input: buffer and first element.
@@ -154,7 +157,15 @@ impl Convolution {
         let (buffer, bytes) = self.free;
         let body = || {
             // SAFETY: the caller's promise is passed on.
-            unsafe { convolution::forward_with(&self.geometry, out, x, weight, constant, then) }
+            unsafe {
+                match self.half {
+                    Some(half) => {
+                        let x = pointers[self.x.0].cast::<u16>().wrapping_offset(self.x.1);
+                        convolution::sums_of_halves(&self.geometry, half, out.cast(), x, weight.cast(), then)
+                    }
+                    None => convolution::forward_with(&self.geometry, out, x, weight, constant, then),
+                }
+            }
         };
         // SAFETY: nobody uses what is free; what the convolution makes for itself is gone when it is done.
         unsafe { pool::lend(pointers[buffer], bytes, body) }.map_err(Failed::Memory)?;

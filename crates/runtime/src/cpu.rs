@@ -62,11 +62,64 @@ pub fn isa() -> Isa {
     machine().isa
 }
 
-/// Whether the instructions to use multiply vectors of bf16.
-pub(crate) fn multiplies_bf16() -> bool {
+/// How pairs of bf16 are multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// One number after the other.
+    Apart,
+    /// Vectors of pairs at a time.
+    Vectors,
+    /// Tiles of pairs at a time.
+    Tiles,
+}
+
+/// What the instructions to use have for pairs of bf16.
+pub fn pairs() -> Pairs {
     #[cfg(target_arch = "x86_64")]
-    return isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
+    if isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
+        return if has_tiles() { Pairs::Tiles } else { Pairs::Vectors };
+    }
+    Pairs::Apart
+}
+
+/// Whether tiles of bf16 are among the instructions to use: the machine has them, the system lets this process have their
+/// registers, and `KILN_ISA` doesn't ask for vectors.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_tiles() -> bool {
+    static TILES: OnceLock<bool> = OnceLock::new();
+    *TILES.get_or_init(|| std::env::var_os("KILN_ISA").is_none() && allows_tiles())
+}
+
+/// Asks the system for tile registers, which it saves for those who asked.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn allows_tiles() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    /// From Linux's `asm/prctl.h`, and the registers' number.
+    const REQUEST: libc::c_long = 0x1023;
+    const TILE_DATA: libc::c_long = 18;
+    let has_bits = |word: u32, bits: &[u32]| bits.iter().all(|bit| word >> bit & 1 == 1);
+    // The system tells what it saves; AVX512-BF16 and tiles for bf16 are there; eight tiles of 16 rows of 64 bytes.
+    if __cpuid(0).eax < 0x1d
+        || !has_bits(__cpuid(1).ecx, &[27])
+        || !has_bits(__cpuid_count(7, 0).edx, &[22, 24])
+    {
+        return false;
+    }
+    let form = __cpuid_count(0x1d, 1);
+    if (form.ebx >> 16, form.ebx & 0xffff, form.ecx & 0xffff) != (8, 64, 16) {
+        return false;
+    }
+    let saved: u32;
+    // SAFETY: the instruction is there, as the first of the bits said; it reads a register.
+    unsafe {
+        std::arch::asm!("xgetbv", in("ecx") 0, out("eax") saved, out("edx") _, options(nomem, nostack));
+    }
+    // SAFETY: the call takes numbers, and changes what this process may do.
+    has_bits(saved, &[17, 18]) && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn allows_tiles() -> bool {
     false
 }
 

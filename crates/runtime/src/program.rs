@@ -10,7 +10,7 @@ use kiln_plan::{Bands, Epilogue, Place};
 use crate::bands::{self, Failed};
 use crate::convolve::{self, Convolution};
 use crate::gemm::{self, Matrix, Product, Then};
-use crate::halves::{self, Half, Results};
+use crate::halves::HalvesAt;
 use crate::kept::{Contents, Form, Kept, Made, Operand};
 use crate::kernel::{Args, Kernel};
 use crate::pool::{AllocError, Buffer, Reserve};
@@ -70,44 +70,6 @@ impl BatchAt {
     }
 }
 
-/// Products of halves.
-#[derive(Debug)]
-pub(crate) struct HalvesAt {
-    pub half: Half,
-    /// How many.
-    pub batch: usize,
-    /// Sizes of each.
-    pub shape: gemm::Shape,
-    /// Results, dense; in f32 if they are not rounded.
-    pub dst: BatchAt,
-    pub is_rounded: bool,
-    /// Left operands.
-    pub lhs: BatchAt,
-    /// Right operands.
-    pub rhs: BatchAt,
-}
-
-impl HalvesAt {
-    /// # Safety
-    /// The buffers hold the matrices, and no result shares memory with an operand.
-    unsafe fn run(&self, pointers: &[*mut u8]) -> Result<(), AllocError> {
-        let HalvesAt { half, batch, shape, dst, is_rounded, lhs, rhs } = self;
-        let pointers = Shared(pointers);
-        let product = |number: usize| {
-            let pointers = pointers.get();
-            let [lhs, rhs] = [lhs, rhs].map(|operand| operand.at(number).matrix(pointers));
-            let dst = dst.at(number);
-            let results = match is_rounded {
-                true => Results::Rounded(dst.matrix(pointers)),
-                false => Results::Sums(dst.matrix(pointers)),
-            };
-            halves::Product { results, start: None, lhs, rhs }
-        };
-        // SAFETY: the caller's promise is passed on.
-        unsafe { halves::products(*half, *batch, *shape, &product) }
-    }
-}
-
 /// A step, prepared.
 #[derive(Debug)]
 pub(crate) enum Task {
@@ -159,7 +121,7 @@ pub(crate) enum Task {
         /// Element type: a float.
         element: Element,
     },
-    /// Matrix products of halves, one for each matrix of a batch.
+    /// Matrix products of halves, or of f32 and halves, one for each matrix of a batch.
     Halves(Box<HalvesAt>),
     Convolution(Box<Convolution>),
     /// Fills a dense buffer with random numbers.

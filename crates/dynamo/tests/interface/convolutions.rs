@@ -1,7 +1,7 @@
 //! Convolutions in compiled programs: what runs on their results as they are finished, and what is kept of their
 //! kernels.
 
-use kiln_dynamo::Compile;
+use kiln_dynamo::{Compile, Region};
 use kiln_ir::{DType, Result};
 use kiln_tensor::Tensor;
 
@@ -157,6 +157,59 @@ fn kept_kernels_follow_every_change() -> Result<()> {
     // Others come to lie where they were.
     for seed in 0..20 {
         check(&fresh(0.1 + f64::from(seed) * 0.01)?, "others")?;
+    }
+    Ok(())
+}
+
+/// Planes of halves are widened where they are read: forwards with epilogues and backwards, of inputs that lie in order or
+/// don't, results are as exact as eager's.
+#[test]
+fn planes_of_halves() -> Result<()> {
+    for (batch, channels, filters, [height, width], size, stride, padding, groups) in [
+        (2, 10, 20, [17, 13], 3, 1, 1, 10),
+        (3, 16, 16, [40, 31], 5, 2, 2, 16),
+        (2, 12, 18, [20, 11], 3, 1, 0, 3),
+    ] {
+        for (half, is_turned) in [(DType::BF16, false), (DType::F16, false), (DType::BF16, true)] {
+            let run = |dtype: DType, region: Option<&Region>| -> Result<Vec<Vec<f64>>> {
+                let leaf = |shape: &[usize], seed: f64| -> Result<Tensor> {
+                    let leaf = waves(shape, seed, DType::F16)?.to_dtype(DType::BF16)?.to_dtype(dtype)?;
+                    leaf.requires_grad_(true)?;
+                    Ok(leaf)
+                };
+                let x = leaf(&[batch, channels, width, height], 0.37)?;
+                let w = leaf(&[filters, channels / groups, size, size], 0.73)?;
+                let bias = leaf(&[filters], 0.11)?;
+                let step = || {
+                    [&x, &w, &bias].into_iter().for_each(|leaf| leaf.set_grad(None));
+                    let shape = [batch, channels, height, width];
+                    let x = if is_turned { x.transpose(2, 3)? } else { x.reshape(shape)? };
+                    let y = x.conv2d(&w, Some(&bias), [stride; 2], [padding; 2], [1, 1], groups)?.relu()?;
+                    y.mul(&y)?.mean()?.backward()?;
+                    y.detach()
+                };
+                let y = match region {
+                    Some(region) => region.run(step)?,
+                    None => step()?,
+                };
+                let grads = [&x, &w, &bias].map(|leaf| leaf.grad().expect("it was asked for"));
+                std::iter::once(&y).chain(&grads).map(numbers).collect()
+            };
+            let region = Compile::default().region();
+            let [exact, eager, compiled] =
+                [run(DType::F64, None)?, run(half, None)?, run(half, Some(&region))?];
+            let worst = |results: &[f64], exact: &[f64]| {
+                results.iter().zip(exact).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max)
+            };
+            for (which, exact) in exact.iter().enumerate() {
+                let largest = exact.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+                let [eager, compiled] = [&eager, &compiled].map(|results| worst(&results[which], exact));
+                let what =
+                    format!("{half} {groups} {is_turned}, {which}: {compiled}, eager {eager} of {largest}");
+                assert!(largest > 0.0 && eager < 0.03 * largest, "{what}");
+                assert!(compiled <= 2.0 * eager + 1e-7 * largest, "{what}");
+            }
+        }
     }
     Ok(())
 }

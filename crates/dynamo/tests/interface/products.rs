@@ -3,7 +3,7 @@
 use kiln_dynamo::{Compile, Region};
 use kiln_ir::{DType, Result};
 use kiln_runtime::kept;
-use kiln_tensor::Tensor;
+use kiln_tensor::{Attention, Tensor};
 
 fn waves(shape: &[usize], seed: f64, dtype: DType) -> Result<Tensor> {
     let count = shape.iter().product::<usize>();
@@ -103,6 +103,58 @@ fn kept_weights_follow_every_change() -> Result<()> {
     for seed in 0..20 {
         let w = fresh(0.1 + f64::from(seed) * 0.01)?;
         check(&region, "others", || layer(&w))?;
+    }
+    Ok(())
+}
+
+/// The outputs and gradients of attention, of operands that lie side by side in one tensor.
+fn attend(all: &Tensor, sizes: [usize; 3], causal: bool) -> Result<Vec<Tensor>> {
+    let [heads, length, size] = sizes;
+    all.set_grad(None);
+    let parts = all.split(heads * size, 2)?;
+    let split = |x: &Tensor| x.reshape([2, length, heads, size])?.transpose(1, 2);
+    let (query, key, value) = (split(&parts[0])?, split(&parts[1])?, split(&parts[2])?);
+    let options = Attention { causal, ..Attention::default() };
+    let seen = query.scaled_dot_product_attention(&key, &value, options)?;
+    let joined = seen.transpose(1, 2)?.reshape([2, length, heads * size])?;
+    joined.mul(&joined)?.sum()?.backward()?;
+    Ok(vec![joined.detach()?, all.grad().expect("it was asked for")])
+}
+
+/// Products of attention read halves, in bands of rows if there are enough: results and gradients are as exact as eager's.
+#[test]
+fn attention_of_halves() -> Result<()> {
+    for (dtype, sizes, causal) in [
+        (DType::BF16, [3, 333, 40], true),
+        (DType::F16, [3, 333, 40], false),
+        (DType::BF16, [2, 17, 5], false),
+        (DType::F16, [1, 1, 1], true),
+    ] {
+        let [heads, length, size] = sizes;
+        let run = |dtype: DType, region: Option<&Region>| -> Result<Vec<Vec<f64>>> {
+            // The same numbers, halves, in every format.
+            let all = waves(&[2, length, 3 * heads * size], 0.37, DType::F16)?.to_dtype(DType::BF16)?;
+            let all = all.to_dtype(dtype)?;
+            all.requires_grad_(true)?;
+            let step = || attend(&all, sizes, causal);
+            let results = match region {
+                Some(region) => region.run(step)?,
+                None => step()?,
+            };
+            results.iter().map(|t| t.to_dtype(DType::F64)?.to_vec()).collect()
+        };
+        let region = Compile::default().region();
+        let [exact, eager, compiled] =
+            [run(DType::F64, None)?, run(dtype, None)?, run(dtype, Some(&region))?];
+        let worst = |results: &[f64], exact: &[f64]| {
+            results.iter().zip(exact).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max)
+        };
+        for ((exact, eager), compiled) in exact.iter().zip(&eager).zip(&compiled) {
+            let largest = exact.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+            let (eager, compiled) = (worst(eager, exact), worst(compiled, exact));
+            assert!(largest > 0.0 && eager < 0.02 * largest, "{dtype} {sizes:?}: {eager} of {largest}");
+            assert!(compiled <= 2.0 * eager + 1e-7 * largest, "{dtype} {sizes:?}: {compiled}, eager {eager}");
+        }
     }
     Ok(())
 }

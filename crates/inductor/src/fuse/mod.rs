@@ -411,9 +411,8 @@ impl<'g> Fusion<'g> {
 
     /// What a library step reads for an operand: the halves that it is, if it is a product of such.
     pub fn operand(&self, node: &Node, value: Value) -> Value {
-        let halves = halves::operands(self.graph, node).into_iter().flatten();
-        let found = node.args.iter().zip(halves).find(|(arg, _)| **arg == value);
-        found.map_or(value, |(_, half)| half)
+        let mut halves = node.args.iter().zip(halves::operands(self.graph, self.layouts, node));
+        halves.find(|(arg, _)| **arg == value).and_then(|(_, half)| half).unwrap_or(value)
     }
 
     /// Whether a node is a batched product that is a step of its own, and no call of an eager kernel.

@@ -8,7 +8,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use kiln_ir::{DType, Op};
+use kiln_ir::Op;
 
 use crate::WhyNot;
 use crate::assemble::Loops;
@@ -58,9 +58,9 @@ fn refusal(reason: &'static str) -> WhyNot {
     WhyNot::Bands { reason }
 }
 
-/// A product that runs in bands: of floats, but halves.
+/// A product that runs in bands: of floats.
 fn product(step: &Step) -> Option<Product<'_>> {
-    step.product().filter(|product| matches!(product.lhs.ty.dtype, DType::F32 | DType::F64))
+    step.product().filter(|product| product.out.ty.dtype.is_float())
 }
 
 fn is_batched(step: &Step) -> bool {

@@ -49,12 +49,13 @@ pub(crate) fn connect(steps: &mut [Step], loops: &[Option<Loops>]) -> Vec<WhyNot
     why_not
 }
 
-/// Whether a convolution is computed where its operands are, in their type.
+/// Whether a convolution is computed where its operands are, in the type of its result.
 fn is_own_convolution(call: &Call) -> bool {
     let is_float = |view: &ViewRef| matches!(view.ty.dtype, DType::F32 | DType::F64);
     matches!(call.op, Op::Convolution { .. })
         && call.args.len() == 2
-        && call.args.iter().all(|arg| arg.is_dense() && is_float(arg))
+        && call.args.iter().all(ViewRef::is_dense)
+        && call.outs.iter().all(is_float)
 }
 
 /// Whether a kernel may run on parts of a result that is not there as a whole; `None` if it has nothing to do with it.

@@ -67,7 +67,9 @@ fn products_read_halves() {
   %18 = to(%3) {{dtype: f32}} : f32[2, 8, 9]
   %19 = permute(%18) {{dims: [0, 2, 1]}} : f32[2, 9, 8]
   %20 = bmm(%17, %19) : f32[2, 15, 8]
-  return %12, %16, %20
+  %21 = exp(%17) : f32[2, 15, 9]
+  %22 = bmm(%21, %19) : f32[2, 15, 8]
+  return %12, %16, %20, %22
 }}"
         ));
         let calls = plan.steps.iter().filter_map(|step| match step {
@@ -75,11 +77,11 @@ fn products_read_halves() {
             _ => None,
         });
         let dtype = if half == "f16" { DType::F16 } else { DType::BF16 };
-        // Those in f32 may run in bands with what follows.
-        let expected = [("bmm", DType::F32), ("bmm", dtype), ("mm", dtype)];
+        // One may be f32 in a batched product.
+        let expected = [("bmm", DType::F32), ("bmm", dtype), ("bmm", dtype), ("mm", dtype)];
         let mut calls: Vec<_> = calls.collect();
         calls.sort_by_key(|&(name, lhs, _)| (name, lhs != DType::F32));
-        assert_eq!(calls, expected.map(|(name, dtype)| (name, dtype, dtype)));
+        assert_eq!(calls, expected.map(|(name, lhs)| (name, lhs, dtype)));
     }
 }
 
@@ -247,6 +249,27 @@ fn attention_runs_in_bands() {
                 assert!(banded >= 2 * b * t * s * 4 && whole == 0, "{sizes:?} {mask:?}");
             }
         }
+    }
+}
+
+/// Its operands are halves, and its products read them where they lie.
+#[test]
+fn attention_of_halves_runs_in_bands() {
+    let sizes = Sizes { b: 3, t: 333, s: 301, d: 5, v: 7 };
+    for half in ["f16", "bf16"] {
+        let mut text = attention("f32", sizes, Mask::Causal, "", "%90");
+        let mut lines = String::from("{");
+        for (i, [rows, columns]) in
+            [[sizes.t, sizes.d], [sizes.s, sizes.d], [sizes.s, sizes.v]].iter().enumerate()
+        {
+            let ty = format!("[{}, {rows}, {columns}]", sizes.b);
+            text = text.replace(&format!("%{i}: f32{ty}"), &format!("%20{i}: {half}{ty}"));
+            lines += &format!("\n  %{i} = to(%20{i}) {{dtype: f32}} : f32{ty}");
+        }
+        let plan = check_text(&text.replacen(") {", &format!(") {lines}"), 1));
+        let [bands] = &plan.bands[..] else { panic!("{}", why_not(&plan)) };
+        assert_eq!((bands.steps, plan.steps.len()), (3, 3), "{:?}", plan.steps);
+        assert_eq!(between(&plan, sizes.b * sizes.t * sizes.s).1, 0);
     }
 }
 

@@ -76,8 +76,7 @@ impl Geometry {
 
     /// Whether groups have so few channels that planes are summed up directly.
     pub(super) fn is_direct(&self) -> bool {
-        // A matrix of fewer columns would leave half of its panel empty.
-        self.groups > 1 && self.channels / self.groups <= 8
+        kiln_plan::sums_planes(self.groups, self.channels)
     }
 
     /// The taps that meet the positions of one phase along one dim: number of the tap, and the position in the

@@ -1,7 +1,7 @@
 //! Direct convolutions of halves: a few planes at a time are widened, sums are of f32, and results are rounded once.
 
-use super::Geometry;
-use super::direct::{self, Halves, narrow, widen};
+use super::direct::{self, Either, Halves, narrow, widen};
+use super::{Geometry, OnFinished};
 use crate::halves::Half;
 use crate::pool::{AllocError, Buffer};
 
@@ -64,4 +64,21 @@ pub unsafe fn of_halves(
             }
         }
     }
+}
+
+/// The sums of one that [`is_for_halves`], of halves with kernels of f32.
+///
+/// # Safety
+/// That of [`forward_with`](super::forward_with()).
+pub(crate) unsafe fn sums_of_halves(
+    g: &Geometry,
+    half: Half,
+    out: *mut f32,
+    x: *const u16,
+    weight: *const f32,
+    then: Option<OnFinished<'_>>,
+) -> Result<(), AllocError> {
+    let x = Either::Halves(Halves { half, at: x.cast_mut(), bias: None });
+    // SAFETY: the caller's promise is passed on.
+    unsafe { direct::forward(g, Either::Floats(out), x, weight, then) }
 }

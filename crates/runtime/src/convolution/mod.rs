@@ -25,6 +25,7 @@ use crate::winograd::{self, Kernels, Task};
 
 pub use direct::Direct;
 pub use geometry::{Geometry, pair};
+pub(crate) use halves::sums_of_halves;
 pub use halves::{Operands, is_for_halves, of_halves};
 
 /// Elements of a result that are there: those of these planes (counted through all images) from pixel to pixel.

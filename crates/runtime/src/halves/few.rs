@@ -216,19 +216,29 @@ impl Pairs for Any {
 /// Lines that [`turn_lines`] takes, and a divisor of the pairs of each.
 pub(super) const TURNED: usize = MOST;
 
-/// Pairs of neighbours of lines, turned: those of one step come side by side, in rows `width` apart.
+/// Pairs of neighbours of lines, turned: those of one step come side by side, in rows `width` apart. The first of
+/// `[there, wanted]` says how many lines there are, the second how many of each row are written: zeros behind the lines.
 ///
 /// # Safety
-/// Each of [`TURNED`] lines has so many pairs, a multiple of as many, and `to` has room for them; the machine has AVX-512.
+/// Each of [`TURNED`] lines has so many pairs, a multiple of as many, and `to` has room for what is written; the machine
+/// has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma,f16c")]
-pub(super) unsafe fn turn_lines(lines: &[*const u16; TURNED], pairs: usize, to: *mut u32, width: usize) {
+pub(super) unsafe fn turn_lines(
+    lines: &[*const u16; TURNED],
+    [there, wanted]: [usize; 2],
+    pairs: usize,
+    to: *mut u32,
+    width: usize,
+) {
+    let [there, wanted] = [there, wanted].map(|count| ((1_u32 << count) - 1) as __mmask16);
     for at in (0..pairs).step_by(TURNED) {
         // SAFETY: the caller's promise.
         unsafe {
             let words = __m512::turned(lines, 2 * at);
             for (w, &words) in words.iter().enumerate() {
-                _mm512_storeu_ps(to.add((at + w) * width).cast(), words);
+                let words = _mm512_maskz_mov_ps(there, words);
+                _mm512_mask_storeu_ps(to.add((at + w) * width).cast(), wanted, words);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use half::f16;
 
+use crate::gemm::Matrix;
+
 /// Elements that are rounded together; panels are as wide as some of them.
 const STEP: usize = 8;
 /// As many as fill the widest vectors.
@@ -14,6 +16,66 @@ pub enum Half {
     F16,
     /// The upper half of an f32.
     Bf16,
+}
+
+/// What an operand is made of. Matrices of f32 are given as matrices of halves: their strides count twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Half(Half),
+    F32,
+}
+
+/// A matrix of f32 as products take it.
+pub(crate) fn floats(matrix: Matrix<f32>) -> Matrix<u16> {
+    Matrix::new(matrix.pointer.cast(), 2 * matrix.row, 2 * matrix.column)
+}
+
+impl Format {
+    pub(super) fn half(self) -> Option<Half> {
+        match self {
+            Format::Half(half) => Some(half),
+            Format::F32 => None,
+        }
+    }
+
+    /// Halves from one element to the next.
+    #[inline(always)]
+    pub(super) fn unit(self) -> isize {
+        match self {
+            Format::Half(_) => 1,
+            Format::F32 => 2,
+        }
+    }
+
+    /// An element, as bits of f32.
+    ///
+    /// # Safety
+    /// It is readable.
+    #[inline(always)]
+    pub(super) unsafe fn load(self, from: *const u16) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Format::Half(half) => half.widen(*from),
+                Format::F32 => *from.cast::<u32>(),
+            }
+        }
+    }
+
+    /// Neighbours, as bits of f32.
+    ///
+    /// # Safety
+    /// That of [`Half::widen_all`].
+    #[inline(always)]
+    pub(super) unsafe fn widen_all<const FAST: bool>(self, from: *const u16, to: &mut [u32]) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            match self {
+                Format::Half(half) => half.widen_all::<FAST>(from, to),
+                Format::F32 => to.copy_from_slice(std::slice::from_raw_parts(from.cast(), to.len())),
+            }
+        }
+    }
 }
 
 impl Half {

@@ -17,9 +17,14 @@
 //! for bf16 take subnormal numbers for zeros, so blocks in which there could be some, as operands or as sums, are
 //! computed without them: this changes no other bit.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+mod banded;
 mod few;
 mod format;
 mod pack;
+mod results;
+mod step;
 mod tile;
 
 use parking_lot::Mutex;
@@ -29,19 +34,15 @@ use crate::gemm::{Matrix, Shape};
 use crate::pool::{AllocError, Buffer};
 use crate::scratch;
 use crate::threads::{self, Shared, parallel_for};
+pub(crate) use banded::Banded;
 use few::{ABREAST, FEW};
+pub(crate) use format::Format;
 pub use format::Half;
-use pack::{Lines, least_exponent, pack, words};
-use tile::{Kernel, Set, Task, WIDEST};
-
-/// Where results go.
-#[derive(Debug, Clone, Copy)]
-pub enum Results {
-    /// The sums.
-    Sums(Matrix<f32>),
-    /// Rounded to the operands' format.
-    Rounded(Matrix<u16>),
-}
+use pack::{Lines, least_exponent, pack, pack_rows, words};
+pub use results::Results;
+use results::{begin, finish};
+pub(crate) use step::HalvesAt;
+use tile::{Kernel, Set, Task};
 
 /// `results = start + lhs · rhs`.
 #[derive(Debug, Clone, Copy)]
@@ -105,6 +106,8 @@ enum Part<'a> {
 /// How products of one shape are cut into blocks.
 #[derive(Clone, Copy)]
 struct Plan {
+    /// The operands', and that of rounded results.
+    formats: [Format; 2],
     half: Half,
     set: Set,
     kernel: Kernel,
@@ -122,17 +125,21 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(half: Half, set: Set, count: usize, shape: Shape) -> Plan {
-        let kernel = Kernel::of(half, set);
+    fn new(formats: [Format; 2], set: Set, count: usize, shape: Shape) -> Plan {
+        let kernel = Kernel::of(formats, set);
         // All tiles, full or not, and the packing.
-        let cost = |m: usize, n: usize| m * n.next_multiple_of(kernel.width);
+        let cost =
+            |m: usize, n: usize| m.next_multiple_of(kernel.height(1)) * n.next_multiple_of(kernel.width);
         let is_turned = match shape.m.min(shape.n) {
             ..=FEW => shape.n < shape.m,
             _ => cost(shape.n, shape.m) < cost(shape.m, shape.n),
         };
         let Shape { m, n, k } = shape;
         let (m, n) = if is_turned { (n, m) } else { (m, n) };
-        let depth = words(k, kernel.is_paired).max(1);
+        let [lhs, rhs] = formats;
+        let formats = if is_turned { [rhs, lhs] } else { formats };
+        let half = lhs.half().or(rhs.half()).unwrap_or(Half::F16);
+        let depth = kernel.depth(k).max(1);
         let (rows, panels) = (kernel.rows(), n.div_ceil(kernel.width));
         // The rows take half of a core's own cache.
         let most = (machine().l2 / 2 / (depth * size_of::<u32>())).max(rows) / rows * rows;
@@ -153,9 +160,11 @@ impl Plan {
         // Two groups at a time stay in the last cache, where they are packed once for all blocks of rows.
         let panel_bytes = depth * kernel.width * size_of::<u32>();
         let group = if row_blocks == 1 { group } else { group.min((machine().l3 / 8 / panel_bytes).max(1)) };
-        let stretch = (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1);
+        let stretch =
+            (machine().l1 / 2 / (kernel.width * size_of::<u32>())).max(1).next_multiple_of(kernel.step);
         let (row_blocks, groups) = (m.div_ceil(height), panels.div_ceil(group));
         Plan {
+            formats,
             half,
             set,
             kernel,
@@ -172,8 +181,7 @@ impl Plan {
     /// Bytes of a block's packed rows, of a panel, and of a panel's sums.
     fn room(&self) -> [usize; 3] {
         let Plan { kernel, height, shape, .. } = self;
-        let (height, depth) =
-            (height.min(&shape.m).next_multiple_of(kernel.rows()), words(shape.k, kernel.is_paired));
+        let (height, depth) = (height.min(&shape.m).next_multiple_of(kernel.rows()), kernel.depth(shape.k));
         let mut words = [height * depth, depth * kernel.width, height * kernel.width];
         if shape.m <= FEW {
             words[0] = words[0].max(shape.m * few_pitch(shape.k));
@@ -232,14 +240,20 @@ impl Plan {
     /// The operand's elements are readable; there is room for the panel. `FAST` needs AVX2 and F16C.
     #[inline(always)]
     unsafe fn panel<const FAST: bool>(&self, rhs: Matrix<u16>, number: usize, to: *mut u32) -> u16 {
-        let Plan { half, kernel: Kernel { width, is_paired, .. }, shape: Shape { n, k, .. }, .. } = *self;
-        let j = number * width;
+        let Plan {
+            formats: [_, format],
+            kernel: kernel @ Kernel { width, is_paired, .. },
+            shape: Shape { n, k, .. },
+            ..
+        } = *self;
+        let (j, packed, depth) = (number * width, words(k, is_paired) * width, kernel.depth(k) * width);
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            let lines = Lines { from: rhs.at(0, j), half, count: width.min(n - j), length: k };
+            let lines = Lines { from: rhs.at(0, j), format, count: width.min(n - j), length: k };
             pack::<FAST>(lines, is_paired, to, width);
+            to.add(packed).write_bytes(0, depth - packed);
             match is_paired {
-                true => least_exponent(std::slice::from_raw_parts(to, words(k, true) * width)),
+                true => least_exponent(std::slice::from_raw_parts(to, packed)),
                 false => 0,
             }
         }
@@ -255,10 +269,10 @@ impl Plan {
         shared: Option<Packed<'_>>,
         scratch: *mut u8,
     ) {
-        let Plan { half, kernel, shape: Shape { m, n, k }, height, .. } = *self;
+        let Plan { formats, half, kernel, shape: Shape { m, n, k }, height, .. } = *self;
         let Kernel { width, is_paired, .. } = kernel;
         let Product { results, start, lhs, rhs } = product;
-        let depth = words(k, is_paired);
+        let depth = kernel.depth(k);
         let [rows_bytes, panel_bytes, _] = self.room();
         let packed = scratch.cast::<u32>();
         let panel = scratch.wrapping_add(rows_bytes).cast::<u32>();
@@ -266,7 +280,8 @@ impl Plan {
         let first = row_block * height;
         let count = height.min(m - first);
         let panels = group * self.group..((group + 1) * self.group).min(n.div_ceil(width));
-        if m <= FEW && (rhs.row == 1 || rhs.column == 1) {
+        let is_one_format = formats == [Format::Half(half); 2];
+        if m <= FEW && is_one_format && (rhs.row == 1 || rhs.column == 1) {
             let columns = |number: usize| width.min(n - number * width);
             // SAFETY: rows of the product; the scratch has room for their numbers.
             unsafe { few_rows::<FAST>(half, lhs, [m, k], packed) };
@@ -283,7 +298,7 @@ impl Plan {
                     for number in together.clone() {
                         let to = std::slice::from_raw_parts_mut(at(number), m * width);
                         let start = start.map(|start| (start.at(0, number * width), m));
-                        begin(half, start, columns(number), width, to);
+                        begin::<FAST>(half, start, columns(number), width, to);
                     }
                     let task = few::Task {
                         rows: packed.cast(),
@@ -306,18 +321,15 @@ impl Plan {
         let tiles = || (0..count).step_by(kernel.rows()).map(move |i| (i, kernel.height(count - i)));
         // SAFETY: rows of the product; the scratch has room for tiles of them.
         let least_row = unsafe {
-            let mut end = 0;
-            for (i, rows) in tiles() {
-                let from = lhs.at(first + i, 0).transposed();
-                let lines = Lines { from, half, count: rows.min(count - i), length: k };
-                pack::<FAST>(lines, is_paired, packed.add(i * depth), rows);
-                end = i + rows;
-            }
+            let rows = Lines { from: lhs.at(first, 0).transposed(), format: formats[0], count, length: k };
+            let end = pack_rows::<FAST>(rows, &kernel, packed);
             match is_paired {
                 true => least_exponent(std::slice::from_raw_parts(packed, end * depth)),
                 false => 0,
             }
         };
+        #[cfg(target_arch = "x86_64")]
+        let _registers = if kernel.step > 1 { amx::Registers::new() } else { None };
         for number in panels {
             let j = number * width;
             let columns = width.min(n - j);
@@ -330,7 +342,7 @@ impl Plan {
                 let all = count.next_multiple_of(kernel.rows()) * width;
                 let all = std::slice::from_raw_parts_mut(sums, all);
                 let least_start =
-                    begin(half, start.map(|start| (start.at(first, j), count)), columns, width, all);
+                    begin::<FAST>(half, start.map(|start| (start.at(first, j), count)), columns, width, all);
                 let is_exact = is_paired && !is_normal(least_row, least_panel, least_start);
                 for from in (0..depth).step_by(self.stretch) {
                     let part = self.stretch.min(depth - from);
@@ -377,73 +389,6 @@ unsafe fn few_rows<const FAST: bool>(half: Half, from: Matrix<u16>, [rows, k]: [
     }
 }
 
-/// What a panel's sums begin with; returns the least of it that is not zero.
-///
-/// # Safety
-/// The start is readable for so many columns of so many rows, at most those of `to`.
-#[inline(always)]
-unsafe fn begin(
-    half: Half,
-    start: Option<(Matrix<u16>, usize)>,
-    columns: usize,
-    width: usize,
-    to: &mut [f32],
-) -> f32 {
-    to.fill(0.0);
-    let mut least = f32::INFINITY;
-    let Some((start, rows)) = start else { return least };
-    for (i, row) in to.chunks_exact_mut(width).enumerate().take(rows) {
-        for (j, sum) in row[..columns].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            *sum = f32::from_bits(half.widen(unsafe { *start.at(i, j).pointer }));
-            if *sum != 0.0 {
-                least = least.min(sum.abs());
-            }
-        }
-    }
-    least
-}
-
-/// Puts rows of sums where results from this place on go.
-///
-/// # Safety
-/// The results are writable. `FAST` needs AVX2 and F16C.
-#[inline(always)]
-unsafe fn finish<'a, const FAST: bool>(
-    half: Half,
-    rows: impl Iterator<Item = &'a [f32]>,
-    columns: usize,
-    results: Results,
-    [first, j]: [usize; 2],
-) {
-    // SAFETY: the caller's promise is passed on.
-    unsafe {
-        match results {
-            Results::Sums(to) => put(rows, columns, to.at(first, j)),
-            Results::Rounded(to) if to.column == 1 && columns == WIDEST => {
-                for (i, row) in rows.enumerate() {
-                    let Some(row) = row.first_chunk::<WIDEST>() else { continue };
-                    // Not by way of a copy, which would be read in larger parts than it is written.
-                    let to = to.at(first + i, j).pointer.cast::<[u16; WIDEST]>();
-                    half.narrow_all::<FAST>(row, &mut *to);
-                }
-            }
-            Results::Rounded(to) => {
-                let mut rounded = [0; WIDEST];
-                for (i, row) in rows.enumerate() {
-                    let to = to.at(first + i, j);
-                    if to.column == 1 && columns == row.len() {
-                        half.narrow_all::<FAST>(row, std::slice::from_raw_parts_mut(to.pointer, columns));
-                        continue;
-                    }
-                    half.narrow_all::<FAST>(row, &mut rounded);
-                    put(std::iter::once(&rounded[..]), columns, to);
-                }
-            }
-        }
-    }
-}
-
 /// Whether neither operands nor sums can be subnormal: those of these least exponents and start. Every product, and so
 /// every sum, is a multiple of the product of the operands' last digits, which is then a normal number.
 fn is_normal(row: u16, panel: u16, start: f32) -> bool {
@@ -451,28 +396,6 @@ fn is_normal(row: u16, panel: u16, start: f32) -> bool {
     let is_start_normal = start >= f32::MIN_POSITIVE * f32::from(1_u16 << (DIGITS - 1));
     // Biased by 127: (row - 127 - 7) + (panel - 127 - 7) ≥ -126.
     row > 0 && panel > 0 && row + panel >= 2 * (127 + DIGITS - 1) - 126 && is_start_normal
-}
-
-/// Puts the first elements of rows where they belong.
-///
-/// # Safety
-/// `to` is writable for these rows.
-#[inline(always)]
-unsafe fn put<'a, T: Copy + 'a>(rows: impl Iterator<Item = &'a [T]>, columns: usize, to: Matrix<T>) {
-    for (i, row) in rows.enumerate() {
-        let to = to.at(i, 0);
-        // SAFETY: elements of the row.
-        unsafe {
-            match row.first_chunk::<WIDEST>() {
-                // So many are a few instructions.
-                Some(row) if to.column == 1 && columns == WIDEST => {
-                    to.pointer.cast::<[T; WIDEST]>().write(*row)
-                }
-                _ if to.column == 1 => std::ptr::copy_nonoverlapping(row.as_ptr(), to.pointer, columns),
-                _ => row[..columns].iter().enumerate().for_each(|(j, x)| *to.at(0, j).pointer = *x),
-            }
-        }
-    }
 }
 
 /// Computes `count` products of one shape.
@@ -486,15 +409,29 @@ pub unsafe fn products(
     shape: Shape,
     product: &(dyn Fn(usize) -> Product + Sync),
 ) -> Result<(), AllocError> {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { products_of([Format::Half(half); 2], count, shape, product) }
+}
+
+/// The same of operands in other formats, f32 among them; what is rounded or begun with is a half's.
+///
+/// # Safety
+/// That of [`products`].
+pub(crate) unsafe fn products_of(
+    formats: [Format; 2],
+    count: usize,
+    shape: Shape,
+    product: &(dyn Fn(usize) -> Product + Sync),
+) -> Result<(), AllocError> {
     // SAFETY: the caller's promise is passed on; the machine has its instructions.
-    unsafe { products_with(Set::of_machine(), half, count, shape, product) }
+    unsafe { products_with(Set::of_machine(), formats, count, shape, product) }
 }
 
 /// # Safety
 /// That of [`products`]; the machine has the instructions.
 unsafe fn products_with(
     set: Set,
-    half: Half,
+    formats: [Format; 2],
     count: usize,
     shape: Shape,
     product: &(dyn Fn(usize) -> Product + Sync),
@@ -504,13 +441,13 @@ unsafe fn products_with(
     }
     let work = shape.m.saturating_mul(shape.n).saturating_mul(shape.k);
     if work >= threads::count() * BALANCED {
-        let plan = Plan::new(half, set, 1, shape);
+        let plan = Plan::new(formats, set, 1, shape);
         if plan.row_blocks > 1 {
             // SAFETY: the caller's promise is passed on.
             return (0..count).try_for_each(|number| unsafe { plan.one(product(number), machine().l3 / 4) });
         }
     }
-    let plan = Plan::new(half, set, count, shape);
+    let plan = Plan::new(formats, set, count, shape);
     let blocks = plan.row_blocks * plan.groups;
     // SAFETY: the caller's promise is passed on; blocks are disjoint in the results.
     each(&plan, count * blocks, TASK.div_ceil((work / blocks).max(1)), &|item, scratch| unsafe {
@@ -545,7 +482,7 @@ impl Plan {
     /// That of [`products`].
     unsafe fn one(&self, product: Product, bytes: usize) -> Result<(), AllocError> {
         let Plan { kernel, shape: Shape { n, k, .. }, group, row_blocks, groups, .. } = *self;
-        let size = words(k, kernel.is_paired) * kernel.width;
+        let size = kernel.depth(k) * kernel.width;
         let together = (bytes / (group * size * size_of::<u32>()).max(1)).clamp(1, groups);
         let room = Buffer::alloc((together * group * size * size_of::<u32>()).max(1))?;
         let mut least = vec![0_u16; together * group];

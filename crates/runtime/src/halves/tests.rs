@@ -1,6 +1,7 @@
 //! Products of halves beside f64.
 
 use super::*;
+use crate::cpu::Pairs;
 
 /// A matrix of halves in memory of its own, laid out in one of several ways.
 struct Owned {
@@ -83,7 +84,7 @@ fn check(set: Set, half: Half, scale: f32, step: usize, words: &mut Words) {
                 let product = Product { results, start, lhs: lhs.matrix(), rhs: rhs.matrix() };
                 let product = crate::threads::Shared(product);
                 // SAFETY: matrices of these shapes in memory of their own.
-                unsafe { products_with(set, half, 1, shape, &|_| product.get()) }.unwrap();
+                unsafe { products_with(set, [Format::Half(half); 2], 1, shape, &|_| product.get()) }.unwrap();
             }
             for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
                 let mut exact = if with_start { start.get(half, i, j) } else { 0.0 };
@@ -176,7 +177,7 @@ fn special_numbers() {
                 let rhs = Matrix::new(rhs.as_mut_ptr(), 37, 1);
                 let product = crate::threads::Shared(Product { results, start: None, lhs, rhs });
                 // SAFETY: matrices of these shapes in memory of their own.
-                unsafe { products_with(set, half, 1, shape, &|_| product.get()) }.unwrap();
+                unsafe { products_with(set, [Format::Half(half); 2], 1, shape, &|_| product.get()) }.unwrap();
                 let value = |i: usize, j: usize| f32::from_bits(half.widen(dst[i * 37 + j]));
                 assert!(is_expected(value(13, 35)), "{half:?} {k} {left:x} {right:x}: {}", value(13, 35));
                 assert_eq!(value(12, 34), k as f32);
@@ -215,18 +216,67 @@ fn bits_do_not_depend_on_tiles() {
                 };
                 let shape = Shape { m: height, n, k };
                 // SAFETY: bands of rows of matrices of these shapes.
-                unsafe { products_with(set, half, m / height, shape, &product) }.unwrap();
+                unsafe { products_with(set, [Format::Half(half); 2], m / height, shape, &product) }.unwrap();
                 dst.iter().map(|x| x.to_bits()).collect()
             };
             let mut fused = None;
             for set in Set::all() {
                 let whole = bits(set, m, 0);
+                // Tiles have an order of their own, which a few rows don't have.
+                let is_chain = half == Half::F16 || set.pairs != Pairs::Tiles;
                 for (height, side) in [(m, 1), (1, 0), (1, 1), (2, 0), (2, 1), (4, 1), (5, 0), (10, 1)] {
-                    let is_same = !m.is_multiple_of(height) || bits(set, height, side) == whole;
-                    assert!(is_same, "{set:?} {half:?} {m} {n} {k}: {height} {side}");
+                    if m.is_multiple_of(height) && (is_chain || height > FEW) {
+                        let is_same = bits(set, height, side) == whole;
+                        assert!(is_same, "{set:?} {half:?} {m} {n} {k}: {height} {side}");
+                    }
                 }
-                if set.isa != Isa::Plain {
+                if set.isa != Isa::Plain && is_chain {
                     assert!(fused.get_or_insert(whole.clone()) == &whole, "{set:?} {half:?} {m} {n} {k}");
+                }
+            }
+        }
+    }
+}
+
+/// Tiles, or their model, add up in the order that is written down: in blocks of tiny numbers as well.
+#[test]
+fn tiles_have_one_order() {
+    let mut words = Words(13);
+    for set in Set::all().into_iter().filter(|set| set.pairs == Pairs::Tiles) {
+        for (m, n, k, exponent) in
+            [(5, 3, 1, 0), (33, 70, 31, 0), (70, 33, 33, 0), (64, 64, 900, 0), (40, 65, 77, -62)]
+        {
+            for layout in 0..2 {
+                let scale = 2f32.powi(exponent);
+                let mut value = || Half::Bf16.narrow((words.next() as f32 / 2f32.powi(31) - 1.0) * scale);
+                let mut lhs = Owned::new([m, k], layout, &mut value);
+                let mut rhs = Owned::new([k, n], layout, &mut value);
+                let mut dst = vec![f32::NAN; m * n];
+                let results = Results::Sums(Matrix::new(dst.as_mut_ptr(), n as isize, 1));
+                let product = Shared(Product { results, start: None, lhs: lhs.matrix(), rhs: rhs.matrix() });
+                // SAFETY: matrices of these shapes in memory of their own.
+                unsafe {
+                    products_with(set, [Format::Half(Half::Bf16); 2], 1, Shape { m, n, k }, &|_| {
+                        product.get()
+                    })
+                }
+                .unwrap();
+                for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                    let mut sum = 0.0_f32;
+                    for step in (0..k).step_by(2 * amx::SIDE) {
+                        let mut chains = [0.0_f32; 2];
+                        for p in step..k.min(step + 2 * amx::SIDE) {
+                            let [x, y] = [lhs.get(Half::Bf16, i, p), rhs.get(Half::Bf16, p, j)];
+                            chains[p % 2] = (x as f32).mul_add(y as f32, chains[p % 2]);
+                        }
+                        sum += chains[0] + chains[1];
+                    }
+                    let got = dst[i * n + j];
+                    assert_eq!(
+                        got.to_bits(),
+                        sum.to_bits(),
+                        "{m} {n} {k} {exponent} {layout}: {i} {j}: {got} {sum}"
+                    );
                 }
             }
         }
@@ -249,7 +299,7 @@ fn bits_do_not_depend_on_shared_panels() {
             let rhs = Matrix::new(rhs.as_mut_ptr(), n as isize, 1);
             let product = Shared(Product { results, start: None, lhs, rhs });
             let shape = Shape { m, n, k };
-            let plan = Plan::new(half, set, 1, shape);
+            let plan = Plan::new([Format::Half(half); 2], set, 1, shape);
             let (height, group) = (24, 2);
             let row_blocks = plan.shape.m.div_ceil(height);
             let groups = plan.shape.n.div_ceil(plan.kernel.width).div_ceil(group);
@@ -258,7 +308,7 @@ fn bits_do_not_depend_on_shared_panels() {
                 // SAFETY: matrices of these shapes in memory of their own.
                 Some(bytes) => unsafe { plan.one(product.get(), bytes) },
                 // SAFETY: as above.
-                None => unsafe { products_with(set, half, 1, shape, &|_| product.get()) },
+                None => unsafe { products_with(set, [Format::Half(half); 2], 1, shape, &|_| product.get()) },
             }
             .unwrap();
             dst.iter().map(|x| x.to_bits()).collect()
@@ -268,5 +318,95 @@ fn bits_do_not_depend_on_shared_panels() {
             [1, 100_000, 1 << 30].into_iter().all(|bytes| bits(Some(bytes)) == whole),
             "{set:?} {half:?}"
         );
+    }
+}
+
+/// A matrix in any format, behind some layout.
+enum Operand {
+    Halves(Half, Owned),
+    Floats(Vec<f32>, [usize; 2]),
+}
+
+impl Operand {
+    fn new(format: Format, size: [usize; 2], layout: usize, mut value: impl FnMut() -> f32) -> Operand {
+        match format {
+            Format::Half(half) => Operand::Halves(half, Owned::new(size, layout, || half.narrow(value()))),
+            Format::F32 => {
+                let strides = if layout == 1 { [1, size[0] + 1] } else { [size[1] + layout, 1] };
+                Operand::Floats((0..(size[0] + 1) * (size[1] + 4)).map(|_| value()).collect(), strides)
+            }
+        }
+    }
+    fn matrix(&mut self) -> Matrix<u16> {
+        match self {
+            Operand::Halves(_, owned) => owned.matrix(),
+            Operand::Floats(values, [row, column]) => {
+                format::floats(Matrix::new(values.as_mut_ptr(), *row as isize, *column as isize))
+            }
+        }
+    }
+    fn get(&self, i: usize, j: usize) -> f64 {
+        match self {
+            Operand::Halves(half, owned) => owned.get(*half, i, j),
+            Operand::Floats(values, [row, column]) => f64::from(values[i * row + j * column]),
+        }
+    }
+}
+
+/// One operand may be f32, or a half of another format; and bands of rows beside a right operand that is packed once have
+/// the same bits.
+#[test]
+fn operands_of_two_formats_and_bands_of_rows() {
+    let mut words = Words(17);
+    let [f16, bf16] = [Half::F16, Half::Bf16].map(Format::Half);
+    let formats = [[Format::F32, bf16], [f16, Format::F32], [bf16, f16], [bf16, bf16], [f16, f16]];
+    for (set, formats) in Set::all().into_iter().flat_map(|set| formats.map(|formats| (set, formats))) {
+        for Shape { m, n, k } in shapes(&mut words).into_iter().step_by(3) {
+            let layouts: [usize; 2] = std::array::from_fn(|_| words.below(4));
+            let mut value = || words.next() as f32 / 2f32.powi(31) - 1.0;
+            let mut lhs = Operand::new(formats[0], [m, k], layouts[0], &mut value);
+            let mut rhs = Operand::new(formats[1], [k, n], layouts[1], &mut value);
+            let mut results = [vec![f32::NAN; m * n], vec![f32::NAN; m * n]];
+            let [whole, bands] = results.each_mut().map(|sums| {
+                let results = Results::Sums(Matrix::new(sums.as_mut_ptr(), n as isize, 1));
+                Shared(Product { results, start: None, lhs: lhs.matrix(), rhs: rhs.matrix() })
+            });
+            // SAFETY: matrices of these shapes in memory of their own.
+            unsafe { products_with(set, formats, 1, Shape { m, n, k }, &|_| whole.get()) }.unwrap();
+            // The last band is larger than the others.
+            let most = m.min(2 * 32 - 1);
+            let banded = Banded::with(set, formats, Shape { m: most, n, k });
+            let memory = Buffer::alloc(banded.bytes().max(1)).unwrap();
+            let Product { results: Results::Sums(to), lhs: from, rhs: right, .. } = bands.get() else {
+                continue;
+            };
+            // SAFETY: bands of rows of the same; the memory has room.
+            unsafe {
+                banded.pack(right, memory.as_ptr());
+                let mut i = 0;
+                while i < m {
+                    let rows = if m - i <= most { m - i } else { 32 };
+                    let product =
+                        Product { results: Results::Sums(to.at(i, 0)), lhs: from.at(i, 0), ..bands.get() };
+                    banded.rows(product, rows, memory.as_ptr());
+                    i += rows;
+                }
+            }
+            for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                let products = (0..k).map(|p| lhs.get(i, p) * rhs.get(p, j));
+                let (exact, size) = products.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                let got = f64::from(results[0][i * n + j]);
+                let bound = size * (k as f64 + 2.0) * 2f64.powi(-24) + 1e-40;
+                assert!(
+                    (got - exact).abs() <= bound,
+                    "{set:?} {formats:?} {m} {n} {k} {i} {j}: {got} {exact}"
+                );
+            }
+            // Tiles leave few columns of rows to others.
+            if set.pairs != Pairs::Tiles || n > FEW {
+                let bits = results.map(|sums| sums.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+                assert!(bits[0] == bits[1], "{set:?} {formats:?} {m} {n} {k} {layouts:?}");
+            }
+        }
     }
 }

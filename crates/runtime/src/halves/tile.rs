@@ -2,21 +2,24 @@
 //!
 //! Both operands come packed in words: two bf16 that are neighbours along the inner dim where the machine multiplies
 //! those, else an f32. Whatever the words are, a sum is one chain of additions in the same order, each rounded once:
-//! no bit depends on the instruction set that has fused additions, on tiles, or on threads.
+//! no bit depends on the instruction set that has fused additions, on tiles, or on threads. (AMX has another order.)
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use crate::cpu::{self, Isa};
+use crate::cpu::{self, Isa, Pairs};
 use crate::lanes::{Lanes, Plain, Sums};
 
-use super::Half;
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::few::{self, Few};
+use super::format::{Format, Half};
+use super::pack::words;
 
 /// A few rows times a panel: a stretch of both, and the sums so far.
 pub(super) struct Task {
-    /// Words of the rows, those of one step side by side.
+    /// Words of the rows, those of one step side by side; of tiles, a row's side by side.
     pub(super) rows: *const u32,
     /// Words of the panel's columns, those of one step side by side.
     pub(super) panel: *const u32,
@@ -27,8 +30,10 @@ pub(super) struct Task {
 }
 
 /// Loops for tiles of so many rows.
-type Loops = &'static [(usize, unsafe fn(&Task))];
+pub(super) type Loops = &'static [(usize, unsafe fn(&Task))];
 
+/// Rows of the highest tile of vectors.
+pub(super) const MOST_ROWS: usize = 12;
 /// Columns of the widest panel.
 pub(super) const WIDEST: usize = 32;
 
@@ -39,11 +44,13 @@ pub(super) struct Kernel {
     pub(super) width: usize,
     /// Whether a word is two bf16; else it is an f32.
     pub(super) is_paired: bool,
+    /// Words along the inner dim that are multiplied together; several of them are tiles.
+    pub(super) step: usize,
     /// From the lowest tile to the highest.
     loops: Loops,
     /// The same for numbers so small that the machine's own instruction takes them for zeros.
     exact: Loops,
-    /// Loops for a few rows, in panels of the same width.
+    /// Loops for a few rows of halves of one format, in panels of the same width.
     pub(super) few: &'static Few,
 }
 
@@ -51,54 +58,71 @@ pub(super) struct Kernel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Set {
     pub(super) isa: Isa,
-    /// Whether pairs of bf16 are multiplied.
-    pub(super) has_pairs: bool,
+    pub(super) pairs: Pairs,
 }
 
 impl Set {
     /// The machine's.
     pub(super) fn of_machine() -> Set {
-        Set { isa: cpu::isa(), has_pairs: cpu::multiplies_bf16() }
+        Set { isa: cpu::isa(), pairs: cpu::pairs() }
     }
 
-    /// All that the machine has.
+    /// All that the machine has, and tiles or their model.
     #[cfg(test)]
     pub(super) fn all() -> Vec<Set> {
         let best = Set::of_machine();
-        let plain = Isa::ALL.into_iter().filter(|isa| *isa >= best.isa);
-        let mut all: Vec<Set> = plain.map(|isa| Set { isa, has_pairs: false }).collect();
-        all.extend(best.has_pairs.then_some(best));
+        let isas = Isa::ALL.into_iter().filter(|isa| *isa >= best.isa);
+        let mut all: Vec<Set> = isas.map(|isa| Set { isa, pairs: Pairs::Apart }).collect();
+        if best.pairs != Pairs::Apart {
+            all.push(Set { pairs: Pairs::Vectors, ..best });
+        }
+        if best.isa == Isa::Avx512 {
+            all.push(Set { pairs: Pairs::Tiles, ..best });
+        }
         all
     }
 }
 
 impl Kernel {
-    /// The best of a set.
-    pub(super) fn of(half: Half, set: Set) -> Kernel {
+    /// The best of a set for operands like these.
+    pub(super) fn of(formats: [Format; 2], set: Set) -> Kernel {
+        let is_bf16 = formats == [Format::Half(Half::Bf16); 2];
         #[cfg(target_arch = "x86_64")]
         {
-            let is_f16 = half == Half::F16;
-            let avx512 = if is_f16 { &few::AVX512_F16 } else { &few::AVX512_BF16 };
-            let avx2 = if is_f16 { &few::AVX2_F16 } else { &few::AVX2_BF16 };
+            let avx512 = if is_bf16 { &few::AVX512_BF16 } else { &few::AVX512_F16 };
+            let avx2 = if is_bf16 { &few::AVX2_BF16 } else { &few::AVX2_F16 };
             let floats = |width: usize, loops: Loops, few: &'static Few| Kernel {
                 width,
                 is_paired: false,
+                step: 1,
                 loops,
                 exact: loops,
                 few,
             };
             match set.isa {
-                Isa::Avx512 if !is_f16 && set.has_pairs => {
-                    return Kernel { width: WIDEST, is_paired: true, loops: DOTS, exact: SPLIT, few: avx512 };
+                Isa::Avx512 if !is_bf16 || set.pairs == Pairs::Apart => {
+                    return floats(WIDEST, AVX512, avx512);
                 }
-                Isa::Avx512 => return floats(WIDEST, AVX512, avx512),
+                Isa::Avx512 => {
+                    let (step, loops, exact) = match set.pairs {
+                        Pairs::Tiles if cpu::has_tiles() => (amx::SIDE, amx::TILES, amx::MODEL),
+                        Pairs::Tiles => (amx::SIDE, amx::MODEL, amx::MODEL),
+                        _ => (1, DOTS, SPLIT),
+                    };
+                    return Kernel { width: WIDEST, is_paired: true, step, loops, exact, few: avx512 };
+                }
                 Isa::Avx2 => return floats(16, AVX2, avx2),
                 Isa::Plain => {}
             }
         }
         let _ = set;
-        let few = if half == Half::F16 { &few::PLAIN_F16 } else { &few::PLAIN_BF16 };
-        Kernel { width: 8, is_paired: false, loops: PLAIN, exact: PLAIN, few }
+        let few = if is_bf16 { &few::PLAIN_BF16 } else { &few::PLAIN_F16 };
+        Kernel { width: 8, is_paired: false, step: 1, loops: PLAIN, exact: PLAIN, few }
+    }
+
+    /// Words along the inner dim, with those that fill the last step.
+    pub(super) fn depth(&self, k: usize) -> usize {
+        words(k, self.is_paired).next_multiple_of(self.step)
     }
 
     /// Rows of the highest tile.

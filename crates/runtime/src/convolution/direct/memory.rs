@@ -81,6 +81,48 @@ impl Memory for Halves {
     }
 }
 
+/// Numbers, or halves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Either {
+    Floats(*mut f32),
+    Halves(Halves),
+}
+
+impl Memory for Either {
+    type Number = f32;
+
+    fn room(count: usize) -> usize {
+        count
+    }
+    unsafe fn read(self, first: usize, count: usize, room: *mut f32) -> *const f32 {
+        // SAFETY: the caller's promise is passed on; so below.
+        unsafe {
+            match self {
+                Either::Floats(at) => Memory::read(at, first, count, room),
+                Either::Halves(halves) => halves.read(first, count, room),
+            }
+        }
+    }
+    unsafe fn place(self, first: usize, room: *mut f32) -> *mut f32 {
+        // SAFETY: as above.
+        unsafe {
+            match self {
+                Either::Floats(at) => Memory::place(at, first, room),
+                Either::Halves(halves) => halves.place(first, room),
+            }
+        }
+    }
+    unsafe fn write(self, first: usize, count: usize, room: *mut f32) {
+        // SAFETY: as above.
+        unsafe {
+            match self {
+                Either::Floats(at) => Memory::write(at, first, count, room),
+                Either::Halves(halves) => halves.write(first, count, room),
+            }
+        }
+    }
+}
+
 /// # Safety
 /// So many elements of each are there.
 pub(crate) unsafe fn widen(half: Half, from: *const u16, to: *mut f32, count: usize) {

@@ -31,7 +31,7 @@ use memory::Memory;
 use stored::{Copier, Stored};
 use tile::{Chain, Column, Loops, Strip, Vectors};
 
-pub(super) use memory::{Halves, narrow, widen};
+pub(super) use memory::{Either, Halves, narrow, widen};
 pub(super) use moments::weight_gradient;
 pub use tile::Direct;
 
