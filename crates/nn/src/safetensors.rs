@@ -206,19 +206,16 @@ pub fn load(path: impl AsRef<Path>) -> Result<StateDict> {
 }
 
 fn load_shards(index: &Path) -> Result<StateDict> {
-    // Whoever saves anew removes the shards of before: once all are open, that is no matter.
+    // Whoever saves anew removes the shards of before and may use their names again. As long as an index is there, so
+    // are its shards; once all are open, that is no matter.
     let mut text = read_text(index)?;
     let shards = loop {
-        match open_shards(index, &text) {
-            Ok(shards) => break shards,
-            Err(error) => {
-                let now = read_text(index)?;
-                if now == text {
-                    return Err(error);
-                }
-                text = now;
-            }
+        let opened = open_shards(index, &text);
+        let now = read_text(index)?;
+        if now == text {
+            break opened?;
         }
+        text = now;
     };
     let mut state = StateDict::new();
     for (file, names) in shards {
@@ -287,7 +284,10 @@ pub fn save_sharded(state: &StateDict, folder: impl AsRef<Path>, most: usize) ->
         write(shard, &metadata, &folder.join(&name))?;
         map.extend(shard.iter().map(|(tensor, _)| (tensor.to_string(), json!(name))));
     }
-    let index = json!({ "metadata": { "total_size": total, "writer": WRITER }, "weight_map": map });
+    // No two saves have one index, even where their shards have the same names.
+    let save = format!("{:016x}", random());
+    let metadata = json!({ "total_size": total, "writer": WRITER, "save": save });
+    let index = json!({ "metadata": metadata, "weight_map": map });
     let text = serde_json::to_string_pretty(&index).map_err(|e| fail(&path, e))?;
     write_text(&path, &text)?;
     for shard in before {

@@ -1,12 +1,15 @@
 //! The commonest calls, without type inference: a scalar function of numbers and of tensors on the CPU that are
 //! ready, dense, and of one float dtype and one shape. The result has that dtype and shape.
 
-use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use smallvec::{SmallVec, smallvec};
 
 use kiln_ir::math::Function;
-use kiln_ir::{Device, Loc, Op, Result, Scalar, TensorTy};
+use kiln_ir::{DType, Device, Loc, Op, Result, Scalar, ScalarKind, TensorTy, Ty};
 
 use crate::create::allocate_like;
+use crate::dispatch::arg_tys;
 use crate::eager::{Input, function, lock, number_dtype, overlaps, power};
 use crate::hook::Arg;
 use crate::kernels::{self, Dense, MAX_INPUTS, Row, Step};
@@ -31,6 +34,29 @@ pub(crate) struct DenseCall<'a> {
     function: Function,
     first: &'a Ready,
     inputs: [Input<'a>; MAX_INPUTS],
+}
+
+/// Whether a row takes tensors and numbers of any kind beside a tensor of floats: its rule is asked once.
+fn takes_anything(op: &Op, operands: usize) -> bool {
+    const UNKNOWN: u8 = 2;
+    static KNOWN: [[AtomicU8; MAX_INPUTS]; Op::ROWS.len()] =
+        [const { [const { AtomicU8::new(UNKNOWN) }; MAX_INPUTS] }; Op::ROWS.len()];
+    if operands == 1 {
+        return true;
+    }
+    let known = &KNOWN[op.index()][operands - 1];
+    match known.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let takes = [Ty::tensor(DType::F32, ()), Ty::Scalar(ScalarKind::Bool)].into_iter().all(|other| {
+                let mut tys: SmallVec<[Ty; 4]> = smallvec![other; operands];
+                tys[0] = Ty::tensor(DType::F32, ());
+                op.infer(&tys).is_ok()
+            });
+            known.store(u8::from(takes), Ordering::Relaxed);
+            takes
+        }
+        known => known == 1,
+    }
 }
 
 impl<'a> DenseCall<'a> {
@@ -69,7 +95,9 @@ impl<'a> DenseCall<'a> {
                 Arg::List(_) => return None,
             };
         }
-        Some(DenseCall { function, first, inputs })
+        let is_right =
+            takes_anything(op, args.len()) || arg_tys(args).is_ok_and(|tys| op.infer(&tys).is_ok());
+        is_right.then_some(DenseCall { function, first, inputs })
     }
 
     /// The inputs that there are.
