@@ -100,9 +100,11 @@ pub fn calls(names: &[String]) -> Vec<Call> {
     all
 }
 
-/// Random rows have no samples.
+/// Random rows have no samples. Of recurrent layers, which take sequences of many lengths, only the steps would grow:
+/// they are benchmark cases.
 fn is_measured(row: &Row) -> bool {
     !matches!(row.class, Class::Constant | Class::List | Class::Custom | Class::Random)
+        && !row.optional.contains(&"lengths")
 }
 
 fn is_differentiated(row: &Row) -> bool {

@@ -353,6 +353,21 @@ pub unsafe fn arange(out: &Operand, start: f64, step: f64) {
         DType::U8 => return side_by_side!(u8, int),
         DType::F16 | DType::BF16 | DType::Bool => {}
     }
+    if let (DType::F16 | DType::BF16, Some(narrow)) = (out.dtype, narrowing(out.dtype))
+        && stride == size as isize
+    {
+        return parallel_for(n, GRAIN, |begin, end| {
+            let mut wide = [0f32; 512];
+            for first in (begin..end).step_by(wide.len()) {
+                let wide = &mut wide[..(end - first).min(512)];
+                // SAFETY: none is asked for.
+                unsafe { each(wide, first, |i| float(i) as f32) };
+                let from = [wide.as_ptr().cast::<u8>(); MAX_INPUTS];
+                // SAFETY: the output's elements, which lie side by side; ranges are disjoint.
+                unsafe { narrow(shared.get().add(first * size), &from, wide.len()) };
+            }
+        });
+    }
     for i in 0..n {
         let value = match out.dtype.computing() {
             DType::I64 => Scalar::Int(int(i)),

@@ -1,7 +1,7 @@
 //! Kernels that work element by element: functions, comparisons, casts, fills.
 
-use kiln_ir::DType;
 use kiln_ir::math::{Function, Width};
+use kiln_ir::{DType, bf16, f16};
 
 use super::{Array, Item, LAYOUTS, Layout, expect, sweep};
 use crate::kernels::pointwise::Unsupported;
@@ -314,4 +314,20 @@ fn fill_and_arange() {
     // SAFETY: operands made for this call.
     unsafe { arange(&z.operand(), 0.5, 0.25) };
     expect("arange", &z, &[0.5, 0.75, 1.0].map(Item::Float));
+    // Halves that lie side by side are rounded as others are: from f64 to f32, and then once more.
+    for dtype in [DType::F16, DType::BF16] {
+        let made = |layout| {
+            let mut x = Array::new(dtype, &[1300], layout, 1);
+            // SAFETY: operands made for this call.
+            unsafe { arange(&x.operand(), 0.3, 0.007) };
+            x
+        };
+        let rounded = |i: usize| {
+            let x = (0.3 + i as f64 * 0.007) as f32;
+            if dtype == DType::F16 { f16::from_f32(x).to_f64() } else { bf16::from_f32(x).to_f64() }
+        };
+        let items: Vec<Item> = (0..1300).map(|i| Item::Float(rounded(i))).collect();
+        expect("arange", &made(Layout::Contiguous), &items);
+        expect("arange", &made(Layout::Gaps), &items);
+    }
 }
