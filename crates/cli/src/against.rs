@@ -69,42 +69,64 @@ pub fn child(case: Case, how: &How) -> Done {
     Ok(())
 }
 
-/// Compares this binary with `other`, case by case.
+/// Compares this binary with `other`, case by case. What can't be compared (the other may not have the case) is left
+/// out of the table, and the command fails when the others are done.
 pub fn run(cases: &[Case], how: &How, other: &Path, pairs: usize) -> Done {
-    let (this, other) = (std::env::current_exe()?, &std::fs::canonicalize(other)?);
+    let binaries = [&*std::env::current_exe()?, &*std::fs::canonicalize(other)?];
     let progress = Progress::bar(cases.len() * pairs);
     let mut table = Table::new(&["case", "eager", "compiled", "cold call", "warm call"]);
     let mut all: [Vec<f64>; 4] = Default::default();
-    for &case in cases {
-        let mut logs: [Vec<f64>; 4] = Default::default();
-        for pair in 0..pairs {
-            progress.says(&format!("{case}: pair {} of {pairs}", pair + 1));
-            // Which of the two begins alternates.
-            let ratios = progress.quietly(|| match pair % 2 {
-                0 => Pair { binaries: [&this, other] }.ratios(case, how),
-                _ => Ok(Pair { binaries: [other, &this] }.ratios(case, how)?.map(|ratio| 1.0 / ratio)),
-            })?;
-            for (logs, ratio) in logs.iter_mut().zip(ratios) {
-                logs.push(ratio.ln());
+    let mut failure = None;
+    for (done, &case) in cases.iter().enumerate() {
+        progress.at((done * pairs) as u64, (cases.len() * pairs) as u64);
+        match intervals(binaries, case, how, pairs, &progress) {
+            Ok(cells) => {
+                for (all, interval) in all.iter_mut().zip(&cells) {
+                    all.push(interval.mean);
+                }
+                table.row([case.to_string()].into_iter().chain(cells.map(|cell| cell.to_string())).collect());
             }
-            progress.step();
+            Err(why) => failure = failure.or(Some(why)),
         }
-        let cells = logs.each_ref().map(|logs| Interval::of(logs));
-        for (all, interval) in all.iter_mut().zip(&cells) {
-            all.push(interval.mean);
-        }
-        table.row([case.to_string()].into_iter().chain(cells.map(|cell| cell.to_string())).collect());
     }
     drop(progress);
-    if cases.len() > 1 {
-        let means = all.map(|all| format!("{:.3}", (all.iter().sum::<f64>() / all.len() as f64).exp()));
+    let compared = all[0].len();
+    if compared > 1 {
+        let means = all.map(|all| format!("{:.3}", (all.iter().sum::<f64>() / compared as f64).exp()));
         table.row(["geometric mean".to_string()].into_iter().chain(means).collect());
     }
-    let names = format!("this binary's times over those of {}, {pairs} process pairs;", other.display());
-    output::print(&format!(
-        "{names}\nmeans and their 95 % intervals, below 1 where this one is faster\n\n{table}"
-    ))?;
-    Ok(())
+    if compared > 0 {
+        output::print(&format!(
+            "this binary's times over those of {}, {pairs} process pairs;\nmeans and their 95 % intervals, below 1 \
+             where this one is faster\n\n{table}",
+            other.display()
+        ))?;
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+/// What `pairs` pairs of processes say of a case: a step eager, a step compiled, first calls cold and warm.
+fn intervals(
+    [this, other]: [&Path; 2],
+    case: Case,
+    how: &How,
+    pairs: usize,
+    progress: &Progress,
+) -> Result<[Interval; 4], Failure> {
+    let mut logs: [Vec<f64>; 4] = Default::default();
+    for pair in 0..pairs {
+        progress.says(&format!("{case}: pair {} of {pairs}", pair + 1));
+        // Which of the two begins alternates.
+        let ratios = progress.quietly(|| match pair % 2 {
+            0 => Pair { binaries: [this, other] }.ratios(case, how),
+            _ => Ok(Pair { binaries: [other, this] }.ratios(case, how)?.map(|ratio| 1.0 / ratio)),
+        })?;
+        for (logs, ratio) in logs.iter_mut().zip(ratios) {
+            logs.push(ratio.ln());
+        }
+        progress.step();
+    }
+    Ok(logs.each_ref().map(|logs| Interval::of(logs)))
 }
 
 /// Two binaries; the first one begins.

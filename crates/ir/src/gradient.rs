@@ -101,6 +101,18 @@ pub(crate) fn sub(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     })
 }
 
+/// y − alpha · x
+pub(crate) fn rsub(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let g = g!(call);
+    let mut gx = call.wanted(cx, 0, |cx| cx.neg(g))?;
+    if let Some(&alpha) = call.inputs.get(2) {
+        gx = gx.map(|gx| cx.mul(gx, alpha)).transpose()?;
+    }
+    let mut grads = vec![gx, call.wants(1).then_some(g)];
+    grads.resize(call.inputs.len(), None);
+    Ok(grads)
+}
+
 /// The winner gets the gradient; a tie is shared equally. Beside NaN nobody loses.
 fn winner<'p>(g: Term<'p>, loses: Term<'p>, tie: Term<'p>) -> Term<'p> {
     tie.where_(g * 0.5, loses.where_(0.0, g))

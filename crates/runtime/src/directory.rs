@@ -15,6 +15,7 @@
 //! published something and whenever its own count of bytes passes the limit, so the limit may be exceeded by
 //! what other processes wrote meanwhile. Objects in use stay mapped when their files go.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, FileTimes, Metadata, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -279,7 +280,7 @@ impl Directory {
 
     /// What the cache has put here. Files that it can't have made are left alone.
     fn entries(&self) -> Vec<Entry> {
-        let mut entries: std::collections::BTreeMap<PathBuf, Entry> = Default::default();
+        let mut entries: BTreeMap<String, Entry> = BTreeMap::new();
         for file in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             // Another process may have removed it meanwhile.
             let (path, Ok(data)) = (file.path(), file.metadata()) else { continue };
@@ -296,7 +297,7 @@ impl Directory {
                 continue;
             }
             // An object and its text come and go together.
-            let entry = entries.entry(self.path.join(stem)).or_insert_with(|| Entry::new(is_folder));
+            let entry = entries.entry(stem.to_owned()).or_insert_with(|| Entry::new(is_folder));
             entry.bytes += if data.is_dir() { folder_bytes(&path) } else { data.len() };
             entry.used = entry.used.max(used(&data, is_folder));
             entry.files.push(path);

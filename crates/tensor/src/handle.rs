@@ -113,7 +113,7 @@ unsafe impl<T: Recycle> Sync for Handle<T> {}
 
 impl<T: Recycle> Handle<T> {
     /// A new value, as `Recycle::clear` left it, prepared by `prepare` before anyone else can see it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(prepare: impl FnOnce(&mut T)) -> Handle<T> {
         let block = T::free_list(|list| list.0.pop()).flatten().unwrap_or_else(Counted::allocate);
         // SAFETY: the block is valid and this is its only reference.

@@ -102,7 +102,8 @@ macro_rules! rows_activations {
                   samples: || samples::activation(&[0.5]) };
             /// x − tanh x
             [pointwise tanhshrink tanhshrink_] "tanhshrink" Tanhshrink (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: steps!(|x| x - x.tanh()),
+                { ty: types::float_arithmetic, grad: rule!(|g, x| { let y = x.tanh(); [g * (y * y)] }),
+                  decompose: steps!(|x| x - x.tanh()),
                   eval: Eval::float(|a| a[0] - a[0].tanh()), samples: || samples::activation_of(samples::NUMBERS, &[]) };
             /// x where it is above the threshold, value elsewhere
             [pointwise threshold threshold_] "threshold" Threshold (x, threshold, value) () {}

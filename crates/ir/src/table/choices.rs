@@ -35,7 +35,7 @@ macro_rules! rows_choices {
                   samples: samples::binary };
             /// y − alpha · x
             [pointwise rsub rsub_] "rsub" Rsub (x, y) (alpha) {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Decompose, decompose: Some(choices::rsub_steps),
+                { ty: types::arithmetic_not_bool, grad: Grad::Fn(gradient::rsub), decompose: Some(choices::rsub_steps),
                   eval: Eval::both(|a| a[1] - alpha(a) * a[0], |a| a[1].wrapping_sub(alpha_int(a).wrapping_mul(a[0]))),
                   samples: samples::binary_not_bool };
 

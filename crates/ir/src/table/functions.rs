@@ -159,11 +159,13 @@ macro_rules! rows_functions {
                   samples: samples::unary_float };
             /// Degrees as radians
             [pointwise deg2rad deg2rad_] "deg2rad" Deg2rad (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: steps!(|x| x * (std::f64::consts::PI / 180.0)),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x| [g * (std::f64::consts::PI / 180.0)]),
+                  decompose: steps!(|x| x * (std::f64::consts::PI / 180.0)),
                   eval: Eval::float(|a| a[0] * (std::f64::consts::PI / 180.0)), samples: samples::unary_not_bool };
             /// Radians as degrees
             [pointwise rad2deg rad2deg_] "rad2deg" Rad2deg (x) () {}
-                { ty: types::float_arithmetic, grad: Grad::Decompose, decompose: steps!(|x| x * (180.0 / std::f64::consts::PI)),
+                { ty: types::float_arithmetic, grad: rule!(|g, _x| [g * (180.0 / std::f64::consts::PI)]),
+                  decompose: steps!(|x| x * (180.0 / std::f64::consts::PI)),
                   eval: Eval::float(|a| a[0] * (180.0 / std::f64::consts::PI)), samples: samples::unary_not_bool };
             /// Error function
             [pointwise erf erf_] "erf" Erf (x) () {}

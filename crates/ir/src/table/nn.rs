@@ -36,8 +36,8 @@ macro_rules! rows_nn {
                   kernel: true, samples: norms::rms_norm_backward_samples };
             /// (x − mean) / √(variance + eps) over groups of channels of each sample, times weight plus bias
             [composite group_norm _none] "group_norm" GroupNorm (x, eps) (weight, bias) { groups: usize }
-                { ty: norms::group_norm_type, grad: Grad::Decompose,
-                  decompose: Some(norms::group_norm), eval: Eval::Structural, samples: norms::group_norm_samples };
+                { ty: norms::group_norm_type, grad: Grad::Fn(norms::group_norm_gradient), decompose: Some(norms::group_norm), eval: Eval::Structural,
+                  kernel: true, samples: norms::group_norm_samples };
             /// (x − mean) / √(variance + eps) over everything but the channels, dim 1, times weight plus bias
             [composite batch_norm _none] "batch_norm" BatchNorm (x, eps) (weight, bias) {}
                 { ty: norms::batch_norm_type, grad: Grad::Fn(norms::batch_norm_gradient), decompose: Some(norms::batch_norm), eval: Eval::Structural,

@@ -150,12 +150,17 @@ pub(crate) fn batch_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> 
     steps!(cx, args, |x, eps; affine| scaled(normalised(op, x, eps), affine, Some(&by_channel(&x.shape()))))
 }
 
-/// layer_norm over rows that hold one group of one sample each.
+/// Rows that hold one group of one sample each.
+fn by_group(groups: usize, x: &Shape) -> Shape {
+    let length = x[1..].iter().product::<usize>() / groups;
+    Shape::from([x[0].saturating_mul(groups), length])
+}
+
+/// layer_norm over [such rows](by_group).
 pub(crate) fn group_norm(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Values> {
     let Op::GroupNorm { groups } = *op else { return Ok(smallvec![args[0]]) };
     let shape = cx.tensor_ty(args[0]).shape;
-    let length = shape[1..].iter().product::<usize>() / groups;
-    let rows = Shape::from([shape[0].saturating_mul(groups), length]);
+    let rows = by_group(groups, &shape);
     steps!(cx, args, |x, eps; affine| {
         let y = x.reshape(rows).layer_norm(eps, 1).reshape(shape.clone());
         scaled(y, affine, Some(&by_channel(&shape)))
@@ -187,21 +192,26 @@ pub(crate) fn batch_moments(cx: Cx<'_>, op: &Op, args: &[Value]) -> Result<Value
     Ok(smallvec![cx.cat(&[mean, variance], 0)?])
 }
 
-/// The gradients of x and of what scales and shifts, which are broadcast as `shape`; `plain` is the op without
-/// them, `back` the row that gives the gradient of its x.
-fn gradients(cx: Cx<'_>, call: &GradCall<'_>, plain: Op, back: Op, shape: Option<Shape>) -> Grads {
+/// The gradients of x and of what scales and shifts, which are broadcast as `shape`; `back` gives the gradient of x for
+/// that of the normalised x, for x and eps.
+fn gradients(
+    cx: Cx<'_>,
+    call: &GradCall<'_>,
+    shape: Option<Shape>,
+    back: impl Fn(Cx<'_>, [Value; 3]) -> Result<Value>,
+) -> Grads {
     let Some(g) = call.grads[0] else { return Ok(vec![None; call.inputs.len()]) };
     let (x, eps) = (call.inputs[0], call.inputs[1]);
     let gx = match (call.wants(0), call.inputs.get(2)) {
         (false, _) => None,
-        (true, None) => Some(cx.emit_one(back, &[g, x, eps])?),
+        (true, None) => Some(back(cx, [g, x, eps])?),
         (true, Some(&weight)) => {
             let weight = match &shape {
                 Some(shape) => cx.reshape(weight, shape.clone())?,
                 None => weight,
             };
             let scaled = cx.mul(g, weight)?;
-            Some(cx.emit_one(back, &[scaled, x, eps])?)
+            Some(back(cx, [scaled, x, eps])?)
         }
     };
     let mut grads = vec![gx, None];
@@ -212,7 +222,7 @@ fn gradients(cx: Cx<'_>, call: &GradCall<'_>, plain: Op, back: Op, shape: Option
         }
         let mut part = g;
         if i == 2 {
-            let y = cx.emit_one(plain.clone(), &[x, eps])?;
+            let y = cx.emit_one(call.op.clone(), &[x, eps])?;
             part = cx.mul(g, y)?;
         }
         // Over the last dims a gradient of x's shape is fitted by itself.
@@ -231,17 +241,29 @@ fn gradients(cx: Cx<'_>, call: &GradCall<'_>, plain: Op, back: Op, shape: Option
 
 pub(crate) fn layer_norm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let Op::LayerNorm { dims } = *call.op else { return Ok(vec![None; call.inputs.len()]) };
-    gradients(cx, call, call.op.clone(), Op::LayerNormBackward { dims }, None)
+    gradients(cx, call, None, |cx, args| cx.emit_one(Op::LayerNormBackward { dims }, &args))
 }
 
 pub(crate) fn rms_norm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let Op::RmsNorm { dims } = *call.op else { return Ok(vec![None; call.inputs.len()]) };
-    gradients(cx, call, call.op.clone(), Op::RmsNormBackward { dims }, None)
+    gradients(cx, call, None, |cx, args| cx.emit_one(Op::RmsNormBackward { dims }, &args))
 }
 
 pub(crate) fn batch_norm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
     let shape = by_channel(&cx.tensor_ty(call.inputs[0]).shape);
-    gradients(cx, call, call.op.clone(), Op::BatchNormBackward {}, Some(shape))
+    gradients(cx, call, Some(shape), |cx, args| cx.emit_one(Op::BatchNormBackward {}, &args))
+}
+
+/// By rows, as the op itself.
+pub(crate) fn group_norm_gradient(cx: Cx<'_>, call: &GradCall<'_>) -> Grads {
+    let Op::GroupNorm { groups } = *call.op else { return Ok(vec![None; call.inputs.len()]) };
+    let shape = &cx.tensor_ty(call.inputs[0]).shape;
+    let rows = by_group(groups, shape);
+    gradients(cx, call, Some(by_channel(shape)), |cx, [g, x, eps]| {
+        let (g, x) = (cx.reshape(g, rows.clone())?, cx.reshape(x, rows.clone())?);
+        let own = cx.emit_one(Op::LayerNormBackward { dims: 1 }, &[g, x, eps])?;
+        cx.reshape(own, shape.clone())
+    })
 }
 
 fn call(op: Op, shapes: &[&[usize]], eps_at: Option<usize>) -> Sample {

@@ -34,7 +34,7 @@ macro_rules! rows_rounding {
                   function: Some(Function::Trunc), samples: rounding::samples };
             /// What is left of x without its integer part
             [pointwise frac frac_] "frac" Frac (x) () {}
-                { ty: types::arithmetic_not_bool, grad: Grad::Decompose, decompose: steps!(|x| x - x.trunc()),
+                { ty: types::arithmetic_not_bool, grad: rule!(|g, _x| [g]), decompose: steps!(|x| x - x.trunc()),
                   eval: Eval::both(|a| a[0] - a[0].trunc(), |_| 0), samples: rounding::samples };
 
             // ---- pointwise: division that rounds ---------------------------------------------------------------

@@ -113,18 +113,30 @@ impl EagerEmit {
             }
         }
         let result = op.infer(&tys).map_err(|why| op.error(&tys, why, self.loc))?.remove(0);
-        let step = match &result {
-            Ty::Tensor(result) if !tys.iter().any(is_list) => {
-                let second = args.get(1).map(|arg| &self.items[arg.index()].0);
-                let number = second.and_then(|item| if let Item::Number(x) = item { Some(*x) } else { None });
-                step(&op, &tys, result, number)
-            }
+        let number = |place: usize| match self.items[args.get(place)?.index()].0 {
+            Item::Number(x) => Some(x),
             _ => None,
         };
+        // What is not chosen is not computed.
+        if let (Op::Where {}, Some(condition), Ty::Tensor(like)) = (&op, number(0), &result) {
+            let chosen = args[if condition.as_bool() { 1 } else { 2 }];
+            match &self.items[chosen.index()] {
+                (Item::Pending(_), ty) if *ty == result => return Ok(smallvec![chosen]),
+                (Item::Number(_), _) => {
+                    let TensorTy { shape, dtype, device, .. } = like.clone();
+                    return self.defer(Op::Full { shape, dtype, device }, &[chosen]);
+                }
+                _ => {}
+            }
+        }
+        let step = match &result {
+            Ty::Tensor(result) if !tys.iter().any(is_list) => step(&op, &tys, result, number(1)),
+            _ => None,
+        };
+        let args = args.iter().copied().collect();
         let deferred = self.deferred.get_or_insert_default();
         let number = deferred.ops.len();
         let value = Value(self.items.len() as u32);
-        let args = args.iter().copied().collect();
         deferred.ops.push(Waiting { op, args, result: value, step, place: 0, taken: false });
         self.push(Item::Pending(number), result);
         Ok(smallvec![value])

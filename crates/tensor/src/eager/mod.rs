@@ -397,7 +397,9 @@ impl Job<'_> {
             | Op::AdaptiveAvgPool2dBackward { .. }
             | Op::UpsampleNearest2dBackward { .. }
             | Op::UpsampleBilinear2dBackward { .. } => self.resample(out, inputs, true),
-            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::BatchNorm {} => self.normalise(out, inputs),
+            Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::GroupNorm { .. } | Op::BatchNorm {} => {
+                self.normalise(out, inputs)
+            }
             Op::LayerNormBackward { .. } | Op::RmsNormBackward { .. } | Op::BatchNormBackward {} => {
                 self.normalise_backward(out, inputs)
             }

@@ -192,6 +192,10 @@ impl Job<'_> {
                 let count = if length == 0 { 0 } else { outer.iter().product() };
                 Groups { count, group: length, segments: 1, segment: 0, length }
             }
+            Op::GroupNorm { groups } => {
+                let length = shape[1..].iter().product::<usize>() / groups;
+                Groups { count: shape[0] * groups, group: length, segments: 1, segment: 0, length }
+            }
             _ => {
                 let length: usize = shape[2..].iter().product();
                 Groups {
@@ -222,10 +226,17 @@ impl Job<'_> {
             affine.push(self.dense(self.tensor(inputs, i)?)?);
         }
         with_float!(self, out.dtype, T => {
-            let part = |i: usize| match affine.get(i) {
-                None => Affine::None,
-                Some(t) if matches!(self.op, Op::BatchNorm {}) => Affine::Group(t.pointer().cast::<T>().cast_const()),
-                Some(t) => Affine::Element(t.pointer().cast::<T>().cast_const()),
+            let part = |i: usize| {
+                let Some(numbers) = affine.get(i).map(|t| t.pointer().cast::<T>().cast_const()) else {
+                    return Affine::None;
+                };
+                match *self.op {
+                    Op::BatchNorm {} => Affine::Group(numbers),
+                    Op::GroupNorm { groups } => {
+                        Affine::Channel { numbers, groups, plane: x.layout.shape[2..].iter().product() }
+                    }
+                    _ => Affine::Element(numbers),
+                }
             };
             let (to, from) = (out.pointer().cast::<T>(), x.pointer().cast::<T>());
             // SAFETY: all are dense, `out` is fresh, the others locked for reading or fresh; the type rule

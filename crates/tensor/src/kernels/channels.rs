@@ -181,7 +181,7 @@ pub(super) unsafe fn normalise<T: Real>(
             let scales = block.spread(|group| T::from_f64(1.0 / (squares[group] + eps).sqrt()));
             let numbers = |affine: Affine<T>| match affine {
                 Affine::Group(numbers) => Some(block.spread(|group| *numbers.add(block.first + group))),
-                Affine::None | Affine::Element(_) => None,
+                Affine::None | Affine::Element(_) | Affine::Channel { .. } => None,
             };
             let (out, x) = (out.add(block.at()), x.add(block.at()));
             let (rows, pitch, width) = (block.rows, block.pitch, block.width());

@@ -157,8 +157,11 @@ macro_rules! truncations {
             }
             #[inline(always)]
             fn quick([x, ..]: [$float; MAX_INPUTS], missed: &mut bool) -> $integer {
-                *missed |= x.abs() >= 2147483648.0;
-                x as i32 as $integer
+                const END: $float = 2147483648.0;
+                let fits = x.abs() < END;
+                *missed |= !fits;
+                // SAFETY: what doesn't fit in an i32 is not converted.
+                unsafe { (if fits { x } else { 0.0 }).to_int_unchecked::<i32>() as $integer }
             }
         })*
     };

@@ -72,6 +72,9 @@ pub enum Affine<T> {
     Element(*const T),
     /// One number for each group.
     Group(*const T),
+    /// One number for each channel: `plane` elements of a group belong to a channel, the next as many to the next one,
+    /// and after `groups` groups the first channel is there again.
+    Channel { numbers: *const T, groups: usize, plane: usize },
 }
 
 impl Groups {
@@ -264,6 +267,17 @@ pub unsafe fn normalise<T: Real>(
                                 _ => None,
                             };
                             apply_numbers(out, x, mean, scale, *weight.add(group), bias);
+                        }
+                        (Affine::Channel { numbers: weight, groups: count, plane }, bias) => {
+                            let first = group % count * (groups.length / plane);
+                            let planes = out.chunks_mut(plane).zip(x.chunks(plane));
+                            for (channel, (out, x)) in (first..).zip(planes) {
+                                let bias = match bias {
+                                    Affine::Channel { numbers: bias, .. } => Some(*bias.add(channel)),
+                                    _ => None,
+                                };
+                                apply_numbers(out, x, mean, scale, *weight.add(channel), bias);
+                            }
                         }
                         (Affine::None, _) => apply(out, x, mean, scale),
                     }
