@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)] // a test may panic
 
 use kiln_tensor::{
-    Attention, BatchNorm, CrossEntropy, DType, Device, Interpolation, Padding, Pool, Reduction, Result,
-    Shape, Tensor, manual_seed,
+    Attention, BatchNorm, CrossEntropy, DType, Device, GradOptions, Interpolation, Padding, Pool, Reduction,
+    Result, Shape, Tensor, grad, manual_seed,
 };
 
 fn from(shape: impl Into<Shape>, f: impl Fn(f64) -> f64) -> Tensor {
@@ -210,6 +210,54 @@ fn batch_norm_of_few_pixels() -> Result<()> {
             let tolerance = if dtype == DType::F64 { 1e-9 } else { 2e-4 };
             for (a, b) in got.iter().flatten().zip(want.iter().flatten()) {
                 assert!((a - b).abs() <= tolerance * (1.0 + b.abs()), "{a} for {b}: {shape:?} {dtype}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Groups are rows to be normalised, and numbers of channels scale and shift them, wherever channels end.
+#[test]
+fn group_norm_is_layer_norm_of_groups() -> Result<()> {
+    for (shape, groups) in [
+        (vec![3, 6], 2),
+        (vec![3, 6], 6),
+        (vec![2, 6, 1], 3),
+        (vec![2, 4, 5], 1),
+        (vec![2, 4, 5], 4),
+        (vec![3, 8, 7, 9], 2),
+        (vec![0, 4, 3], 2),
+        (vec![2, 4, 0], 2),
+    ] {
+        let channels = shape[1];
+        for numbers in 0..3 {
+            for turned in [false, true] {
+                let mut leaves = vec![from(shape.clone(), |i| (i * 0.7).sin() * 3.0 + 5.0)];
+                if turned {
+                    leaves[0] = leaves[0].transpose(0, 1)?.contiguous()?.transpose(0, 1)?;
+                }
+                leaves.extend((0..numbers).map(|k| from([channels], move |i| 0.5 + i * (k as f64 - 0.7))));
+                leaves.iter().try_for_each(|leaf| leaf.requires_grad_(true).map(drop))?;
+                let (x, weight, bias) = (&leaves[0], leaves.get(1), leaves.get(2));
+                let by_kernel = x.group_norm(groups, weight, bias, 1e-3)?;
+                let length = shape[1..].iter().product::<usize>() / groups;
+                let rows = x.reshape([shape[0] * groups, length])?;
+                let mut by_rows = rows.layer_norm(&[length], None, None, 1e-3)?.reshape(shape.clone())?;
+                let spread: Vec<usize> =
+                    (1..shape.len()).map(|d| if d == 1 { channels } else { 1 }).collect();
+                if let Some(weight) = weight {
+                    by_rows = by_rows.mul(&weight.reshape(spread.clone())?)?;
+                }
+                if let Some(bias) = bias {
+                    by_rows = by_rows.add(&bias.reshape(spread)?)?;
+                }
+                close(Ok(by_kernel.detach()?), &by_rows.detach()?.to_vec_cast::<f64>()?);
+                let weights = from(shape.clone(), |i| (i * 1.3).cos());
+                let inputs: Vec<&Tensor> = leaves.iter().collect();
+                let gradients = |y: &Tensor| grad(&[y], &inputs, &[Some(&weights)], GradOptions::default());
+                for (got, want) in gradients(&by_kernel)?.into_iter().zip(gradients(&by_rows)?) {
+                    close(Ok(got.unwrap()), &want.unwrap().contiguous()?.to_vec_cast::<f64>()?);
+                }
             }
         }
     }
