@@ -36,38 +36,44 @@ pub(crate) struct DenseCall<'a> {
     inputs: [Input<'a>; MAX_INPUTS],
 }
 
+/// By row and number of operands, what [`takes_anything`] knows: 0 for nothing yet, then 1 for no, 2 for yes.
+static KNOWN: [[AtomicU8; MAX_INPUTS]; Op::ROWS.len()] =
+    [const { [const { AtomicU8::new(0) }; MAX_INPUTS] }; Op::ROWS.len()];
+
 /// Whether a row takes tensors and numbers of any kind beside a tensor of floats: its rule is asked once.
+#[inline]
 fn takes_anything(op: &Op, operands: usize) -> bool {
-    const UNKNOWN: u8 = 2;
-    static KNOWN: [[AtomicU8; MAX_INPUTS]; Op::ROWS.len()] =
-        [const { [const { AtomicU8::new(UNKNOWN) }; MAX_INPUTS] }; Op::ROWS.len()];
-    if operands == 1 {
-        return true;
-    }
-    let known = &KNOWN[op.index()][operands - 1];
-    match known.load(Ordering::Relaxed) {
-        UNKNOWN => {
-            let takes = [Ty::tensor(DType::F32, ()), Ty::Scalar(ScalarKind::Bool)].into_iter().all(|other| {
-                let mut tys: SmallVec<[Ty; 4]> = smallvec![other; operands];
-                tys[0] = Ty::tensor(DType::F32, ());
-                op.infer(&tys).is_ok()
-            });
-            known.store(u8::from(takes), Ordering::Relaxed);
-            takes
+    operands == 1
+        || match KNOWN[op.index()][operands - 1].load(Ordering::Relaxed) {
+            0 => ask(op, operands),
+            known => known == 2,
         }
-        known => known == 1,
-    }
+}
+
+#[cold]
+fn ask(op: &Op, operands: usize) -> bool {
+    let takes = [Ty::tensor(DType::F32, ()), Ty::Scalar(ScalarKind::Bool)].into_iter().all(|other| {
+        let mut tys: SmallVec<[Ty; 4]> = smallvec![other; operands];
+        tys[0] = Ty::tensor(DType::F32, ());
+        op.infer(&tys).is_ok()
+    });
+    KNOWN[op.index()][operands - 1].store(1 + u8::from(takes), Ordering::Relaxed);
+    takes
 }
 
 impl<'a> DenseCall<'a> {
     /// The call as such a one, if it is.
     pub(crate) fn of(op: &Op, args: &[Arg<'a>], in_place: bool) -> Option<DenseCall<'a>> {
-        let function = match (function(op, args.len())?, args) {
+        let mut function = function(op, args.len())?;
+        if function == Function::Pow
+            && let [_, Arg::Number(exponent)] = args
+        {
             // The powers 0 and 1 are no function.
-            (Function::Pow, [_, Arg::Number(y)]) if matches!(y.as_f64(), 0.0 | 1.0) => return None,
-            (Function::Pow, [_, Arg::Number(exponent)]) => power(*exponent).unwrap_or(Function::Pow),
-            (function, _) => function,
-        };
+            if matches!(exponent.as_f64(), 0.0 | 1.0) {
+                return None;
+            }
+            function = power(*exponent).unwrap_or(function);
+        }
         let Some(Arg::Tensor(first)) = args.first() else { return None };
         let first = first.try_kept()?;
         if !first.dtype.is_float() || first.device != Device::Cpu {

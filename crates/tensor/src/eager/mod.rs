@@ -144,6 +144,7 @@ fn no_operand(op: &Op, i: usize, kind: &str) -> Error {
 }
 
 /// Locks what is read and what is written. Fresh memory needs no lock: nobody else knows it.
+#[inline]
 pub(crate) fn lock<'a>(inputs: &[Input<'a>], target: Option<&'a Ready>) -> Guard<'a> {
     let reads = inputs.iter().filter_map(|input| match input {
         Input::Tensor(t) => Some((&t.storage, false)),
