@@ -130,14 +130,11 @@ fn thread_count() -> Finding {
     let cores = cpu::machine().cores;
     let used = threads::count();
     let found = format!("{used} of {}", count(cores, "core"));
-    match used < cores {
-        true if std::env::var_os("KILN_NUM_THREADS").is_some() => Finding::note(
-            "threads",
-            format!("{found}, set by KILN_NUM_THREADS"),
-            "without it there would be more",
-        ),
-        _ => Finding::fine("threads", found),
+    if used < cores && std::env::var_os("KILN_NUM_THREADS").is_some() {
+        let found = format!("{found}, set by KILN_NUM_THREADS");
+        return Finding::note("threads", found, "without it there would be more");
     }
+    Finding::fine("threads", found)
 }
 
 fn compiler() -> Finding {

@@ -1,6 +1,4 @@
-//! The whole compiler as one list of stages: from what was recorded to something that runs.
-//!
-//! capture → functional → joint → prims → partition → loops → plan
+//! The whole compiler as one list of stages: capture → functional → joint → prims → partition → loops → plan.
 //!
 //! The list is here and nowhere else. Who goes through it is a [`Driver`]: one [compiles](crate::compiling), one
 //! [drafts](crate::general) plans for many sizes, one writes the texts of stages that a cache had skipped.
@@ -24,7 +22,6 @@ use crate::why::Result;
 pub(crate) trait Driver {
     /// What becomes of a graph.
     type Code;
-
     /// Runs a pass.
     fn pass<T>(&mut self, name: &'static str, pass: impl FnOnce() -> kiln_ir::Result<T>) -> Result<T>;
     /// Looks at the graph that a pass has made.

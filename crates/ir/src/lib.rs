@@ -63,7 +63,7 @@ pub use planted::{Planted, plant};
 pub use promote::{promote, result_dtype};
 pub use reads::{Lifetimes, Reads};
 pub use samples::{Domain, Sample, SampleArg};
-pub use scan::{Body, Order, Outcome, Part, Place, Steps, emit_parts, number_dtype, quoted_end};
+pub use scan::{Body, Order, Outcome, Part, Place, Steps, emit_parts_of, quoted_end};
 pub use shape::{Dims, MOST_DIMS, Shape, Strides, broadcast};
 pub use table::shapes::refold;
 pub use ty::{TensorTy, Ty, Tys};

@@ -210,10 +210,7 @@ impl<T: Code> Code for Option<T> {
     }
 
     fn take(from: &mut Reader<'_>) -> Option<Option<T>> {
-        match bool::take(from)? {
-            true => T::take(from).map(Some),
-            false => Some(None),
-        }
+        if bool::take(from)? { T::take(from).map(Some) } else { Some(None) }
     }
 }
 
@@ -485,10 +482,8 @@ impl Code for Vec<BufferPlan> {
         let mut buffers: Vec<BufferPlan> = Vec::new();
         for _ in 0..length {
             let place = Place::take(from)?;
-            let ty = match bool::take(from)? {
-                true => buffers.last()?.ty.clone(),
-                false => Arc::new(BufferTy::take(from)?),
-            };
+            let ty =
+                if bool::take(from)? { buffers.last()?.ty.clone() } else { Arc::new(BufferTy::take(from)?) };
             buffers.push(BufferPlan { place, ty });
         }
         Some(buffers)

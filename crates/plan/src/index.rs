@@ -123,12 +123,13 @@ impl Index {
     /// A non-negative index divided by a number, without cutting loops for it.
     pub fn quotient(&self, by: i64) -> Index {
         let is_exact = self.terms.iter().all(|(_, factor)| factor % by == 0);
-        match is_exact {
-            true => Index {
+        if is_exact {
+            Index {
                 terms: self.terms.iter().map(|(term, factor)| (term.clone(), factor / by)).collect(),
                 constant: self.constant.div_euclid(by),
-            },
-            false => Index::term(Term::Div(Box::new(self.clone()), by)),
+            }
+        } else {
+            Index::term(Term::Div(Box::new(self.clone()), by))
         }
     }
 

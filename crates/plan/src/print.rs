@@ -24,9 +24,10 @@ impl fmt::Display for Kernel {
         writeln!(f, " ({}) {{", list(scalars.collect()))?;
         for (id, expr) in self.exprs.iter().enumerate() {
             let line = format!("  %{id} = {} : {}", expr.kind, expr.dtype);
-            match expr.loc.is_known() {
-                true => writeln!(f, "{line:<72} ; {}", expr.loc)?,
-                false => writeln!(f, "{line}")?,
+            if expr.loc.is_known() {
+                writeln!(f, "{line:<72} ; {}", expr.loc)?
+            } else {
+                writeln!(f, "{line}")?
             }
         }
         for store in &self.stores {

@@ -440,9 +440,8 @@ impl Program {
                             // SAFETY: the caller promises that the kernel may run on rows that are finished.
                             let launch = unsafe { kernel.launch_in_parts(&args, *scratch_bytes) };
                             let run = |begin: usize, end: usize| {
-                                let item = |row: usize| match row == shape.m {
-                                    true => *items,
-                                    false => (row / rows) as i64 * per,
+                                let item = |row: usize| {
+                                    if row == shape.m { *items } else { (row / rows) as i64 * per }
                                 };
                                 launch.part(item(begin), item(end));
                             };

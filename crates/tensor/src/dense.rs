@@ -76,7 +76,7 @@ impl<'a> DenseCall<'a> {
         }
         let Some(Arg::Tensor(first)) = args.first() else { return None };
         let first = first.try_kept()?;
-        if !first.dtype.is_float() || first.device != Device::Cpu {
+        if !first.dtype.is_float() || first.device != Device::Cpu || !first.layout.is_contiguous() {
             return None;
         }
         let mut inputs = [Input::Number(Scalar::Int(0)); MAX_INPUTS];
@@ -84,12 +84,13 @@ impl<'a> DenseCall<'a> {
             *input = match arg {
                 Arg::Tensor(t) => {
                     let t = t.try_kept()?;
-                    let same = || {
+                    let fits = || {
                         t.dtype == first.dtype
                             && t.device == first.device
                             && t.layout.shape[..] == first.layout.shape[..]
+                            && t.layout.is_contiguous()
                     };
-                    if !(std::ptr::eq(t, first) || same()) || !t.layout.is_contiguous() {
+                    if !std::ptr::eq(t, first) && !fits() {
                         return None;
                     }
                     if in_place && overlaps(t, first) {

@@ -68,9 +68,10 @@ impl Ready {
     #[inline]
     pub fn with_layout(&self, layout: Layout) -> Result<Ready> {
         let elements = self.storage.bytes() / self.dtype.size();
-        match layout.stays_inside(elements) {
-            true => Ok(Ready { layout, storage: self.storage.clone(), ..*self }),
-            false => Err(outside(&layout, elements)),
+        if layout.stays_inside(elements) {
+            Ok(Ready { layout, storage: self.storage.clone(), ..*self })
+        } else {
+            Err(outside(&layout, elements))
         }
     }
 

@@ -240,9 +240,10 @@ fn clause(module: &Module, generics: &syn::Generics) -> String {
 fn fields(module: &Module, of: &str, all: &Fields, lines: &mut BTreeSet<String>) {
     for (place, field) in all.iter().enumerate() {
         let name = field.ident.as_ref().map_or_else(|| place.to_string(), ToString::to_string);
-        lines.insert(match is_public(&field.vis) {
-            true => format!("{of}pub {name}: {}", whole(module, field.ty.span())),
-            false => format!("{of}private fields"),
+        lines.insert(if is_public(&field.vis) {
+            format!("{of}pub {name}: {}", whole(module, field.ty.span()))
+        } else {
+            format!("{of}private fields")
         });
     }
 }

@@ -1,11 +1,9 @@
 //! A loop as a scan.
 
-use rustc_hash::FxHashMap;
-
 use kiln_aot::trace::Variable;
 use kiln_ir::{
-    Device, Dims, EmitExt as _, Error, Graph, Loc, Op, Order, Outcome, Result, Shape, Steps, TensorTy, Ty,
-    Value, emit_parts, number_dtype,
+    Dims, EmitExt as _, Error, Graph, Loc, Op, Order, Outcome, Result, Shape, Steps, TensorTy, Ty, Value,
+    emit_parts_of,
 };
 
 use super::find::{Found, Operand};
@@ -95,17 +93,7 @@ impl Roller<'_> {
         let steps = Steps { body: &body, carries, inputs, length, order: Order::Forward };
         let saves = self.grad_enabled && operands.iter().any(|operand| self.requires_grad(*operand));
         let outcomes: Vec<Outcome> = asked.iter().map(|(.., outcome)| *outcome).collect();
-        let mut numbers: FxHashMap<usize, Value> = FxHashMap::default();
-        let pieces = emit_parts(self, &steps.parts(&outcomes, saves), &mut |cx, operand| {
-            let value = operands[operand];
-            let Ty::Scalar(kind) = *cx.ty(value) else { return Ok(value) };
-            if let Some(&known) = numbers.get(&operand) {
-                return Ok(known);
-            }
-            let tensor = cx.full(value, Shape::scalar(), number_dtype(kind), Device::Cpu)?;
-            numbers.insert(operand, tensor);
-            Ok(tensor)
-        })?;
+        let pieces = emit_parts_of(self, &steps.parts(&outcomes, saves), &operands)?;
         for (number, piece) in pieces {
             let (event, is_last, outcome) = asked[number];
             self.leave(of, found, (event, is_last), outcome, piece)?;

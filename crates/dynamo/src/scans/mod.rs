@@ -4,13 +4,12 @@ mod compile;
 mod tracer;
 mod tree;
 
-use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
 use kiln_aot::{Functional, GraphInput, functionalise};
 use kiln_ir::{
-    Class, Def, Device, Emit, EmitExt as _, Error, Graph, Loc, Op, Order, Outcome, Result, Scalar, Shape,
-    Steps, TensorTy, Ty, Value, Values, Why, emit_parts, number_dtype,
+    Class, Def, Device, Emit, Error, Graph, Loc, Op, Order, Outcome, Result, Scalar, Steps, TensorTy, Ty,
+    Value, Values, Why, emit_parts_of,
 };
 use kiln_tensor::hook::{Arg, Output, Scope};
 use kiln_tensor::{DType, Tensor, compile_bodies_by, grad_enabled, run_op_at};
@@ -247,18 +246,7 @@ impl Loop {
         let last = (skipped..init.len()).map(Outcome::Last);
         let wanted: Vec<Outcome> = last.chain((0..steps.given()).map(Outcome::Stacked)).collect();
         let saves = grad_enabled() && recorded.operands.iter().any(|&operand| outside.requires_grad(operand));
-        let mut numbers = FxHashMap::default();
-        let found = emit_parts(&mut outside, &steps.parts(&wanted, saves), &mut |cx, operand| {
-            let value = recorded.operands[operand];
-            let Ty::Scalar(kind) = *cx.ty(value) else { return Ok(value) };
-            // One number is one tensor, however many of the ops take it.
-            if let Some(&known) = numbers.get(&operand) {
-                return Ok(known);
-            }
-            let tensor = cx.full(value, Shape::scalar(), number_dtype(kind), Device::Cpu)?;
-            numbers.insert(operand, tensor);
-            Ok(tensor)
-        })?;
+        let found = emit_parts_of(&mut outside, &steps.parts(&wanted, saves), &recorded.operands)?;
         let mut results: Vec<Option<Tensor>> = vec![None; wanted.len()];
         for (number, value) in found {
             results[number] = outside.tensor(value).cloned();

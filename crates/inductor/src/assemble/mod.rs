@@ -172,9 +172,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
     /// Memory in the arena for what an input is going to hold, lying as it does there if it has its shape.
     fn arena_like(&mut self, ty: &TensorTy, input: BufferId) -> BufferId {
         let there = self.buffers[input.index()].ty.clone();
-        match there.shape == ty.shape {
-            true => self.buffer(Place::Arena { offset: 0 }, ty, &there.strides),
-            false => self.arena(ty),
+        if there.shape == ty.shape {
+            self.buffer(Place::Arena { offset: 0 }, ty, &there.strides)
+        } else {
+            self.arena(ty)
         }
     }
 
@@ -251,9 +252,10 @@ impl<'f, 'g> Assembler<'f, 'g> {
 
     fn op(&self, node: u32) -> String {
         let node = &self.fusion.graph.nodes[node as usize];
-        match node.loc.is_known() {
-            true => format!("{} at {}", node.op.name(), node.loc),
-            false => node.op.name().to_string(),
+        if node.loc.is_known() {
+            format!("{} at {}", node.op.name(), node.loc)
+        } else {
+            node.op.name().to_string()
         }
     }
 

@@ -283,15 +283,16 @@ impl Emitter<'_> {
             accumulators.chain(scans.iter().map(|s| format!("&s{}_{pass}", s.0))).collect()
         };
         // Blocks of sums are added up separately: rounding errors grow with the block, not with the row.
-        let _ = match has_sum {
-            true => writeln!(
+        let _ = if has_sum {
+            writeln!(
                 out,
                 "        for (long block = {from}; block < {to}; block += {0} * KILN_LANES) {{
         const long stop = block + {0} * KILN_LANES < {to} ? block + {0} * KILN_LANES : {to};
         long j = block;",
                 128
-            ),
-            false => writeln!(out, "        {{\n        const long stop = {to};\n        long j = {from};"),
+            )
+        } else {
+            writeln!(out, "        {{\n        const long stop = {to};\n        long j = {from};")
         };
         for &(id, reduction, _) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;
@@ -319,18 +320,19 @@ impl Emitter<'_> {
         };
         out.push_str(several.as_deref().unwrap_or_default());
         // Behind an unrolled loop little is left: one body with a variable count does for it.
-        let _ = match unroll > 1 || several.is_some() {
-            true => writeln!(
+        let _ = if unroll > 1 || several.is_some() {
+            writeln!(
                 out,
                 "for (; j < stop; j += KILN_LANES) {}",
                 body.call("j", "stop - j < KILN_LANES ? stop - j : KILN_LANES", &addresses(0))
-            ),
-            false => writeln!(
+            )
+        } else {
+            writeln!(
                 out,
                 "for (; j + KILN_LANES <= stop; j += KILN_LANES) {}\nif (j < stop) {}",
                 body.call("j", "KILN_LANES", &addresses(0)),
                 body.call("j", "stop - j", &addresses(0))
-            ),
+            )
         };
         for &(id, reduction, _) in &reductions {
             let dtype = self.kernel.exprs[id].dtype;

@@ -103,9 +103,10 @@ impl Emitter<'_> {
     ) -> String {
         let ids: Vec<ExprId> =
             kept.iter().copied().filter(|&id| self.depths[id] == depth && !self.is_reduction(id)).collect();
-        let stores: Vec<usize> = match last {
-            true => (0..self.kernel.stores.len()).filter(|&s| !self.is_whole(s)).collect(),
-            false => Vec::new(),
+        let stores: Vec<usize> = if last {
+            (0..self.kernel.stores.len()).filter(|&s| !self.is_whole(s)).collect()
+        } else {
+            Vec::new()
         };
         if ids.is_empty() && stores.is_empty() {
             return String::new();
@@ -180,9 +181,10 @@ impl Emitter<'_> {
         let name = format!("pass{pass}");
         let body = self.body(&name, &statements.text(), &statements.locals, &more);
         // Along columns, where nothing is carried from row to row.
-        let several = match more.is_empty() {
-            true => self.several_vectors(&name, &statements, (&[], &[]), &stores, "hi"),
-            false => None,
+        let several = if more.is_empty() {
+            self.several_vectors(&name, &statements, (&[], &[]), &stores, "hi")
+        } else {
+            None
         };
 
         // Several rows at one go, so that accumulators are loaded and stored less often.

@@ -408,11 +408,14 @@ impl<'k> Emitter<'k> {
             return format!("*s{id}");
         }
         let symbol = if scan == Scan::Sum { "+" } else { "*" };
-        let next = |carried: &str, lane: &str| match dtype.is_float() {
-            true => format!("{carried} {symbol} v{arg}[{lane}]"),
-            false => format!(
-                "(long long)((unsigned long long){carried} {symbol} (unsigned long long)v{arg}[{lane}])"
-            ),
+        let next = |carried: &str, lane: &str| {
+            if dtype.is_float() {
+                format!("{carried} {symbol} v{arg}[{lane}]")
+            } else {
+                format!(
+                    "(long long)((unsigned long long){carried} {symbol} (unsigned long long)v{arg}[{lane}])"
+                )
+            }
         };
         let (ty, scalar, lanes) = (self.ty(dtype), memory_type(dtype), self.lanes);
         // A whole vector is put together in registers.

@@ -65,10 +65,7 @@ impl<'k> Emitter<'k> {
                 _ => format!("{text} * {}", self.stride(access, t, factor)),
             });
         }
-        match parts.is_empty() {
-            true => "0".into(),
-            false => parts.join(" + "),
-        }
+        if parts.is_empty() { "0".into() } else { parts.join(" + ") }
     }
 
     pub(super) fn term_text(&mut self, term: &'k Term, lane: Option<&str>) -> String {

@@ -214,11 +214,10 @@ impl<'k> Emitter<'k> {
             );
         }
         // One after the other: lanes may meet.
-        let sum = match dtype.is_float() {
-            true => format!("{place} + x[l]"),
-            false => {
-                format!("({})((unsigned long long){place} + (unsigned long long)x[l])", memory_type(dtype))
-            }
+        let sum = if dtype.is_float() {
+            format!("{place} + x[l]")
+        } else {
+            format!("({})((unsigned long long){place} + (unsigned long long)x[l])", memory_type(dtype))
         };
         let value = self.as_memory(dtype, name);
         format!("{indent}{{ const {ty} x = {value}; for (long l = 0; l < {count}; l++) {place} = {sum}; }}\n")

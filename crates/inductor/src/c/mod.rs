@@ -152,10 +152,7 @@ fn runs_by_elements(kernel: &Kernel) -> bool {
 }
 
 fn emit<'k>(kernel: &'k Kernel, target: &'k C) -> KernelSource {
-    let lanes = match runs_by_elements(kernel) {
-        true => 1,
-        false => target.machine.isa.lanes(kernel.widest().max(4)),
-    };
+    let lanes = if runs_by_elements(kernel) { 1 } else { target.machine.isa.lanes(kernel.widest().max(4)) };
     let has_f32 = kernel.exprs.iter().any(|e| e.dtype == DType::F32) || kernel.buffers.contains(&DType::F32);
     let wide = kernel.exprs.iter().any(|e| e.dtype.size() == 8);
     let mut this = Emitter {

@@ -88,19 +88,20 @@ impl<'k> Emitter<'k> {
         let (first, step, most) =
             (self.inner_index(inner, None), self.inner_number(step), self.last_position(inner, most));
         let suffix = suffix(dtype);
-        let _ = match has_second(dtype) {
-            true => writeln!(
+        let _ = if has_second(dtype) {
+            writeln!(
                 before,
                 "{indent}{name} = kiln_border_{suffix}(p{id} + {rest}, {first}, {step}, {most}, count);"
-            ),
+            )
+        } else {
             // That all taps of a column go the same way is hidden: compilers would write out every combination.
-            false => writeln!(
+            writeln!(
                 before,
                 "{indent}long f{id} = {first};
 {indent}__asm__(\"\" : \"+r\"(f{id}));
 {indent}if (f{id} >= 0 && f{id} + (count - 1) * {step} <= {most}) {name} = kiln_{read}_{suffix}(p{id} + {rest} + f{id}, count);
 {indent}else {each}",
-            ),
+            )
         };
         self.as_value(dtype, &name)
     }

@@ -403,9 +403,10 @@ impl<'g> Fusion<'g> {
     /// The stored value or input behind an operand of a library step.
     fn operand_base(&self, node: &Node, value: Value) -> Value {
         let value = self.operand(node, value);
-        match self.is_batched(node) {
-            true => self.batch(value).base,
-            false => view_of(self.graph, self.layouts, &self.stored, value).base,
+        if self.is_batched(node) {
+            self.batch(value).base
+        } else {
+            view_of(self.graph, self.layouts, &self.stored, value).base
         }
     }
 

@@ -59,10 +59,7 @@ impl Builder {
 
     /// Rounded or wrapped to a dtype.
     pub fn narrow(&mut self, expr: ExprId, dtype: DType) -> ExprId {
-        match dtype.is_narrow() {
-            true => self.push(dtype.computing(), ExprKind::Narrow(dtype, expr)),
-            false => expr,
-        }
+        if dtype.is_narrow() { self.push(dtype.computing(), ExprKind::Narrow(dtype, expr)) } else { expr }
     }
 
     /// A pointwise op. `operand` gives the expression of operand i as it is, or as a number of a dtype.

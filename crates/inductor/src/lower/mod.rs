@@ -428,9 +428,8 @@ impl<'a> Lowering<'a> {
                 Ok(self.builder.narrow(number, *dtype))
             }
             Op::Arange { dtype: DType::I64, .. }
-                if self.whole(x).is_some() && self.whole(node.args[1]) == Some(1) =>
+                if let (Some(start), Some(1)) = (self.whole(x), self.whole(node.args[1])) =>
             {
-                let start = self.whole(x).unwrap_or_default();
                 Ok(self.builder.push(DType::I64, ExprKind::Position(index[0].scaled(1, start))))
             }
             Op::Arange { dtype, .. } => {

@@ -68,9 +68,10 @@ impl Lowering<'_> {
         let refuse = |value, why| Err(Stop::Refuse(Refusal::Store(value, why)));
         let few_rows = |value| WhyNot::FewRows { value, rows: space.outer(), length: space.inner() };
         if !self.space.has_inner() {
-            return match self.space.total() == space.total() {
-                true => Err(Stop::Widen(space)),
-                false => refuse(value, WhyNot::OtherLoops { value }),
+            return if self.space.total() == space.total() {
+                Err(Stop::Widen(space))
+            } else {
+                refuse(value, WhyNot::OtherLoops { value })
             };
         }
         let whole = self.place(&from.shape, Part::Whole)?;

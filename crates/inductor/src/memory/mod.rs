@@ -139,12 +139,11 @@ fn placed(lifetimes: &[Lifetime], rooms: &[Room], turn: Turn, fit: Fit) -> (Vec<
         }
         let (_, space, offset) = best.unwrap_or((0, rooms.len(), total));
         taken[space].push((i, offset));
-        spots[i] = match space == rooms.len() {
-            true => {
-                total = total.max((offset + life.bytes).next_multiple_of(ALIGN));
-                Spot::Arena(offset)
-            }
-            false => Spot::Room { room: space, offset },
+        spots[i] = if space == rooms.len() {
+            total = total.max((offset + life.bytes).next_multiple_of(ALIGN));
+            Spot::Arena(offset)
+        } else {
+            Spot::Room { room: space, offset }
         };
     }
     (spots, total)

@@ -109,12 +109,11 @@ impl Rewrite<'_> {
                 let odd = self.odd.get(&out).unwrap_or(&empty);
                 let (mut kept, mut rows) = (Vec::new(), Vec::new());
                 for (r, &arg) in node.args.iter().enumerate() {
-                    rows.push(match odd.contains(&r) {
-                        true => Err(self.renamed(arg)),
-                        false => {
-                            kept.push((r, self.renamed(arg)));
-                            Ok(kept.len() - 1)
-                        }
+                    rows.push(if odd.contains(&r) {
+                        Err(self.renamed(arg))
+                    } else {
+                        kept.push((r, self.renamed(arg)));
+                        Ok(kept.len() - 1)
                     });
                 }
                 let types = items(from, out);
@@ -185,16 +184,15 @@ impl Rewrite<'_> {
                 .collect();
             rows.push(Err(self.push(op.clone(), &args, Ty::Tensor(ty.clone()), node.loc)));
         }
-        let list = match kept.is_empty() {
-            true => None,
-            false => {
-                let args: Vec<Value> = node
-                    .args
-                    .iter()
-                    .map(|&a| self.lists.get(&a).and_then(|l| l.list).unwrap_or_else(|| self.renamed(a)))
-                    .collect();
-                Some(self.push(op.clone(), &args, Ty::List(kept.into_iter().collect()), node.loc))
-            }
+        let list = if kept.is_empty() {
+            None
+        } else {
+            let args: Vec<Value> = node
+                .args
+                .iter()
+                .map(|&a| self.lists.get(&a).and_then(|l| l.list).unwrap_or_else(|| self.renamed(a)))
+                .collect();
+            Some(self.push(op.clone(), &args, Ty::List(kept.into_iter().collect()), node.loc))
         };
         self.lists.insert(out, NewList { list, rows });
     }

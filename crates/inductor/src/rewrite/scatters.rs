@@ -363,12 +363,11 @@ impl Rewrite<'_> {
             To::Index(index) => self.push(op, &[base, index, src], whole),
             To::Window { .. } => self.push(op, &[base, src], whole),
         };
-        match is_wide {
-            true => {
-                let ty = self.of(dtype, &shape);
-                self.push(Op::To { dtype }, &[made], ty)
-            }
-            false => made,
+        if is_wide {
+            let ty = self.of(dtype, &shape);
+            self.push(Op::To { dtype }, &[made], ty)
+        } else {
+            made
         }
     }
 }

@@ -55,9 +55,10 @@ fn narrow_dtypes() {
         }
         for (dims, left) in [("[1]", "[40]"), ("[0]", "[70]"), ("[0, 1]", "[]")] {
             // Integers are summed as i64.
-            let (summed, sum) = match dtype.is_float() {
-                true => (String::new(), dtype),
-                false => ("%3 = to(%2) {dtype: i64} : i64[40, 70]".to_string(), DType::I64),
+            let (summed, sum) = if dtype.is_float() {
+                (String::new(), dtype)
+            } else {
+                ("%3 = to(%2) {dtype: i64} : i64[40, 70]".to_string(), DType::I64)
             };
             let (from, total) = if dtype.is_float() { ("%2", "%3") } else { ("%3", "%4") };
             check_strided(
@@ -118,14 +119,16 @@ fn conversions() {
     let special = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
     let floats: Vec<f64> = floats.chain(special).collect();
     for from in DType::ALL {
-        let data: Vec<Scalar> = match from.is_float() {
-            true => floats.iter().map(|&x| Scalar::Float(x).to_dtype(from)).collect(),
-            false => ints.iter().map(|&x| Scalar::Int(x).to_dtype(from)).collect(),
+        let data: Vec<Scalar> = if from.is_float() {
+            floats.iter().map(|&x| Scalar::Float(x).to_dtype(from)).collect()
+        } else {
+            ints.iter().map(|&x| Scalar::Int(x).to_dtype(from)).collect()
         };
         let n = data.len();
-        let input: Argument = match from.is_float() {
-            true => Array::floats(from, [n], |i| data[i].as_f64()).into(),
-            false => Array::ints(from, [n], |i| data[i].as_i64()).into(),
+        let input: Argument = if from.is_float() {
+            Array::floats(from, [n], |i| data[i].as_f64()).into()
+        } else {
+            Array::ints(from, [n], |i| data[i].as_i64()).into()
         };
         let others: Vec<DType> = DType::ALL.into_iter().filter(|&to| to != from).collect();
         let (mut nodes, mut results) = (String::new(), Vec::new());

@@ -302,13 +302,14 @@ fn places_of_extremes() {
         let graph: Graph = text.parse().unwrap();
         let mut inputs = Random(5).inputs(&graph);
         if let Argument::Tensor(x) = &mut inputs[0] {
-            *x = match x.dtype.is_float() {
-                true => Array::floats(x.dtype, x.shape.clone(), |n| match n % 11 {
+            *x = if x.dtype.is_float() {
+                Array::floats(x.dtype, x.shape.clone(), |n| match n % 11 {
                     7 if n % 3 == 0 => f64::NAN,
                     5 => f64::NEG_INFINITY,
                     n => (n % 4) as f64,
-                }),
-                false => Array::ints(x.dtype, x.shape.clone(), |n| (n % 11 % 4) as i64),
+                })
+            } else {
+                Array::ints(x.dtype, x.shape.clone(), |n| (n % 11 % 4) as i64)
             };
         }
         for isa in [best_isa(), best_isa().max(Isa::Avx2), Isa::Plain] {

@@ -256,15 +256,9 @@ impl Generator {
             }
             21 if shape.rank() == 2 && dtype != DType::Bool && !dtype.is_narrow() => {
                 let y = self.graph.permute(x, Dims::from([1, 0])).unwrap();
-                let sigmoid = match dtype.is_float() {
-                    true => self.graph.sigmoid(y).unwrap(),
-                    false => y,
-                };
+                let sigmoid = if dtype.is_float() { self.graph.sigmoid(y).unwrap() } else { y };
                 let product = self.graph.mm(x, sigmoid).unwrap();
-                match dtype.is_float() {
-                    true => self.graph.tanh(product),
-                    false => Ok(product),
-                }
+                if dtype.is_float() { self.graph.tanh(product) } else { Ok(product) }
             }
             22 if shape.numel() > 0 => {
                 // A list op over a few tensors of equal dtype.

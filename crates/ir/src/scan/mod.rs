@@ -12,9 +12,11 @@
 mod body;
 mod gradient;
 
+use rustc_hash::FxHashMap;
+
 use crate::types::{Rule, checked, one};
 use crate::{
-    Attribute, DType, Emit, EmitExt, Graph, Op, Result, ScalarKind, Shape, TensorTy, Ty, Value, Why,
+    Attribute, DType, Device, Emit, EmitExt, Graph, Op, Result, ScalarKind, Shape, TensorTy, Ty, Value, Why,
 };
 
 pub use body::{Body, quoted_end};
@@ -246,8 +248,24 @@ impl<'a> Steps<'a> {
     }
 }
 
+/// Emits the ops that give what is wanted of a scan whose operands are these values. A number among them becomes one
+/// tensor, however many of the ops take it.
+pub fn emit_parts_of(cx: &mut dyn Emit, parts: &[Part], operands: &[Value]) -> Result<Vec<(usize, Value)>> {
+    let mut numbers: FxHashMap<usize, Value> = FxHashMap::default();
+    emit_parts(cx, parts, &mut |cx, operand| {
+        let value = operands[operand];
+        let Ty::Scalar(kind) = *cx.ty(value) else { return Ok(value) };
+        if let Some(&known) = numbers.get(&operand) {
+            return Ok(known);
+        }
+        let tensor = cx.full(value, Shape::scalar(), number_dtype(kind), Device::Cpu)?;
+        numbers.insert(operand, tensor);
+        Ok(tensor)
+    })
+}
+
 /// Emits the ops that give what is wanted of a scan. `operand` is asked for each operand of theirs.
-pub fn emit_parts(
+fn emit_parts(
     cx: &mut dyn Emit,
     parts: &[Part],
     operand: &mut dyn FnMut(&mut dyn Emit, usize) -> Result<Value>,
@@ -325,7 +343,7 @@ fn copy(graph: &Graph, to: &mut Graph, map: &mut [Value], is_wanted: &dyn Fn(Val
 }
 
 /// The dtype of the 0-d tensor in which a scan is given a number.
-pub fn number_dtype(kind: ScalarKind) -> DType {
+fn number_dtype(kind: ScalarKind) -> DType {
     match kind {
         ScalarKind::Bool => DType::Bool,
         ScalarKind::Int => DType::I64,

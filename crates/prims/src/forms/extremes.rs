@@ -97,9 +97,10 @@ impl Extreme {
         }
         let first = push(Op::Amax { dims: dims(), keepdim: false }, &[key], of(DType::I64, &kept));
         let first = push(Op::Neg {}, &[first], of(DType::I64, &kept));
-        match self.out == kept {
-            true => first,
-            false => push(Op::Reshape { shape: self.out.clone() }, &[first], of(DType::I64, &self.out)),
+        if self.out == kept {
+            first
+        } else {
+            push(Op::Reshape { shape: self.out.clone() }, &[first], of(DType::I64, &self.out))
         }
     }
 }

@@ -252,10 +252,7 @@ impl Plan {
             let lines = Lines { from: rhs.at(0, j), format, count: width.min(n - j), length: k };
             pack::<FAST>(lines, is_paired, to, width);
             to.add(packed).write_bytes(0, depth - packed);
-            match is_paired {
-                true => least_exponent(std::slice::from_raw_parts(to, packed)),
-                false => 0,
-            }
+            if is_paired { least_exponent(std::slice::from_raw_parts(to, packed)) } else { 0 }
         }
     }
 
@@ -285,10 +282,8 @@ impl Plan {
             let columns = |number: usize| width.min(n - number * width);
             // SAFETY: rows of the product; the scratch has room for their numbers.
             unsafe { few_rows::<FAST>(half, lhs, [m, k], packed) };
-            let (loops, abreast) = match rhs.column == 1 {
-                true => (kernel.few.across, ABREAST),
-                false => (kernel.few.along, 1),
-            };
+            let (loops, abreast) =
+                if rhs.column == 1 { (kernel.few.across, ABREAST) } else { (kernel.few.along, 1) };
             for leading in panels.clone().step_by(abreast) {
                 let together = leading..(leading + abreast).min(panels.end);
                 let at = |number: usize| sums.wrapping_add((number - leading) * m * width);
@@ -323,10 +318,7 @@ impl Plan {
         let least_row = unsafe {
             let rows = Lines { from: lhs.at(first, 0).transposed(), format: formats[0], count, length: k };
             let end = pack_rows::<FAST>(rows, &kernel, packed);
-            match is_paired {
-                true => least_exponent(std::slice::from_raw_parts(packed, end * depth)),
-                false => 0,
-            }
+            if is_paired { least_exponent(std::slice::from_raw_parts(packed, end * depth)) } else { 0 }
         };
         #[cfg(target_arch = "x86_64")]
         let _registers = if kernel.step > 1 { amx::Registers::new() } else { None };

@@ -24,9 +24,10 @@ impl Owned {
         let values = (0..length).map(|_| value()).collect();
         let (row, column) = (row as isize, column as isize);
         // The last layout runs its columns backwards.
-        match layout >= 4 {
-            true => Owned { values, offset: columns.saturating_sub(1) * 3, row, column: -column },
-            false => Owned { values, offset: 0, row, column },
+        if layout >= 4 {
+            Owned { values, offset: columns.saturating_sub(1) * 3, row, column: -column }
+        } else {
+            Owned { values, offset: 0, row, column }
         }
     }
 

@@ -254,9 +254,10 @@ impl Run<'_> {
         for (value, tensor) in &leaves {
             let (op, ty) = (&self.ops[numbers[0]].op, &self.cx.items[value.index()].1);
             let ready = held.operand(tensor, Some(ty), op, self.cx.loc)?;
-            let layout = match ready.layout.shape == *shape {
-                true => Some(ready.layout.clone()),
-                false => ready.layout.view(&Op::Expand { shape: shape.clone() }),
+            let layout = if ready.layout.shape == *shape {
+                Some(ready.layout.clone())
+            } else {
+                ready.layout.view(&Op::Expand { shape: shape.clone() })
             };
             let no_broadcast =
                 || Error::bug(format!("an operand of {} has no shape for {shape:?}", op.name()));

@@ -174,9 +174,10 @@ pub(super) unsafe fn drive(
         let tiles = walk.tiles();
         // SAFETY: tiles are disjoint, and all of them are the caller's elements.
         let part = |begin: usize, end: usize| unsafe { walk.tile_range(shared.get(), begin, end) };
-        return match numel < 2 * cost.grain() {
-            true => part(0, tiles),
-            false => parallel_for(tiles, cost.grain().div_ceil(TILE_ROWS * TILE_COLUMNS), part),
+        return if numel < 2 * cost.grain() {
+            part(0, tiles)
+        } else {
+            parallel_for(tiles, cost.grain().div_ceil(TILE_ROWS * TILE_COLUMNS), part)
         };
     }
     if numel < 2 * cost.grain() {

@@ -225,9 +225,10 @@ unsafe fn lines<T: Float>(operands: [&Operand; 2], dim: usize, body: impl Fn(&mu
                 }
             }
         };
-        match numel < GRAIN / 2 {
-            true => work(0, groups),
-            false => parallel_for(groups, (GRAIN / 4).div_ceil(length * TILE_ROWS), work),
+        if numel < GRAIN / 2 {
+            work(0, groups)
+        } else {
+            parallel_for(groups, (GRAIN / 4).div_ceil(length * TILE_ROWS), work)
         }
         return;
     }

@@ -180,11 +180,10 @@ fn batch_norm_of_few_pixels() -> Result<()> {
                 let flat = |t: &Tensor| t.permute([1, 0, 2])?.reshape([channels, batch * pixels]);
                 let own = x.detach()?;
                 own.requires_grad_(true)?;
-                let (weight, bias, g) = match wide {
-                    true => {
-                        (weight.to_dtype(DType::F64)?, bias.to_dtype(DType::F64)?, g.to_dtype(DType::F64)?)
-                    }
-                    false => (weight.clone(), bias.clone(), g.clone()),
+                let (weight, bias, g) = if wide {
+                    (weight.to_dtype(DType::F64)?, bias.to_dtype(DType::F64)?, g.to_dtype(DType::F64)?)
+                } else {
+                    (weight.clone(), bias.clone(), g.clone())
                 };
                 let y = if wide {
                     let rows = flat(&own)?;

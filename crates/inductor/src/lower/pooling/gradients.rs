@@ -159,20 +159,19 @@ impl Lowering<'_> {
                 let condition = this.operate(Operation::Lt, DType::Bool, [offset, reach]);
                 also(this, condition);
             }
-            let weight = match holders.ceil_mode || !is_counted && holders.padding > 0 {
-                true => {
-                    let begin = if back == 0 {
-                        begin
-                    } else {
-                        let distance = literal(this, distance);
-                        this.operate(Operation::Sub, exact, [begin, distance])
-                    };
-                    let begin = this.builder.convert(begin, dtype);
-                    let kernel = this.builder.push(dtype, ExprKind::Literal(holders.kernel as i64));
-                    let end = this.operate(Operation::Add, dtype, [begin, kernel]);
-                    this.share_of(begin, end, holders.size, holders.padding, is_counted)
-                }
-                false => this.whole_share(holders.kernel, dtype),
+            let weight = if holders.ceil_mode || !is_counted && holders.padding > 0 {
+                let begin = if back == 0 {
+                    begin
+                } else {
+                    let distance = literal(this, distance);
+                    this.operate(Operation::Sub, exact, [begin, distance])
+                };
+                let begin = this.builder.convert(begin, dtype);
+                let kernel = this.builder.push(dtype, ExprKind::Literal(holders.kernel as i64));
+                let end = this.operate(Operation::Add, dtype, [begin, kernel]);
+                this.share_of(begin, end, holders.size, holders.padding, is_counted)
+            } else {
+                this.whole_share(holders.kernel, dtype)
             };
             (holders.window(back), holds, weight)
         };

@@ -36,9 +36,10 @@ fn close(got: Scalar, want: Scalar, dtype: DType, has_f32: bool) -> bool {
         DType::F16 | DType::BF16 => kiln_testkit::tolerance(dtype),
         _ => 2e-5,
     };
-    match dtype.is_float() {
-        true => a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs()),
-        false => got.as_i64() == want.as_i64(),
+    if dtype.is_float() {
+        a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs())
+    } else {
+        got.as_i64() == want.as_i64()
     }
 }
 

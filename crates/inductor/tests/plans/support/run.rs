@@ -224,9 +224,10 @@ impl<'p> Run<'p> {
                     self.write(out.at, out.ty.dtype, n as i64, element(&whole, n));
                 }
                 let mut part = launch.clone();
-                let (first, item) = match on.is_one_loop {
-                    true => (plane * on.pixels + pixels.start, 0),
-                    false => (pixels.start, plane as i64),
+                let (first, item) = if on.is_one_loop {
+                    (plane * on.pixels + pixels.start, 0)
+                } else {
+                    (pixels.start, plane as i64)
                 };
                 part.bufs.iter_mut().zip(&on.steps).for_each(|(at, step)| at.offset += first as i64 * step);
                 if !pixels.is_empty() {

@@ -236,9 +236,10 @@ pub unsafe fn backward<T: Number>(s: &Sequence, to: *mut T, of: Gradient<T>) -> 
     let bytes = inner.len() * s.outputs * size_of::<T>();
     let first = Part { blocks: blocks.count(), run: &part_of_step };
     let second = Part { blocks: unit_blocks.count(), run: &part_of_units };
-    match s.projected {
-        true => run(s, s.steps + 1, work, bytes, &[first, second]),
-        false => run(s, s.steps + 1, work, bytes, &[first]),
+    if s.projected {
+        run(s, s.steps + 1, work, bytes, &[first, second])
+    } else {
+        run(s, s.steps + 1, work, bytes, &[first])
     }
     // `past` holds what goes to the initial outputs.
     for row in 0..s.rows {
